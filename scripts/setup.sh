@@ -1,0 +1,44 @@
+#!/bin/sh
+# Prepares .venv with Trainmaster and all that its tests need. Run it by `make setup`.
+set -eu
+cd "$(dirname "$0")/.."
+python="${PYTHON:-python3}"
+stamp=.venv/.trainmaster-setup
+
+if [ -f "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && .venv/bin/python -c 'import trainmaster' 2>/dev/null; then
+    exit 0
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "Trainmaster needs Python 3.11 or newer; '$python' is $("$python" -V 2>&1). Set PYTHON=... to another one." >&2
+    exit 1
+}
+
+# Debian ships venv without the part that installs pip unless python3-venv is there too.
+make_venv() {
+    if "$python" -c 'import ensurepip' 2>/dev/null; then
+        "$python" -m venv .venv
+    elif command -v virtualenv >/dev/null 2>&1; then
+        virtualenv --quiet --python "$python" .venv
+    elif command -v uv >/dev/null 2>&1; then
+        uv venv --quiet --seed --python "$python" .venv
+    else
+        return 1
+    fi
+}
+
+if ! [ -x .venv/bin/pip ]; then
+    rm -rf .venv
+    if ! make_venv; then
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+            echo "installing python3-venv" >&2
+            apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
+            make_venv
+        else
+            echo "Python's venv module cannot install pip here: run 'sudo apt-get install python3-venv', then 'make setup'." >&2
+            exit 1
+        fi
+    fi
+fi
+echo "installing Trainmaster into .venv (this takes about half a minute)" >&2
+.venv/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+touch "$stamp"
