@@ -1,0 +1,51 @@
+"""Hints: datagrams that say "look now". They carry no state and may be lost; everybody also polls."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from trainmaster.protocol.sockets import reachable
+
+
+def send_hint(path: str | None, subject: str) -> None:
+    """Tell whoever listens at `path` that `subject` changed. Never blocks, never fails."""
+    if not path:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        with reachable(path) as short:
+            sender.sendto(subject.encode(), short)
+
+
+class HintListener:
+    """Receives hints on a socket of its own; `fileno` makes it usable in a selector."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with reachable(path) as short:
+            self._socket.bind(short)
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def drain(self) -> set[str]:
+        """All subjects that were hinted at since the last call."""
+        subjects: set[str] = set()
+        while True:
+            try:
+                subjects.add(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                return subjects
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()

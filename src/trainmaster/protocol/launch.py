@@ -1,0 +1,97 @@
+"""A compiled workload: everything that a backend and a worker need to know about what to run.
+
+A workload kind compiles a job's spec into a `Launch`; a backend never sees anything else of the
+workload. All values are plain, so that a launch survives a trip through JSON unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Lifetime(StrEnum):
+    """How a workload is meant to end."""
+
+    BATCH = "batch"  # ends by itself; exit 0 is success
+    SERVICE = "service"  # serves until it is stopped; has an endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One command of a launch. All steps but the last prepare; the last is the workload itself."""
+
+    name: str
+    """Names the step's log files: lower-case letters, digits and dashes."""
+    argv: tuple[str, ...]
+    python: bool = False
+    """Run argv with the worker's own Python interpreter in front."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobFile:
+    """A file that the client shipped by content, placed into the working directory before any step runs."""
+
+    sha256: str
+    path: str
+    """Relative to the working directory."""
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """When a service counts as ready: `GET path` on its port answers with a status below 400."""
+
+    path: str = "/"
+    timeout_s: float = 600.0
+    interval_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What runs, once per rank, on each node of an attempt."""
+
+    kind: str
+    steps: tuple[Step, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Environment name -> reference of a sealed secret; never a value."""
+    blobs: tuple[BlobFile, ...] = ()
+    working_directory: str | None = None
+    """Absolute, on the node; None means a fresh directory inside the run directory."""
+    ranks_per_node: int = 1
+    lifetime: Lifetime = Lifetime.BATCH
+    port_environment: str | None = None
+    """For a service: the variable that receives the port which the worker chose."""
+    readiness: Readiness | None = None
+    reports_phases: bool = False
+    """False: the job is TRAINING from its process's start. True: from the first phase it reports."""
+    can_save: bool | None = None
+    """Whether it saves when asked to stop; None means: once it has told us so through the reporter."""
+    grace_s: float = 30.0
+    """Between being asked to stop and being killed."""
+    retry_exit_codes: tuple[int, ...] = ()
+    """Exit codes of the workload that count as transient."""
+
+
+def launch_to_json(launch: Launch) -> dict[str, Any]:
+    """The plain form of a launch, as stored in `request.json`."""
+    return asdict(launch)
+
+
+def launch_from_json(document: Mapping[str, Any]) -> Launch:
+    """The launch of a plain form. Unknown keys are ignored: an older reader meets a newer writer."""
+    known = {name: document[name] for name in Launch.__dataclass_fields__ if name in document}
+    known["steps"] = tuple(_from_known(Step, {**step, "argv": tuple(step["argv"])}) for step in known["steps"])
+    known["blobs"] = tuple(_from_known(BlobFile, blob) for blob in known.get("blobs", ()))
+    known["retry_exit_codes"] = tuple(known.get("retry_exit_codes", ()))
+    known["lifetime"] = Lifetime(known.get("lifetime", Lifetime.BATCH))
+    if known.get("readiness") is not None:
+        known["readiness"] = _from_known(Readiness, known["readiness"])
+    return Launch(**known)
+
+
+def _from_known(kind: type[Any], document: Mapping[str, Any]) -> Any:
+    return kind(**{name: document[name] for name in kind.__dataclass_fields__ if name in document})

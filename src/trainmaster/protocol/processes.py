@@ -1,0 +1,54 @@
+"""Telling a live process from one that merely has the same number. Linux, by /proc."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """A process of one boot of one machine: a pid alone is used again sooner or later."""
+
+    pid: int
+    start_time: int
+    """Clock ticks after boot, as the kernel has them."""
+    boot_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form."""
+        return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ProcessIdentity:
+        """The identity of a plain form."""
+        return ProcessIdentity(
+            pid=int(document["pid"]), start_time=int(document["start_time"]), boot_id=str(document["boot_id"])
+        )
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """The identity of a running process; None when there is none, or only a zombie is left of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name may hold spaces and parentheses: fields count from the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    return ProcessIdentity(pid=pid, start_time=int(fields[19]), boot_id=boot_id())
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Whether this very process still runs (a zombie does not)."""
+    return identity_of(identity.pid) == identity
+
+
+@functools.cache
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

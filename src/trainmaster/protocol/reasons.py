@@ -1,0 +1,86 @@
+"""Why an attempt ended or a job changed state. What follows from a reason is in `core.reasons`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Reason(StrEnum):
+    """Recorded first; status, budget, fault and advice follow from tables."""
+
+    # It went as asked.
+    SUCCEEDED = "SUCCEEDED"
+    CANCELLED = "CANCELLED"
+    PAUSED = "PAUSED"
+    INACTIVE = "INACTIVE"
+    PREEMPTED = "PREEMPTED"
+    DELETED = "DELETED"
+
+    # The job's own doing: running it again would end the same way.
+    EXITED_NONZERO = "EXITED_NONZERO"
+    COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
+    BAD_INPUT = "BAD_INPUT"
+    TIMEOUT = "TIMEOUT"
+    NOT_READY = "NOT_READY"
+    CREDENTIALS_REFUSED = "CREDENTIALS_REFUSED"
+    ADMISSION = "ADMISSION"
+    LAUNCH_REFUSED = "LAUNCH_REFUSED"
+
+    # Transient: another try may well succeed.
+    RETRYABLE_EXIT = "RETRYABLE_EXIT"
+    KILLED_BY_SIGNAL = "KILLED_BY_SIGNAL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    WORKER_LOST = "WORKER_LOST"
+    NODE_LOST = "NODE_LOST"
+    STALLED = "STALLED"
+    DISK_FULL = "DISK_FULL"
+    STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
+    ENGINE_UNAVAILABLE = "ENGINE_UNAVAILABLE"
+
+    # It never began.
+    NEVER_STARTED = "NEVER_STARTED"
+
+
+class StopCause(StrEnum):
+    """Why a worker is told to stop its ranks."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    INACTIVE = "inactive"
+    PREEMPT = "preempt"
+    TIMEOUT = "timeout"
+    STALL = "stall"
+    DELETE = "delete"
+    PEER = "peer"
+    """Another node of the gang failed, or was lost."""
+
+
+REASON_OF_STOP: Mapping[StopCause, Reason] = MappingProxyType(
+    {
+        StopCause.CANCEL: Reason.CANCELLED,
+        StopCause.DELETE: Reason.DELETED,
+        StopCause.PAUSE: Reason.PAUSED,
+        StopCause.INACTIVE: Reason.INACTIVE,
+        StopCause.PREEMPT: Reason.PREEMPTED,
+        StopCause.TIMEOUT: Reason.TIMEOUT,
+        StopCause.STALL: Reason.STALLED,
+        StopCause.PEER: Reason.WORKER_LOST,
+    }
+)
+"""The reason of an attempt that was stopped."""
+
+
+class Phase(StrEnum):
+    """What a rank says that it is doing."""
+
+    PREPARING = "preparing"
+    TRAINING = "training"
+    CHECKPOINTING = "checkpointing"
+    EVALUATING = "evaluating"
+    EXPORTING = "exporting"
+
+
+EXIT_STOPPED = 85
+"""A rank exits with this code after it was asked to stop and has saved what it could."""

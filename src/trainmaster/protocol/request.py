@@ -1,0 +1,94 @@
+"""The immutable request of one attempt: `request.json`, version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainmaster.protocol.launch import Launch, launch_from_json, launch_to_json
+
+RUN_DIRECTORY_VERSION = 1
+"""Written into every request. A reader accepts this version and the one before it."""
+
+
+class UnsupportedVersionError(ValueError):
+    """This run directory was written by a version that is too old or too new to be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAssignment:
+    """One node of an attempt and what it may use there."""
+
+    node_id: str
+    address: str = "127.0.0.1"
+    """Where the other nodes of the gang reach this one."""
+    gpus: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES shall hold, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRequest:
+    """All that the workers of one attempt are told. Nobody changes it after it was written."""
+
+    job_id: str
+    attempt: int
+    token: str
+    """Held by this attempt alone: proves ownership at a checkpoint's commit and towards the server."""
+    launch: Launch
+    nodes: tuple[NodeAssignment, ...]
+    checkpoint_dir: str
+    output_dir: str
+    owner_file: str
+    resume_from: str | None = None
+    max_runtime_s: float | None = None
+    """Wall time of this attempt's ranks; past it they are stopped with the cause `timeout`."""
+    hint_socket: str | None = None
+    server_url: str | None = None
+    """Set when the worker shall move its streams over HTTP; None when it shares the server's files."""
+    blob_dir: str | None = None
+    """Where shipped files lie by their digest; over HTTP they are fetched from the server instead."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    version: int = RUN_DIRECTORY_VERSION
+
+    @property
+    def attempt_id(self) -> str:
+        """Unique over all jobs: the job and the attempt's number."""
+        return f"{self.job_id}.{self.attempt}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return len(self.nodes) * self.launch.ranks_per_node
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form, as in `request.json`."""
+        return {**asdict(self), "launch": launch_to_json(self.launch)}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> AttemptRequest:
+        """The request of a plain form.
+
+        Raises:
+            UnsupportedVersionError: the document's version is neither ours nor the one before.
+        """
+        check_version(document)
+        known = {name: document[name] for name in AttemptRequest.__dataclass_fields__ if name in document}
+        known["launch"] = launch_from_json(document["launch"])
+        known["nodes"] = tuple(
+            NodeAssignment(
+                node_id=node["node_id"], address=node.get("address", "127.0.0.1"), gpus=tuple(node.get("gpus", ()))
+            )
+            for node in document["nodes"]
+        )
+        return AttemptRequest(**known)
+
+
+def check_version(document: Mapping[str, Any]) -> None:
+    """Refuse a document of a version that this code cannot read."""
+    version = document.get("version")
+    if version not in (RUN_DIRECTORY_VERSION, RUN_DIRECTORY_VERSION - 1):
+        raise UnsupportedVersionError(
+            f"run directory version {version!r}: this version of Trainmaster reads "
+            f"{RUN_DIRECTORY_VERSION - 1} and {RUN_DIRECTORY_VERSION}"
+        )

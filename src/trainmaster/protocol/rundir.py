@@ -1,0 +1,244 @@
+"""The run directory, version 1: where an attempt's request, claims, streams and exits lie.
+
+    <runs_root>/<job_id>/owner.json          the attempt that owns the job now
+    <runs_root>/<job_id>/<attempt>/
+        request.json                         immutable
+        control.json                         what the server wants; replaced as a whole, `seq` rises
+        rendezvous.json                      where the ranks meet; written by node 0's worker
+        claims/<node>.json                   who runs this node; exists at most once
+        nodes/<node>/worker.jsonl            stream: what the worker did and saw
+        nodes/<node>/rank-<rank>.events.jsonl    stream: what a rank reported
+        nodes/<node>/rank-<rank>.metrics.jsonl   stream: its metrics
+        nodes/<node>/logs/<step>.<rank>.out|err  stream: raw output
+        nodes/<node>/logs/<step>.<rank>.out.times|err.times  stream: `<unix time> <offset>` a line
+        nodes/<node>/beat.json               the worker's heartbeat
+        nodes/<node>/endpoint.json           where a service answers
+        nodes/<node>/exit.json               how it ended; written last
+        work/                                the default working directory
+
+A stream only ever grows, and moves by `append(name, offset, data) -> next offset`; sending the same
+bytes twice changes nothing. A document is replaced as a whole. The same methods serve the worker on
+shared files and the server's replica of a worker elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol.request import AttemptRequest
+
+REQUEST = "request.json"
+CONTROL = "control.json"
+RENDEZVOUS = "rendezvous.json"
+OWNER = "owner.json"
+
+_STREAM = re.compile(
+    r"nodes/\d{1,6}/(worker\.jsonl|rank-\d{1,6}\.(events|metrics)\.jsonl|logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)(\.times)?)"
+)
+_DOCUMENT = re.compile(r"rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
+
+
+def worker_stream(node: int) -> str:
+    """The stream of a node's worker."""
+    return f"nodes/{node}/worker.jsonl"
+
+
+def events_stream(node: int, rank: int) -> str:
+    """The stream of a rank's events."""
+    return f"nodes/{node}/rank-{rank}.events.jsonl"
+
+
+def metrics_stream(node: int, rank: int) -> str:
+    """The stream of a rank's metrics."""
+    return f"nodes/{node}/rank-{rank}.metrics.jsonl"
+
+
+def log_stream(node: int, step: str, rank: int, channel: str) -> str:
+    """The stream of a rank's raw output; `channel` is `out` or `err`."""
+    return f"nodes/{node}/logs/{step}.{rank}.{channel}"
+
+
+def beat_document(node: int) -> str:
+    """The heartbeat of a node's worker."""
+    return f"nodes/{node}/beat.json"
+
+
+def endpoint_document(node: int) -> str:
+    """Where a node's service answers."""
+    return f"nodes/{node}/endpoint.json"
+
+
+def exit_document(node: int) -> str:
+    """How a node ended."""
+    return f"nodes/{node}/exit.json"
+
+
+class StreamGapError(ValueError):
+    """Bytes were offered beyond the end of the stream; `next_offset` says where to go on."""
+
+    def __init__(self, next_offset: int) -> None:
+        super().__init__(f"the stream ends at {next_offset}")
+        self.next_offset = next_offset
+
+
+class RunDirectory:
+    """One attempt's directory. Creating the object touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, request: AttemptRequest) -> None:
+        """Lay the directory out and write the request; repeating it is harmless.
+
+        The owner is written first: from here on no older attempt can commit a checkpoint.
+        """
+        for node in range(len(request.nodes)):
+            (self.path / "nodes" / str(node) / "logs").mkdir(parents=True, exist_ok=True)
+        (self.path / "claims").mkdir(exist_ok=True)
+        os.chmod(self.path, 0o700)
+        write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.token})
+        if not (self.path / REQUEST).exists():
+            write_document(self.path / REQUEST, request.to_json())
+
+    def request(self) -> AttemptRequest:
+        """The attempt's request.
+
+        Raises:
+            FileNotFoundError: the directory was never laid out, or is gone.
+        """
+        return AttemptRequest.from_json(json.loads((self.path / REQUEST).read_bytes()))
+
+    def claim(self, node: int, claimant: Mapping[str, Any]) -> bool:
+        """Claim one node of the attempt; False when somebody else has it.
+
+        The same claimant (by its `nonce`) may ask again and gets the same answer.
+        """
+        target = self.path / "claims" / f"{node}.json"
+        temporary = target.with_name(f".{node}.{claimant['nonce']}")
+        temporary.write_bytes(_encode(claimant))
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            holder = read_document(target)
+            return holder is not None and holder.get("nonce") == claimant["nonce"]
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def claimant(self, node: int) -> dict[str, Any] | None:
+        """Who claimed the node; None while nobody has."""
+        return read_document(self.path / "claims" / f"{node}.json")
+
+    def append(self, stream: str, offset: int, data: bytes) -> int:
+        """Write `data` at `offset` of a stream and return where it ends now.
+
+        Bytes that the stream has already are not written again.
+
+        Raises:
+            StreamGapError: `offset` lies beyond the stream's end.
+            ValueError: no such stream can exist.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise ValueError(f"no such stream: {stream}")
+        path = self.path / stream
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            end = os.fstat(descriptor).st_size
+            if offset > end:
+                raise StreamGapError(end)
+            fresh = data[end - offset :]
+            while fresh:
+                written = os.write(descriptor, fresh)
+                fresh = fresh[written:]
+                end += written
+        finally:
+            os.close(descriptor)
+        return end
+
+    def read(self, stream: str, offset: int, limit: int = 1 << 20) -> bytes:
+        """Bytes of a stream from `offset`; empty when there are none (yet)."""
+        try:
+            with open(self.path / stream, "rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+        except FileNotFoundError:
+            return b""
+
+    def streams(self) -> Iterator[tuple[str, int]]:
+        """Every stream that exists, with its size."""
+        for node in sorted((self.path / "nodes").glob("*"), key=lambda path: path.name):
+            for directory in (node, node / "logs"):
+                with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+                    for entry in sorted(entries, key=lambda found: found.name):
+                        name = str(Path(entry.path).relative_to(self.path))
+                        if _STREAM.fullmatch(name):
+                            yield name, entry.stat().st_size
+
+    def put_document(self, name: str, document: Mapping[str, Any]) -> None:
+        """Replace one of the worker's documents.
+
+        Raises:
+            ValueError: no such document can exist.
+        """
+        if not _DOCUMENT.fullmatch(name):
+            raise ValueError(f"no such document: {name}")
+        write_document(self.path / name, document)
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """One document; None while it does not exist."""
+        return read_document(self.path / name)
+
+    def set_control(self, control: Mapping[str, Any]) -> None:
+        """Tell the workers what is wanted."""
+        write_document(self.path / CONTROL, control)
+
+
+def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The whole JSON lines of a piece of a stream, and how many bytes they took.
+
+    A line that is no JSON object (a torn write of a full disk) is passed over.
+    """
+    end = data.rfind(b"\n") + 1
+    records = []
+    for line in data[:end].splitlines():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records, end
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace a document in one step: a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        data = _encode(document)
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """A document, or None when there is none."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return document
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
