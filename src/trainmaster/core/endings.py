@@ -1,0 +1,151 @@
+"""How attempts end, and where that sends their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.core.commands import bury
+from trainmaster.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
+from trainmaster.core.machine import Draft
+from trainmaster.core.reasons import CONSEQUENCES, Outcome
+from trainmaster.core.sight import Liveness, NodeSight
+from trainmaster.core.states import Desired, JobStatus, Trigger
+from trainmaster.protocol.reasons import Reason, StopCause
+
+BACKOFF_S = 5.0
+BACKOFF_MAX_S = 300.0
+
+
+def refuse_launch(job: Job, *, now: float, attempt: int, message: str, reason: Reason) -> Change | None:
+    """Take in that a backend could not launch an attempt that never began."""
+    if job.attempt is None or job.attempt.number != attempt:
+        return None
+    draft = Draft(job, now)
+    draft.end_attempt(reason=reason, message=message)
+    if job.desired in (Desired.STOP, Desired.DELETE):
+        draft.move(Trigger.CANCEL, reason=reason, message=message)
+    elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
+        draft.move(Trigger.REFUSE, reason=reason, message=message)
+    else:
+        draft.set(not_before=now + BACKOFF_S)
+        draft.move(Trigger.UNPLACE, reason=reason, message=message)
+    if job.desired is Desired.DELETE:
+        bury(draft)
+    return draft.change()
+
+
+def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
+    attempt = draft.job.live
+    if node in attempt.exits:
+        return
+    ended: Mapping[str, Any] | None = seen.exit
+    if ended is None:
+        match seen.liveness:
+            case Liveness.GONE:
+                ended = _lost(draft, Reason.WORKER_LOST, f"the worker of node {node} died without a word")
+            case Liveness.REBOOTED:
+                ended = _lost(draft, Reason.NODE_LOST, f"the machine of node {node} was rebooted")
+            case Liveness.REVOKED:
+                ended = _lost(draft, Reason.NEVER_STARTED, "withdrawn before it began")
+            case _:
+                return
+    draft.set_attempt(exits={**attempt.exits, node: ended})
+
+
+def _lost(draft: Draft, reason: Reason, message: str) -> dict[str, Any]:
+    return {"reason": reason, "message": message, "ended_at": draft.now}
+
+
+def settle(draft: Draft) -> None:
+    """End the attempt when every node has; when one failed, have the others stopped."""
+    attempt = draft.job.live
+    failed = [node for node, ended in attempt.exits.items() if ended["reason"] != Reason.SUCCEEDED]
+    if len(attempt.exits) < len(attempt.shares):
+        if failed and attempt.stop is None:
+            draft.set_attempt(stop=StopCause.PEER, stop_save=False, stop_grace_s=5.0, stop_at=draft.now)
+        return
+    cause = _cause(attempt)
+    evidence = {
+        name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
+    }
+    _finish(draft, Reason(cause["reason"]), str(cause.get("message") or ""), evidence)
+
+
+def _cause(attempt: Attempt) -> Mapping[str, Any]:
+    """The exit that explains the attempt's end: the first failure that no peer caused."""
+
+    def rank(ended: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
+        return (
+            ended["reason"] == Reason.SUCCEEDED,
+            ended["reason"] == Reason.NEVER_STARTED,
+            ended.get("stop_cause") == StopCause.PEER,
+            float(ended.get("ended_at") or 0.0),
+        )
+
+    return min(attempt.exits.values(), key=rank)
+
+
+def _finish(draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any]) -> None:
+    """End the attempt and send the job where the reason, the user's wish and the budgets lead."""
+    job = draft.job
+    outcome = CONSEQUENCES[reason].outcome
+    if job.status is JobStatus.SCHEDULING and outcome is not Outcome.NOT_STARTED:
+        draft.move(Trigger.LAUNCH)
+    draft.end_attempt(reason=reason, message=message, evidence=evidence)
+    if job.desired in (Desired.STOP, Desired.DELETE) and outcome is not Outcome.COMPLETED:
+        draft.move(Trigger.CANCEL, reason=reason, message=message, data=evidence)
+    elif outcome is Outcome.NOT_STARTED:
+        draft.set(not_before=draft.now + BACKOFF_S)
+        draft.move(Trigger.UNPLACE, reason=reason, message=message)
+    elif outcome is Outcome.COMPLETED:
+        draft.move(Trigger.COMPLETE, reason=reason, message=message)
+    elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):
+        _park(draft, reason, message)
+    elif outcome is Outcome.PREEMPTED:
+        _finish_preempted(draft, reason, message)
+    elif outcome is Outcome.TRANSIENT and may_retry(job):
+        wait_s = backoff_s(job.retries_used)
+        draft.set(retries_used=job.retries_used + 1, not_before=draft.now + wait_s)
+        draft.move(
+            Trigger.RETRY,
+            reason=reason,
+            message=f"{message}; try {job.retries_used + 1} of {job.max_retries} in {wait_s:.0f} s",
+            data=evidence,
+        )
+    else:
+        draft.move(Trigger.FAIL, reason=reason, message=message, data=evidence)
+    if job.desired is Desired.DELETE:
+        bury(draft)
+
+
+def _park(draft: Draft, reason: Reason, message: str) -> None:
+    if draft.edge(Trigger.PARK) is None and draft.edge(Trigger.TRAIN) is not None:
+        draft.move(Trigger.TRAIN)
+    if draft.edge(Trigger.PARK) is not None:
+        draft.move(Trigger.PARK, reason=reason, message=message, data={"checkpoint_id": draft.job.latest_checkpoint_id})
+    else:
+        # Exporting had begun before the pause took effect: nothing to park, so it goes on from its checkpoint.
+        draft.set(desired=Desired.RUN)
+        draft.move(Trigger.RETRY, reason=reason, message="was exporting; is queued again instead of being paused")
+
+
+def _finish_preempted(draft: Draft, reason: Reason, message: str) -> None:
+    job = draft.job
+    again = job.max_retries > 0 and not job.is_service and job.preemptions_used < PREEMPTION_BUDGET
+    if again:
+        draft.set(preemptions_used=job.preemptions_used + 1)
+        draft.move(Trigger.RETRY, reason=reason, message=message or "preempted; queued again")
+    else:
+        draft.move(Trigger.PREEMPT, reason=reason, message=message)
+
+
+def may_retry(job: Job) -> bool:
+    """Whether the budget for transient failures allows another attempt."""
+    # A service's users must learn that its state is gone: it is resumed by them, never behind their backs.
+    return not job.is_service and job.retries_used < job.max_retries
+
+
+def backoff_s(tries: int) -> float:
+    """How long to wait before another try."""
+    return float(min(BACKOFF_S * 2**tries, BACKOFF_MAX_S))

@@ -1,0 +1,173 @@
+"""The strict base model, and the field types that job specs and workload specs are made of.
+
+Stands below both `core.spec` and `core.workloads`, so that a job spec can hold workloads without a circle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from trainmaster.protocol.environment import RESERVED_PREFIX
+
+MAX_RANKS_PER_NODE = 1024
+"""No machine has more accelerators; a larger number is a slip."""
+MAX_NODES = 65_536
+MAX_GPUS = 1_000_000
+MAX_INTEGER = 2**31 - 1
+"""What every database and every client can hold."""
+MAX_ARGUMENT_LENGTH = 128 * 1024 - 1
+"""Linux refuses to start a program with a longer argument or variable."""
+
+NO_OTHER_KEYS: dict[str, Any] = {"additionalProperties": False}
+"""Makes the schema of a mapping as strict about its keys as the mapping is."""
+
+
+class Model(BaseModel):
+    """A part of a request: unknown fields are refused, nothing changes after it was read."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may hold secrets
+        protected_namespaces=(),  # `model_id` is a name of the field's own
+    )
+
+
+class Broken(NamedTuple):
+    """A rule between fields that does not hold: the field to blame, relative to the model, and what to do."""
+
+    field: tuple[str | int, ...]
+    message: str
+
+
+def refuse(broken: Iterable[Broken]) -> None:
+    """Fail a validator with every rule that does not hold, each at its own field."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("rule", rule.message), loc=rule.field, input=None) for rule in broken
+    ]
+    if details:
+        raise ValidationError.from_exception_data("rules", details)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written anywhere: JSON can spell half of a surrogate pair, which no file takes."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Proper Unicode that matches a pattern as a whole; the pattern shows in the schema, the words in the error."""
+
+    pattern: str
+    says: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check after the type's own checks."""
+        matches = re.compile(self.pattern).fullmatch
+
+        def check(value: str) -> str:
+            if not is_unicode(value):
+                raise PydanticCustomError("rule", "holds half of a character (a lone surrogate); send proper Unicode")
+            if matches(value) is None:
+                raise PydanticCustomError("rule", self.says)
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Show the pattern."""
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+
+def null_means(default: Any, kind: Any) -> BeforeValidator:
+    """A field that takes null for its default, and never holds null."""
+    return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=kind | None)
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _no_parent_steps(value: str) -> str:
+    if ".." in value.split("/"):
+        raise PydanticCustomError("rule", "must not contain '..'")
+    return value
+
+
+def _inside(value: str) -> str:
+    if value.startswith("/"):
+        raise PydanticCustomError("rule", "must be relative to the working directory, without a leading '/'")
+    if not {"", ".", ".."}.isdisjoint(value.split("/")):
+        raise PydanticCustomError("rule", "must be a plain relative path, without '..', '.' or doubled slashes")
+    return value
+
+
+def _not_reserved(name: str) -> str:
+    if name.startswith(RESERVED_PREFIX):
+        raise PydanticCustomError("rule", f"names that begin with {RESERVED_PREFIX} are reserved; choose another")
+    return name
+
+
+def _names_a_program(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if not argv[0].strip():
+        refuse([Broken((0,), "must name a program")])
+    return argv
+
+
+_SINGLE_LINE = Matches(r"[^\x00-\x1f\x7f]+", "must be one line, without control characters")
+
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, Strict(), Field(ge=1, le=MAX_INTEGER)]
+Natural = Annotated[int, Strict(), Field(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[float, Strict(), Field(gt=0)]
+
+Verbatim = Annotated[
+    str, StringConstraints(max_length=MAX_ARGUMENT_LENGTH), Matches(r"[^\x00]*", "must not hold a NUL character")
+]
+"""Any text that a process can be given."""
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4096), _SINGLE_LINE]
+"""One line that is not empty."""
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=128), _SINGLE_LINE]
+"""A short line that is not empty."""
+Scalar = Annotated[Verbatim, BeforeValidator(_scalar, json_schema_input_type=str | int | float | bool)]
+"""Text; a number or a truth value is taken as its text, as it would be written in JSON."""
+StringMap = Annotated[dict[Text, Scalar], Field(max_length=4096, json_schema_extra=NO_OTHER_KEYS)]
+Names = Annotated[tuple[Name, ...], Field(max_length=1024)]
+
+PathText = Annotated[Text, AfterValidator(_no_parent_steps)]
+RelativePath = Annotated[Text, AfterValidator(_inside)]
+AbsolutePath = Annotated[PathText, Matches(r"/.*", "must be an absolute path")]
+
+EnvironmentName = Annotated[
+    str,
+    StringConstraints(max_length=256),
+    Matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name has letters, digits and '_', and no digit first"),
+    AfterValidator(_not_reserved),
+]
+Environment = Annotated[dict[EnvironmentName, Scalar], Field(max_length=1024, json_schema_extra=NO_OTHER_KEYS)]
+
+Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}", "must be 64 lower-case hexadecimal digits")]
+Arguments = Annotated[tuple[Verbatim, ...], Field(max_length=8192)]
+Argv = Annotated[tuple[Verbatim, ...], Field(min_length=1, max_length=8192), AfterValidator(_names_a_program)]
+"""A program and its arguments."""

@@ -1,0 +1,227 @@
+"""The job record: one for every door, one lifecycle. Frozen; `evolve` gives a changed copy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from trainmaster.core.resources import Needs, Share
+from trainmaster.core.states import Actor, Desired, JobStatus
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.reasons import Reason, StopCause
+
+PREEMPTION_BUDGET = 100
+"""How often a job may be queued again after a preemption; apart from `max_retries`."""
+AGEING_S_PER_PRIORITY = 1800.0
+"""One step of priority is worth this much waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at running a job."""
+
+    number: int
+    token: str
+    """Held by this attempt alone; see `trainmaster.protocol.request`."""
+    backend: str
+    shares: tuple[Share, ...]
+    """One for each node of the gang, in the order of node ranks."""
+    created_at: float
+    resume_checkpoint_id: str | None = None
+    handle: str | None = None
+    """What the backend's engine calls it, where the engine has names of its own."""
+    claimed: frozenset[int] = frozenset()
+    """Nodes whose worker has claimed the attempt."""
+    started: frozenset[int] = frozenset()
+    """Nodes whose ranks run (and, for a service, answer)."""
+    exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """How each node ended, by its exit document."""
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """How far each stream was taken in; committed together with what it said."""
+    stop: StopCause | None = None
+    """Set when this attempt is to be stopped; never taken back."""
+    stop_save: bool = False
+    stop_grace_s: float = 30.0
+    stop_at: float | None = None
+    stack_dump: bool = False
+    """Stacks were asked for."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: Reason | None = None
+    message: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def evolve(self, **changes: Any) -> Self:
+        """A copy with changes."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a job is, as its rank 0 last said."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    percent: float | None = None
+    eta_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step_at: float | None = None
+    """When the step last rose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint; nothing else is ever listed."""
+
+    checkpoint_id: str
+    job_id: str
+    attempt: int
+    step: int
+    epoch: float | None = None
+    created_at: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    size_bytes: int = 0
+    root: str
+    path: str
+    """Relative to the root."""
+    status: str = "COMMITTED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to a job. Numbered per job without gaps."""
+
+    job_id: str
+    seq: int
+    at: float
+    type: str
+    """`status` for a transition; otherwise what happened, such as `checkpoint` or `pause_requested`."""
+    actor: Actor
+    attempt: int
+    from_status: JobStatus | None = None
+    to_status: JobStatus | None = None
+    reason: Reason | None = None
+    message: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job and its current attempt."""
+
+    # Who it is.
+    account_id: str
+    job_id: str
+    handle: str | None = None
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created_by: str = ""
+    created_at: float
+    parent_job_id: str | None = None
+    root_job_id: str
+
+    # What was asked; `spec` is the stored document, the rest is read off it at submission.
+    spec_version: int
+    spec: Mapping[str, Any]
+    workload_kind: str
+    lifetime: Lifetime = Lifetime.BATCH
+    backend: str
+    queue: str = "default"
+    priority: int = 5
+    needs: Needs = Needs()
+    max_retries: int = 0
+    preemptible: bool = False
+    max_runtime_s: float | None = None
+    inactivity_timeout_s: float | None = None
+    """Service jobs: parked after so long without use; None means never."""
+    best_metric: str | None = None
+    best_is_greater: bool = False
+
+    # Where it stands.
+    status: JobStatus
+    desired: Desired = Desired.RUN
+    reason: Reason | None = None
+    message: str | None = None
+    version: int = 1
+    """Rises with every change; every write compares it."""
+    event_count: int = 0
+    can_save: bool = False
+    """The workload declares, or has shown, that it saves when asked."""
+    retries_used: int = 0
+    preemptions_used: int = 0
+    queued_at: float | None = None
+    not_before: float = 0.0
+    """Back-off: not placed before this time."""
+    started_at: float | None = None
+    finished_at: float | None = None
+    paused_at: float | None = None
+    updated_at: float
+    status_at: float
+    """When the status last changed."""
+    runtime_s: float = 0.0
+    """Of attempts that ended."""
+    gpu_s: float = 0.0
+    stalled_at: float | None = None
+    last_save_s: float = 0.0
+    progress: Progress = Progress()
+    latest_checkpoint_id: str | None = None
+    best_checkpoint_id: str | None = None
+    best_metric_value: float | None = None
+    resume_checkpoint_id: str | None = None
+    """What the next attempt resumes from, when it was named; otherwise the latest."""
+    endpoint: str | None = None
+    """host:port of a service that answers."""
+    last_activity_at: float | None = None
+    deleted_at: float | None = None
+    purge: bool = False
+    """On deletion: the checkpoints too."""
+    attempt_count: int = 0
+    attempt: Attempt | None = None
+    """The current attempt; None while there is none."""
+
+    def evolve(self, **changes: Any) -> Self:
+        """A copy with changes."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def is_service(self) -> bool:
+        """Serves until it is stopped."""
+        return self.lifetime is Lifetime.SERVICE
+
+    @property
+    def order_key(self) -> float:
+        """The place in its queue: earlier is smaller. Constant while it waits, so it can be indexed."""
+        return (self.queued_at or self.created_at) - self.priority * AGEING_S_PER_PRIORITY
+
+    @property
+    def live(self) -> Attempt:
+        """The current attempt of a job that has one."""
+        if self.attempt is None:
+            raise ValueError(f"job {self.job_id} is {self.status} and has no current attempt")
+        return self.attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a decision makes of a job: committed as a whole, or not at all."""
+
+    job: Job
+    """Its version is one above the one that was decided on."""
+    events: tuple[Event, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Newly registered."""
+    ended: Attempt | None = None
+    """The attempt that ended with this change; its resources are released."""
+
+
+def merge(first: Change, second: Change) -> Change:
+    """Two changes of one job in a row, as one: several edges, one commit."""
+    return Change(
+        job=second.job.evolve(version=first.job.version),
+        events=first.events + second.events,
+        checkpoints=first.checkpoints + second.checkpoints,
+        ended=second.ended or first.ended,
+    )

@@ -1,0 +1,216 @@
+"""What the outside tells of jobs: admission, placement, workers' records. Pure.
+
+Everything here is level-triggered and safe to repeat: a record is taken in once because its stream's
+offset is committed with what it said, and what belongs to an older attempt is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainmaster.core.endings import settle, take_exit
+from trainmaster.core.job import Attempt, Change, Checkpoint, Job, Progress
+from trainmaster.core.machine import Draft
+from trainmaster.core.resources import Share
+from trainmaster.core.sight import Sight
+from trainmaster.core.states import ACTIVE, Actor, JobStatus, Trigger
+from trainmaster.protocol.reasons import Phase, Reason
+
+_PHASE_TRIGGERS: Mapping[Phase, Trigger] = {
+    Phase.TRAINING: Trigger.TRAIN,
+    Phase.CHECKPOINTING: Trigger.CHECKPOINT,
+    Phase.EVALUATING: Trigger.EVALUATE,
+    Phase.EXPORTING: Trigger.EXPORT,
+}
+
+
+def admit(job: Job, *, now: float) -> Change | None:
+    """Let a job into its queue."""
+    draft = Draft(job, now)
+    draft.move(Trigger.ADMIT)
+    return draft.change()
+
+
+def reject(job: Job, *, now: float, message: str) -> Change | None:
+    """Refuse a job at admission."""
+    draft = Draft(job, now)
+    draft.move(Trigger.REJECT, reason=Reason.ADMISSION, message=message)
+    return draft.change()
+
+
+def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Change | None:
+    """Reserve nodes for a job and open a new attempt."""
+    draft = Draft(job, now)
+    attempt = Attempt(
+        number=job.attempt_count + 1,
+        token=token,
+        backend=job.backend,
+        shares=tuple(shares),
+        created_at=now,
+        resume_checkpoint_id=job.resume_checkpoint_id or job.latest_checkpoint_id,
+    )
+    draft.set(attempt=attempt, attempt_count=attempt.number, progress=_carried(job.progress))
+    draft.move(Trigger.PLACE, message=f"placed on {', '.join(dict.fromkeys(share.node_id for share in shares))}")
+    return draft.change()
+
+
+def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
+    """Take in what was seen of the current attempt; what is of an older one is ignored."""
+    attempt = job.attempt
+    if attempt is None or attempt.number != sight.attempt or job.status not in ACTIVE:
+        return None
+    draft = Draft(job, now)
+    if sight.progress is not None:
+        _take_progress(draft, sight.progress)
+    for node, seen in enumerate(sight.nodes):
+        for record in seen.records:
+            _take_record(draft, node, record)
+        take_exit(draft, node, seen)
+    if dict(sight.offsets) != dict(attempt.offsets):
+        draft.set_attempt(offsets={**attempt.offsets, **sight.offsets})
+    endpoint = next((seen.endpoint for seen in sight.nodes if seen.endpoint), None)
+    if endpoint and endpoint != job.endpoint:
+        draft.set(endpoint=endpoint)
+    settle(draft)
+    return draft.change()
+
+
+def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
+    # Whoever speaks has claimed: over HTTP a rank's record may arrive before its worker's.
+    draft.set_attempt(claimed=draft.job.live.claimed | {node})
+    _advance(draft)
+    attempt = draft.job.live
+    match record.get("type"):
+        case "started":
+            draft.set_attempt(started_at=attempt.started_at or draft.now)
+            if not draft.job.is_service and not record.get("reports_phases"):
+                draft.set_attempt(started=attempt.started | {node})
+        case "ready":
+            draft.set_attempt(started=attempt.started | {node})
+        case "phase":
+            _take_phase(draft, str(record.get("phase")))
+        case "checkpoint":
+            _take_checkpoint(draft, record)
+        case "capable":
+            if record.get("save") and (draft.job.spec.get("workload") or {}).get("can_save") is not False:
+                draft.set(can_save=True)
+        case "note":
+            draft.note("note", actor=Actor.WORKER, message=str(record.get("message", ""))[:2000])
+        case "grace_missed":
+            draft.note(
+                "grace_missed",
+                actor=Actor.WORKER,
+                message=f"did not stop within {record.get('grace_s')} s and was killed; "
+                "it goes on from its last committed checkpoint",
+            )
+        case "stacks":
+            draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=dict(record.get("stacks", {})))
+        case "strays_killed":
+            draft.note(
+                "strays_killed", actor=Actor.WORKER, message=f"{record.get('count')} left-over processes were killed"
+            )
+        case _:
+            pass  # A newer worker may say more than this server understands.
+    _advance(draft)
+
+
+def _advance(draft: Draft) -> None:
+    """Take the edges that the workers' state by now allows."""
+    attempt = draft.job.live
+    everyone = frozenset(range(len(attempt.shares)))
+    if draft.job.status is JobStatus.SCHEDULING and attempt.claimed >= everyone:
+        draft.move(Trigger.LAUNCH)
+        if attempt.number > 1 or attempt.resume_checkpoint_id:
+            _say_where_it_starts(draft)
+    if draft.job.status is JobStatus.PREPARING and attempt.started >= everyone:
+        draft.move(Trigger.TRAIN)
+
+
+def _say_where_it_starts(draft: Draft) -> None:
+    chosen = draft.job.live.resume_checkpoint_id
+    draft.note(
+        "resumed",
+        actor=Actor.COORDINATOR,
+        message=f"attempt {draft.job.live.number} goes on from checkpoint {chosen}"
+        if chosen
+        else f"attempt {draft.job.live.number} starts at step 0: there is no checkpoint",
+        data={"checkpoint_id": chosen},
+    )
+
+
+def _take_phase(draft: Draft, name: str) -> None:
+    try:
+        trigger = _PHASE_TRIGGERS[Phase(name)]
+    except (ValueError, KeyError):
+        return
+    target = {
+        Trigger.TRAIN: JobStatus.TRAINING,
+        Trigger.CHECKPOINT: JobStatus.CHECKPOINTING,
+        Trigger.EVALUATE: JobStatus.EVALUATING,
+        Trigger.EXPORT: JobStatus.EXPORTING,
+    }[trigger]
+    if draft.job.status is target:
+        return
+    if draft.edge(trigger) is None and draft.edge(Trigger.TRAIN) is not None:
+        draft.move(Trigger.TRAIN)
+    if draft.edge(trigger) is not None:
+        draft.move(trigger)
+    elif draft.job.status is not target:
+        draft.note(
+            "phase_ignored",
+            actor=Actor.WORKER,
+            message=f"reported {name} while {draft.job.status}; that is no legal move",
+        )
+
+
+def _take_checkpoint(draft: Draft, record: Mapping[str, Any]) -> None:
+    job = draft.job
+    metrics = {name: float(value) for name, value in dict(record.get("metrics") or {}).items()}
+    checkpoint = Checkpoint(
+        checkpoint_id=str(record["checkpoint_id"]),
+        job_id=job.job_id,
+        attempt=job.live.number,
+        step=int(record.get("step") or 0),
+        epoch=record.get("epoch"),
+        created_at=float(record.get("t", draft.now)),
+        metrics=metrics,
+        size_bytes=int(record.get("size_bytes") or 0),
+        root=str(record["root"]),
+        path=str(record["path"]),
+    )
+    draft.register(checkpoint)
+    draft.set(resume_checkpoint_id=None, can_save=True, last_save_s=float(record.get("duration_s") or job.last_save_s))
+    value = metrics.get(job.best_metric) if job.best_metric else None
+    if value is not None:
+        best = job.best_metric_value
+        if best is None or (value > best if job.best_is_greater else value < best):
+            draft.set(best_checkpoint_id=checkpoint.checkpoint_id, best_metric_value=value)
+    draft.note(
+        "checkpoint",
+        actor=Actor.WORKER,
+        message=f"checkpoint {checkpoint.checkpoint_id} at step {checkpoint.step}",
+        data={"checkpoint_id": checkpoint.checkpoint_id, "step": checkpoint.step, "metrics": metrics},
+    )
+
+
+def _take_progress(draft: Draft, progress: Progress) -> None:
+    if progress == draft.job.progress:
+        return
+    rose = progress.step is not None and progress.step != draft.job.progress.step
+    if rose and draft.job.stalled_at is not None:
+        draft.set(stalled_at=None)
+        draft.set_attempt(stack_dump=False)
+        draft.note("moving_again", actor=Actor.WORKER, message=f"step {progress.step}: no longer stalled")
+    draft.set(progress=progress)
+
+
+def _carried(progress: Progress) -> Progress:
+    """What a new attempt knows of the old one's progress: no step is recent."""
+    return Progress(
+        step=progress.step,
+        total_steps=progress.total_steps,
+        epoch=progress.epoch,
+        percent=progress.percent,
+        metrics=progress.metrics,
+    )

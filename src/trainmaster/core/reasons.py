@@ -1,0 +1,92 @@
+"""What follows from a reason: whose fault it was, whether another try may help, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from trainmaster.protocol.reasons import Reason
+
+
+class Fault(StrEnum):
+    """Who has to act."""
+
+    NONE = "none"
+    USER = "user"
+    PLATFORM = "platform"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Outcome(StrEnum):
+    """What the end of an attempt means for its job."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    PARKED = "parked"
+    PREEMPTED = "preempted"
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequence:
+    """One row of the table."""
+
+    outcome: Outcome
+    fault: Fault
+    advice: str = ""
+
+
+def _rows() -> dict[Reason, Consequence]:
+    def row(outcome: Outcome, fault: Fault, advice: str = "") -> Consequence:
+        return Consequence(outcome=outcome, fault=fault, advice=advice)
+
+    permanent, transient = Outcome.PERMANENT, Outcome.TRANSIENT
+    user, infrastructure = Fault.USER, Fault.INFRASTRUCTURE
+    return {
+        Reason.SUCCEEDED: row(Outcome.COMPLETED, Fault.NONE),
+        Reason.CANCELLED: row(Outcome.CANCELLED, Fault.NONE),
+        Reason.DELETED: row(Outcome.CANCELLED, Fault.NONE),
+        Reason.PAUSED: row(Outcome.PARKED, Fault.NONE, "resume it when you want it to go on"),
+        Reason.INACTIVE: row(Outcome.PARKED, Fault.NONE, "nobody used it for a while; resume it to use it again"),
+        Reason.PREEMPTED: row(
+            Outcome.PREEMPTED, Fault.NONE, "retry it, or submit with max_retries of 1 or more to be queued again"
+        ),
+        Reason.EXITED_NONZERO: row(
+            permanent, user, "read the last lines of its log, mend the program and submit again"
+        ),
+        Reason.COMMAND_NOT_FOUND: row(permanent, user, "check the first word of argv and the PATH of the node"),
+        Reason.BAD_INPUT: row(permanent, user, "mend what the message names and submit again"),
+        Reason.TIMEOUT: row(
+            permanent, user, "raise scheduling_config.max_runtime_seconds, then retry from its checkpoint"
+        ),
+        Reason.NOT_READY: row(permanent, user, "check the readiness path, the port and the log of the service"),
+        Reason.CREDENTIALS_REFUSED: row(permanent, user, "renew the credentials and submit again"),
+        Reason.ADMISSION: row(permanent, user, "mend what the message names and submit again"),
+        Reason.LAUNCH_REFUSED: row(permanent, user, "the backend refused the launch; the message says why"),
+        Reason.RETRYABLE_EXIT: row(transient, user, "it ended with an exit code that the job lists as worth a retry"),
+        Reason.KILLED_BY_SIGNAL: row(
+            transient, infrastructure, "something other than Trainmaster killed it; look at the node's system log"
+        ),
+        Reason.OUT_OF_MEMORY: row(
+            transient, user, "use a smaller batch or a node with more memory, then retry from its checkpoint"
+        ),
+        Reason.WORKER_LOST: row(transient, infrastructure, "its worker died; retry from its checkpoint"),
+        Reason.NODE_LOST: row(
+            transient, infrastructure, "the node went away or was rebooted; retry from its checkpoint"
+        ),
+        Reason.STALLED: row(transient, user, "it made no step for too long; its stacks are in the events"),
+        Reason.DISK_FULL: row(transient, infrastructure, "free space on the disk that the message names, then retry"),
+        Reason.STORAGE_UNAVAILABLE: row(transient, infrastructure, "the storage did not answer; retry when it does"),
+        Reason.ENGINE_UNAVAILABLE: row(
+            transient, infrastructure, "the backend's engine did not answer; retry when it does"
+        ),
+        Reason.NEVER_STARTED: row(Outcome.NOT_STARTED, Fault.PLATFORM, "it is placed again by itself"),
+    }
+
+
+CONSEQUENCES: Mapping[Reason, Consequence] = MappingProxyType(_rows())
+"""One row for every reason; a test sees to it."""

@@ -1,0 +1,171 @@
+"""Nodes, what jobs need of them, and what is taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class NodeState(StrEnum):
+    """Whether a node takes new work."""
+
+    READY = "READY"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+    OFFLINE = "OFFLINE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator of a node: a whole GPU or a MIG slice."""
+
+    index: int
+    device: str
+    """What CUDA_VISIBLE_DEVICES is given for it."""
+    type: str
+    memory_mb: int
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, as a backend reports it."""
+
+    node_id: str
+    backend: str
+    hostname: str
+    address: str = "127.0.0.1"
+    cpu_cores: int
+    ram_mb: int
+    storage_mb: int
+    gpus: tuple[Gpu, ...] = ()
+    labels: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    slots: int = 8
+    """How many job nodes it runs at a time, whatever little they ask for."""
+    state: NodeState = NodeState.READY
+    last_seen_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job asks of each of its nodes; hard unless said otherwise."""
+
+    node_count: int = 1
+    gpus_per_node: int | None = None
+    """None: one where the backend has GPUs, else none."""
+    gpu_type: str | None = None
+    gpu_memory_min_mb: int = 0
+    cpu_cores: int = 0
+    ram_mb: int = 0
+    storage_mb: int = 0
+    capabilities: tuple[str, ...] = ()
+    affinity: tuple[str, ...] = ()
+    """Soft: labels of nodes to prefer."""
+    anti_affinity: tuple[str, ...] = ()
+    """Soft: labels of nodes to avoid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one node of a gang holds on one machine."""
+
+    node_id: str
+    gpus: tuple[int, ...] = ()
+    """Indexes of the machine's GPUs."""
+    cpu_cores: int = 0
+    ram_mb: int = 0
+    storage_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """What is left of a node."""
+
+    gpus: frozenset[int] = field(default_factory=frozenset)
+    cpu_cores: int = 0
+    ram_mb: int = 0
+    storage_mb: int = 0
+    slots: int = 0
+
+    def without(self, share: Share) -> Free:
+        """What is left after a share was taken; never below nothing."""
+        return Free(
+            gpus=self.gpus - frozenset(share.gpus),
+            cpu_cores=max(0, self.cpu_cores - share.cpu_cores),
+            ram_mb=max(0, self.ram_mb - share.ram_mb),
+            storage_mb=max(0, self.storage_mb - share.storage_mb),
+            slots=max(0, self.slots - 1),
+        )
+
+
+def whole(node: Node) -> Free:
+    """All of a node."""
+    return Free(
+        gpus=frozenset(gpu.index for gpu in node.gpus if gpu.healthy),
+        cpu_cores=node.cpu_cores,
+        ram_mb=node.ram_mb,
+        storage_mb=node.storage_mb,
+        slots=node.slots,
+    )
+
+
+def same_gpu_type(wanted: str, present: str) -> bool:
+    """Whether a node's GPU is of the wanted type: case and punctuation do not count, `H100` finds `H100-80GB`.
+
+    >>> same_gpu_type("a100 80gb", "A100-80GB"), same_gpu_type("H100", "NVIDIA H100 80GB HBM3")
+    (True, True)
+    >>> same_gpu_type("A100-80GB", "A100-40GB"), same_gpu_type("L4", "L40S")
+    (False, False)
+    """
+    have = _words(present)
+    want = _words(wanted)
+    return bool(want) and all(word in have for word in want)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name.lower())
+
+
+def needs_to_json(needs: Needs) -> dict[str, Any]:
+    """The plain form, without what is at its default."""
+    defaults = Needs()
+    return {
+        name: getattr(needs, name)
+        for name in Needs.__dataclass_fields__
+        if getattr(needs, name) != getattr(defaults, name)
+    }
+
+
+def needs_from_json(document: Mapping[str, Any]) -> Needs:
+    """The needs of a plain form; unknown keys are ignored."""
+    known = {name: document[name] for name in Needs.__dataclass_fields__ if name in document}
+    for name in ("capabilities", "affinity", "anti_affinity"):
+        if name in known:
+            known[name] = tuple(known[name])
+    return Needs(**known)
+
+
+def share_to_json(share: Share) -> dict[str, Any]:
+    """The plain form."""
+    return {
+        "node_id": share.node_id,
+        "gpus": list(share.gpus),
+        "cpu_cores": share.cpu_cores,
+        "ram_mb": share.ram_mb,
+        "storage_mb": share.storage_mb,
+    }
+
+
+def share_from_json(document: Mapping[str, Any]) -> Share:
+    """The share of a plain form."""
+    return Share(
+        node_id=document["node_id"],
+        gpus=tuple(document.get("gpus", ())),
+        cpu_cores=document.get("cpu_cores", 0),
+        ram_mb=document.get("ram_mb", 0),
+        storage_mb=document.get("storage_mb", 0),
+    )

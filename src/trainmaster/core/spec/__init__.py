@@ -1,0 +1,35 @@
+"""The job spec: what a request may say, how it is read, stored and shown.
+
+One module per config. Requests are strict: unknown fields are refused, and every problem is named with its
+path. Stored specs are read tolerantly.
+"""
+
+from trainmaster.core.spec.data import DataConfig
+from trainmaster.core.spec.documents import dump, redacted, with_server_defaults
+from trainmaster.core.spec.output import OutputConfig
+from trainmaster.core.spec.parse import parse, parse_submit
+from trainmaster.core.spec.problems import problems_from
+from trainmaster.core.spec.resources import ResourceConfig
+from trainmaster.core.spec.scheduling import SchedulingConfig
+from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.core.spec.training import FrameworkType, TrainingConfig, TrainingType
+from trainmaster.core.spec.versions import SPEC_VERSION, load_stored
+
+__all__ = [
+    "SPEC_VERSION",
+    "DataConfig",
+    "FrameworkType",
+    "OutputConfig",
+    "ResourceConfig",
+    "SchedulingConfig",
+    "SubmitJobRequest",
+    "TrainingConfig",
+    "TrainingType",
+    "dump",
+    "load_stored",
+    "parse",
+    "parse_submit",
+    "problems_from",
+    "redacted",
+    "with_server_defaults",
+]

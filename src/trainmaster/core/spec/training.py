@@ -1,0 +1,144 @@
+"""`training_config`: which model is trained, how, and with which framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, Strict, model_validator
+
+from trainmaster.core.fields import (
+    MAX_GPUS,
+    Broken,
+    Environment,
+    Flag,
+    Model,
+    PathText,
+    StringMap,
+    Text,
+    null_means,
+    refuse,
+)
+from trainmaster.core.spec.scheduling import DEFAULT_PRIORITY, Priority, Retries
+
+
+class TrainingType(StrEnum):
+    """What kind of training it is."""
+
+    SFT = "SFT"
+    LORA = "LORA"
+    QLORA = "QLORA"
+    DPO = "DPO"
+    RLHF = "RLHF"
+    CONTINUED_PRETRAIN = "CONTINUED_PRETRAIN"
+    FULL_FINETUNE = "FULL_FINETUNE"
+
+
+LORA_TYPES = frozenset({TrainingType.LORA, TrainingType.QLORA})
+"""The types that train an adapter beside the base model."""
+
+
+class ModelSource(StrEnum):
+    """Where a base model comes from."""
+
+    HUGGINGFACE = "huggingface"
+    SCAIATLAS = "scaiatlas"
+    LOCAL = "local"
+    S3 = "s3"
+    URL = "url"
+
+
+class Dtype(StrEnum):
+    """The number format of the base model's weights."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class FrameworkType(StrEnum):
+    """What does the training. CUSTOM is a script of the user's own."""
+
+    HF_TRAINER = "HF_TRAINER"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    MEGATRON = "MEGATRON"
+    CUSTOM = "CUSTOM"
+
+
+class CollectiveBackend(StrEnum):
+    """How ranks talk to each other."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+    MPI = "mpi"
+
+
+class BaseModelConfig(Model):
+    """The model to start from."""
+
+    model_id: Text = Field(description="A Hugging Face name, a registry id or a path. Resolved at admission.")
+    revision: Text | None = Field(default=None, description="Branch, tag or commit of the model.")
+    source: ModelSource | None = Field(default=None, description="Where the model lies; inferred when null.")
+    tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the model's own when null.")
+    dtype: Annotated[Dtype, null_means(Dtype.AUTO, Dtype)] = Field(
+        default=Dtype.AUTO, description="Number format of the weights."
+    )
+    trust_remote_code: Flag = Field(default=False, description="Run code that comes with the model, if allowed here.")
+    model_kwargs: StringMap = Field(default_factory=dict, description="Further arguments for loading the model.")
+
+
+class DistributedConfig(Model):
+    """How the training is spread over ranks."""
+
+    world_size: Annotated[int, Strict(), Field(ge=1, le=MAX_GPUS)] | None = Field(
+        default=None, description="Ranks over all nodes; must equal gpu_count where GPUs are used."
+    )
+    backend: CollectiveBackend = Field(
+        default=CollectiveBackend.NCCL, description="How ranks talk to each other; gloo is used without a GPU."
+    )
+    strategy: Text | None = Field(default=None, description="Such as ddp, fsdp, zero1, zero2 or zero3.")
+    config: StringMap = Field(default_factory=dict, description="Options of the strategy.")
+
+
+class FrameworkConfig(Model):
+    """What does the training."""
+
+    type: FrameworkType = Field(default=FrameworkType.HF_TRAINER, description="The trainer; CUSTOM is your own script.")
+    config: StringMap = Field(default_factory=dict, description="Options of the framework.")
+    distributed: DistributedConfig = Field(
+        default_factory=DistributedConfig, description="How the training is spread over ranks."
+    )
+    custom_script_path: PathText | None = Field(default=None, description="The script of a CUSTOM framework.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self._broken())
+        return self
+
+    def _broken(self) -> Iterator[Broken]:
+        custom = self.type is FrameworkType.CUSTOM
+        if custom and self.custom_script_path is None:
+            yield Broken(("custom_script_path",), "required when the framework's type is CUSTOM")
+        if not custom and self.custom_script_path is not None:
+            message = f"only for a framework of type CUSTOM, not {self.type}; set the type, or leave this out"
+            yield Broken(("custom_script_path",), message)
+
+
+class TrainingConfig(Model):
+    """Which model is trained, and how."""
+
+    training_type: TrainingType = Field(description="What kind of training it is.")
+    base_model: BaseModelConfig = Field(description="The model to start from.")
+    framework: FrameworkConfig = Field(default_factory=FrameworkConfig, description="What does the training.")
+    hyperparameters: StringMap = Field(default_factory=dict, description="Read by the framework's own table.")
+    environment: Environment = Field(
+        default_factory=dict,
+        repr=False,
+        description="Variables for the training process. Values are never shown again.",
+    )
+    resume_from_checkpoint: Text | None = Field(default=None, description="Id of a committed checkpoint to go on from.")
+    max_retries: Retries = Field(default=0, description="The same as scheduling_config.max_retries.")
+    priority: Priority = Field(default=DEFAULT_PRIORITY, description="The same as scheduling_config.priority.")

@@ -1,0 +1,41 @@
+"""Stored specs outlive the version that wrote them: they carry a number, and are lifted step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainmaster.core.errors import NewerSpecError, SpecError
+from trainmaster.core.spec.problems import problems_from
+from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.core.workloads.registry import STORED
+
+SPEC_VERSION = 1
+"""Stored beside every document; raised whenever an old document would be read wrongly."""
+
+Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+UPCASTERS: Mapping[int, Upcaster] = {}
+"""From a version to the next one. Every version below ours has one."""
+
+
+def load_stored(version: int, document: Mapping[str, Any]) -> SubmitJobRequest:
+    """The request of a stored document. Fields that are not known any more are ignored.
+
+    Raises:
+        NewerSpecError: a newer version of Trainmaster wrote it.
+        SpecError: it cannot be read, because its workload kind is not known any more, for one.
+    """
+    if version > SPEC_VERSION:
+        raise NewerSpecError(
+            f"stored job spec has version {version}, and this server reads up to {SPEC_VERSION}; upgrade"
+        )
+    for older in range(version, SPEC_VERSION):
+        document = UPCASTERS[older](document)
+    try:
+        return SubmitJobRequest.model_validate(document, extra="ignore", context=STORED)
+    except ValidationError as error:
+        problems = problems_from(error, SubmitJobRequest, document)
+    raise SpecError(problems)

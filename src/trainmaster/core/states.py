@@ -1,0 +1,180 @@
+"""The lifecycle: one table from which the 409s, the docs page, the dashboard and the tests are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class JobStatus(StrEnum):
+    """Where a job stands; each value with its meaning."""
+
+    PENDING = "PENDING"  # accepted, admission checks to come
+    QUEUED = "QUEUED"  # admitted, waiting for resources
+    SCHEDULING = "SCHEDULING"  # resources reserved, workers being started
+    PREPARING = "PREPARING"  # workers have it; environment, files and model are staged
+    TRAINING = "TRAINING"  # the workload runs
+    CHECKPOINTING = "CHECKPOINTING"  # it is writing a checkpoint
+    EVALUATING = "EVALUATING"  # it is evaluating
+    EXPORTING = "EXPORTING"  # it is merging, converting or uploading the result
+    PAUSED = "PAUSED"  # stopped on request; can be resumed
+    COMPLETED = "COMPLETED"  # ended well
+    FAILED = "FAILED"  # ended badly; the error says why
+    CANCELLED = "CANCELLED"  # ended on request
+    PREEMPTED = "PREEMPTED"  # its resources were taken for something more important
+
+
+WAITING = frozenset({JobStatus.PENDING, JobStatus.QUEUED})
+"""Hold nothing."""
+RUNNING = frozenset({JobStatus.TRAINING, JobStatus.CHECKPOINTING, JobStatus.EVALUATING, JobStatus.EXPORTING})
+"""The running lifetime; the last three are transient phases of it."""
+ACTIVE = RUNNING | {JobStatus.SCHEDULING, JobStatus.PREPARING}
+"""Have a current attempt, which holds resources."""
+TERMINAL = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.PREEMPTED})
+"""A batch job never leaves these."""
+LAUNCHED = RUNNING | {JobStatus.PREPARING}
+"""Workers have claimed the attempt."""
+
+
+class Desired(StrEnum):
+    """What the user wants of the job; survives attempts and restarts."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    STOP = "stop"
+    DELETE = "delete"
+
+
+class Actor(StrEnum):
+    """Who caused a transition."""
+
+    API = "api"
+    SCHEDULER = "scheduler"
+    COORDINATOR = "coordinator"
+    BACKEND = "backend"
+    WORKER = "worker"
+
+
+class Trigger(StrEnum):
+    """What moves a job along an edge."""
+
+    SUBMIT = "submit"
+    ADMIT = "admit"
+    REJECT = "reject"
+    PLACE = "place"
+    UNPLACE = "unplace"
+    LAUNCH = "launch"
+    REFUSE = "refuse"
+    TRAIN = "train"
+    CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+    COMPLETE = "complete"
+    PARK = "park"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    FAIL = "fail"
+    PREEMPT = "preempt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Where a trigger leads, and what it means."""
+
+    to: JobStatus
+    actor: Actor
+    meaning: str
+    service_only: bool = False
+    """Legal for service jobs alone."""
+
+
+def _table() -> dict[tuple[JobStatus | None, Trigger], Edge]:
+    s, t, a = JobStatus, Trigger, Actor
+    edges: dict[tuple[JobStatus | None, Trigger], Edge] = {}
+
+    def add(
+        sources: frozenset[JobStatus] | set[JobStatus] | set[None],
+        trigger: Trigger,
+        to: JobStatus,
+        actor: Actor,
+        meaning: str,
+        service_only: bool = False,
+    ) -> None:
+        for source in sources:
+            edges[source, trigger] = Edge(to=to, actor=actor, meaning=meaning, service_only=service_only)
+
+    add({None}, t.SUBMIT, s.PENDING, a.API, "the job was submitted, or made by a retry")
+    add({s.PENDING}, t.ADMIT, s.QUEUED, a.COORDINATOR, "admission passed")
+    add({s.PENDING}, t.REJECT, s.FAILED, a.COORDINATOR, "admission failed")
+    add({s.QUEUED}, t.PLACE, s.SCHEDULING, a.SCHEDULER, "nodes were chosen and reserved")
+    add({s.SCHEDULING}, t.UNPLACE, s.QUEUED, a.SCHEDULER, "the placement was lost before anything ran")
+    add({s.SCHEDULING}, t.LAUNCH, s.PREPARING, a.BACKEND, "every node's worker has claimed the attempt")
+    add({s.SCHEDULING}, t.REFUSE, s.FAILED, a.BACKEND, "the backend refused the launch for good")
+    add({s.PREPARING}, t.TRAIN, s.TRAINING, a.WORKER, "the workload runs")
+    add({s.CHECKPOINTING}, t.TRAIN, s.TRAINING, a.WORKER, "the checkpoint is committed")
+    add({s.EVALUATING}, t.TRAIN, s.TRAINING, a.WORKER, "the evaluation is done")
+    add({s.TRAINING}, t.CHECKPOINT, s.CHECKPOINTING, a.WORKER, "a checkpoint is being written")
+    add({s.TRAINING, s.CHECKPOINTING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation began")
+    add({s.PREPARING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation job began")
+    add({s.TRAINING, s.CHECKPOINTING, s.EVALUATING}, t.EXPORT, s.EXPORTING, a.WORKER, "the result is being exported")
+    add(RUNNING | {s.PREPARING}, t.COMPLETE, s.COMPLETED, a.WORKER, "every rank exited with 0")
+    add({s.TRAINING, s.CHECKPOINTING}, t.PARK, s.PAUSED, a.WORKER, "the job stopped, as a pause asked")
+    add({s.PAUSED}, t.RESUME, s.QUEUED, a.API, "the job was resumed")
+    add(TERMINAL, t.RESUME, s.QUEUED, a.API, "the service was resumed under the same id", service_only=True)
+    add(WAITING | ACTIVE | {s.PAUSED}, t.CANCEL, s.CANCELLED, a.API, "the job was cancelled")
+    add(LAUNCHED, t.RETRY, s.QUEUED, a.COORDINATOR, "a transient failure or a preemption, and the budget allows a try")
+    add(LAUNCHED, t.FAIL, s.FAILED, a.COORDINATOR, "a permanent failure, or the budget is spent")
+    add({s.PAUSED}, t.FAIL, s.FAILED, a.COORDINATOR, "the checkpoint to resume from is lost")
+    add(LAUNCHED, t.PREEMPT, s.PREEMPTED, a.SCHEDULER, "its resources were taken, and it may not be queued again")
+    return edges
+
+
+TRANSITIONS: Mapping[tuple[JobStatus | None, Trigger], Edge] = MappingProxyType(_table())
+"""Every legal move. What is not here is refused."""
+
+
+class Action(StrEnum):
+    """What a user can ask of a job that exists."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RETRY = "retry"
+    EDIT = "edit"
+    DELETE = "delete"
+
+
+def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatus]:
+    """The states from which an action is possible; read off the table."""
+    match action:
+        case Action.CANCEL:
+            return _sources(Trigger.CANCEL, service)
+        case Action.PAUSE:
+            # A transient phase that returns to training is paused at its end.
+            parkable = _sources(Trigger.PARK, service)
+            return frozenset(s for s in RUNNING if s in parkable or _leads_to(s, Trigger.TRAIN, parkable))
+        case Action.RESUME:
+            return _sources(Trigger.RESUME, service)
+        case Action.RETRY:
+            # The record stays as it is; a child goes on. What completed needs no second try.
+            return TERMINAL - {JobStatus.COMPLETED}
+        case Action.EDIT:
+            return frozenset(JobStatus) - TERMINAL
+        case Action.DELETE:
+            return frozenset(JobStatus)
+
+
+def _sources(trigger: Trigger, service: bool) -> frozenset[JobStatus]:
+    return frozenset(
+        source
+        for (source, by), edge in TRANSITIONS.items()
+        if by is trigger and source is not None and (service or not edge.service_only)
+    )
+
+
+def _leads_to(source: JobStatus, trigger: Trigger, targets: frozenset[JobStatus]) -> bool:
+    edge = TRANSITIONS.get((source, trigger))
+    return edge is not None and edge.to in targets

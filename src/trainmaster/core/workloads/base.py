@@ -1,0 +1,122 @@
+"""What the specs of all workload kinds share, and how it becomes part of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+
+from pydantic import Field, Strict, model_validator
+
+from trainmaster.core.fields import (
+    MAX_RANKS_PER_NODE,
+    AbsolutePath,
+    Broken,
+    Environment,
+    Flag,
+    Model,
+    RelativePath,
+    Sha256,
+    refuse,
+)
+from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
+
+if TYPE_CHECKING:
+    from trainmaster.core.spec.submit import SubmitJobRequest
+
+DEFAULT_GRACE_S = 30.0
+"""Long enough for a small job to save, short enough that a cancel does not feel ignored."""
+MAX_GRACE_S = 86_400.0
+
+ExitCode = Annotated[int, Strict(), Field(ge=1, le=255)]
+
+
+class ShippedFile(Model):
+    """A file that the client uploaded by content; it is put into the working directory."""
+
+    path: RelativePath = Field(description="Relative to the working directory.")
+    sha256: Sha256 = Field(description="Digest of the content, as it was uploaded.")
+    executable: Flag = Field(default=False, description="Whether it may be executed.")
+
+
+class WorkloadSpec(Model):
+    """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
+
+    kind: str = Field(description="Which kind of workload it is.")
+    environment: Environment = Field(
+        default_factory=dict,
+        repr=False,
+        description="Variables for the process; they win over training_config.environment. Values are never shown.",
+    )
+    working_directory: AbsolutePath | None = Field(
+        default=None, description="Absolute, on the node; a fresh directory when null."
+    )
+    ranks_per_node: Annotated[int, Strict(), Field(ge=1, le=MAX_RANKS_PER_NODE)] = Field(
+        default=1, description="Processes on each node."
+    )
+    can_save: Flag | None = Field(
+        default=None, description="Whether it saves when asked to stop. Null: once it has said so itself."
+    )
+    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=None, description=f"Between being asked to stop and being killed; {DEFAULT_GRACE_S:g} when null."
+    )
+    retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
+        default=(), description="Exit codes that count as transient failures."
+    )
+    files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
+        default=(), description="Files that were uploaded for this job."
+    )
+
+    @model_validator(mode="after")
+    def _files_apart(self) -> Self:
+        if self.files:
+            refuse(_clashes(self.files))
+        return self
+
+
+SpecT = TypeVar("SpecT", bound=WorkloadSpec)
+
+
+def spec_of(request: SubmitJobRequest, kind: type[SpecT]) -> SpecT:
+    """The request's workload, as the kind's own class."""
+    if not isinstance(request.workload, kind):
+        raise TypeError(f"a {type(request.workload).__module__} workload was given to {kind.__module__}")
+    return request.workload
+
+
+def launch_of(
+    request: SubmitJobRequest,
+    spec: WorkloadSpec,
+    *steps: Step,
+    lifetime: Lifetime = Lifetime.BATCH,
+    port_environment: str | None = None,
+    readiness: Readiness | None = None,
+) -> Launch:
+    """The launch of a workload: its steps, with all that the kinds have in common."""
+    training = request.training_config
+    return Launch(
+        kind=spec.kind,
+        steps=steps,
+        environment={**training.environment, **spec.environment} if training else spec.environment,
+        blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
+        working_directory=spec.working_directory,
+        ranks_per_node=spec.ranks_per_node,
+        lifetime=lifetime,
+        port_environment=port_environment,
+        readiness=readiness,
+        can_save=spec.can_save,
+        grace_s=DEFAULT_GRACE_S if spec.grace_period_s is None else spec.grace_period_s,
+        retry_exit_codes=spec.retry_exit_codes,
+    )
+
+
+def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
+    paths = {file.path for file in files}
+    seen: set[str] = set()
+    for index, file in enumerate(files):
+        if file.path in seen:
+            yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
+        seen.add(file.path)
+        above = next((str(parent) for parent in PurePosixPath(file.path).parents if str(parent) in paths), None)
+        if above:
+            yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")

@@ -1,0 +1,36 @@
+"""The `command` workload: a program and its arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from trainmaster.core.fields import Argv
+from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
+from trainmaster.protocol.launch import Launch, Step
+
+if TYPE_CHECKING:
+    from trainmaster.core.spec.submit import SubmitJobRequest
+
+KIND = "command"
+
+
+class CommandSpec(WorkloadSpec):
+    """A program and its arguments, started without a shell."""
+
+    kind: Literal["command"]
+    argv: Argv = Field(description="The program and its arguments.")
+
+
+Spec = CommandSpec
+
+
+def validate(request: SubmitJobRequest) -> None:
+    """Nothing beyond the fields."""
+
+
+def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
+    """One step: the command."""
+    spec = spec_of(request, CommandSpec)
+    return launch_of(request, spec, Step(name="main", argv=spec.argv))

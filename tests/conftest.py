@@ -1,0 +1,20 @@
+"""Fixtures that several suites share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def toy_kind() -> Iterator[Any]:
+    """A workload kind that nothing in the package knows: it greets, in so many words, and is gone after the test."""
+    from toy_kind import ToyKind
+    from trainmaster.core.workloads import register, unregister
+
+    kind = ToyKind()
+    register(kind)
+    yield kind
+    unregister(kind.KIND)

@@ -1,0 +1,342 @@
+"""What commands and observations make of a job, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_factory import NOW, new_job, placed, seen, settled, sight, training
+
+from trainmaster.core import commands, endings, observations, stopping, timers
+from trainmaster.core.errors import ConflictError, InvalidTransitionError
+from trainmaster.core.job import Change, Job, Progress
+from trainmaster.core.sight import Liveness, NodeSight, Sight
+from trainmaster.core.states import Desired, JobStatus
+from trainmaster.protocol.reasons import Reason, StopCause
+
+
+def checkpoint(step: int, **metrics: float) -> dict[str, Any]:
+    return {
+        "type": "checkpoint",
+        "t": NOW,
+        "checkpoint_id": f"c{step}",
+        "step": step,
+        "root": "artifacts",
+        "path": f"job-1/checkpoints/c{step}",
+        "metrics": metrics,
+        "duration_s": 20.0,
+    }
+
+
+def told(job: Job, *records: dict[str, Any], now: float = NOW) -> Job:
+    return settled(observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=records)), now=now))
+
+
+def ended(job: Job, reason: Reason, *, now: float = NOW, **more: Any) -> Change:
+    document = {"reason": reason, "message": "m", "ended_at": now, **more}
+    nodes = [NodeSight(liveness=Liveness.GONE, exit=document) for _ in job.live.shares]
+    change = observations.observe(job, sight(job, *nodes), now=now)
+    assert change is not None
+    return change
+
+
+def path_of(change: Change) -> list[str]:
+    return [event.to_status for event in change.events if event.to_status]
+
+
+def test_short_command_takes_all_edges_in_one_change() -> None:
+    job = placed(new_job())
+    document = {"reason": Reason.SUCCEEDED, "message": "done", "ended_at": NOW}
+    change = observations.observe(job, sight(job, seen("claimed", "started", ended=document)), now=NOW + 1)
+    assert change is not None
+    assert path_of(change) == ["PREPARING", "TRAINING", "COMPLETED"]
+    assert change.ended is not None
+    assert change.ended.number == 1
+
+
+def test_gang_trains_only_when_every_node_has_started() -> None:
+    job = placed(new_job(node_count=2))
+    job = settled(observations.observe(job, sight(job, seen("claimed", "started"), seen()), now=NOW))
+    assert job.status is JobStatus.SCHEDULING
+    job = settled(observations.observe(job, sight(job, seen(), seen("claimed", "started")), now=NOW))
+    assert job.status is JobStatus.TRAINING
+
+
+def test_gang_with_a_failing_node_is_stopped_and_blames_that_node() -> None:
+    job = training(new_job(node_count=2))
+    failed = {"reason": Reason.EXITED_NONZERO, "message": "rank 1 exited with 3", "exit_code": 3, "ended_at": NOW}
+    job = settled(observations.observe(job, sight(job, seen(), seen(ended=failed)), now=NOW))
+    assert job.status is JobStatus.TRAINING
+    assert job.live.stop is StopCause.PEER
+    stopped = {"reason": Reason.WORKER_LOST, "stop_cause": "peer", "message": "peer", "ended_at": NOW + 1}
+    change = observations.observe(job, sight(job, seen(ended=stopped), seen()), now=NOW + 1)
+    job = settled(change)
+    assert (job.status, job.reason, job.message) == (JobStatus.FAILED, Reason.EXITED_NONZERO, "rank 1 exited with 3")
+
+
+def test_service_trains_when_it_is_ready() -> None:
+    job = placed(new_job(service=True))
+    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    assert job.status is JobStatus.PREPARING
+    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW))
+    assert job.status is JobStatus.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("reason", "max_retries", "status"),
+    [
+        (Reason.WORKER_LOST, 0, JobStatus.FAILED),
+        (Reason.WORKER_LOST, 1, JobStatus.QUEUED),
+        (Reason.OUT_OF_MEMORY, 1, JobStatus.QUEUED),
+        (Reason.EXITED_NONZERO, 1, JobStatus.FAILED),
+        (Reason.TIMEOUT, 1, JobStatus.FAILED),
+        (Reason.PREEMPTED, 0, JobStatus.PREEMPTED),
+        (Reason.PREEMPTED, 1, JobStatus.QUEUED),
+        (Reason.SUCCEEDED, 0, JobStatus.COMPLETED),
+    ],
+)
+def test_end_of_an_attempt_leads_where_reason_and_budget_say(reason: Reason, max_retries: int, status: str) -> None:
+    job = training(new_job(max_retries=max_retries))
+    assert ended(job, reason).job.status == status
+
+
+def test_retries_back_off_and_run_out() -> None:
+    job = new_job(max_retries=2)
+    waits = []
+    for _ in range(2):
+        job = ended(training(job), Reason.WORKER_LOST).job
+        waits.append(job.not_before - NOW)
+    assert waits == [5.0, 10.0]
+    assert ended(training(job), Reason.WORKER_LOST).job.status is JobStatus.FAILED
+
+
+def test_preemption_is_not_charged_to_the_retries() -> None:
+    job = training(new_job(max_retries=1))
+    job = settled(stopping.preempt(job, now=NOW, by="job-2"))
+    assert job.live.stop is StopCause.PREEMPT
+    job = ended(job, Reason.PREEMPTED).job
+    assert (job.retries_used, job.preemptions_used) == (0, 1)
+
+
+def test_next_attempt_resumes_from_the_latest_checkpoint_and_says_so() -> None:
+    job = told(training(new_job(max_retries=1)), checkpoint(10), checkpoint(20))
+    job = ended(job, Reason.WORKER_LOST).job
+    job = settled(observations.place(job, now=NOW + 10, shares=[], token="t2"))
+    assert job.live.resume_checkpoint_id == "c20"
+    change = observations.observe(
+        job.evolve(attempt=job.live.evolve(shares=training(new_job()).live.shares)),
+        Sight(attempt=2, nodes=[seen("claimed")]),
+        now=NOW + 11,
+    )
+    assert change is not None
+    assert "c20" in " ".join(event.message for event in change.events)
+
+
+def test_best_checkpoint_follows_the_metric() -> None:
+    output = {"checkpoint": {"metric_for_best_model": "loss"}}
+    job = told(
+        training(new_job(output_config=output)), checkpoint(1, loss=3), checkpoint(2, loss=1), checkpoint(3, loss=2)
+    )
+    assert (job.best_checkpoint_id, job.latest_checkpoint_id) == ("c2", "c3")
+
+
+def test_pause_waits_for_the_attempt_to_stop_and_resume_queues_it() -> None:
+    job = told(training(new_job()), checkpoint(10))
+    job = settled(commands.pause(job, now=NOW))
+    assert (job.status, job.desired, job.live.stop_save) == (JobStatus.TRAINING, Desired.PAUSE, True)
+    job = ended(job, Reason.PAUSED).job
+    assert (job.status, job.paused_at, job.attempt) == (JobStatus.PAUSED, NOW, None)
+    change = commands.resume(job, now=NOW + 5)
+    job = settled(change)
+    assert (job.status, job.desired, job.queued_at) == (JobStatus.QUEUED, Desired.RUN, NOW + 5)
+    assert "c10" in str(job.message)
+
+
+def test_pause_of_a_workload_that_cannot_save_needs_to_be_told_so() -> None:
+    job = training(new_job())
+    with pytest.raises(ConflictError, match="save_checkpoint=false"):
+        commands.pause(job, now=NOW)
+    job = settled(commands.pause(job, now=NOW, save=False))
+    job = ended(job, Reason.PAUSED).job
+    job = settled(commands.resume(job, now=NOW))
+    assert "step 0" in str(job.message)
+
+
+def test_second_pause_is_refused() -> None:
+    job = settled(commands.pause(training(new_job()), now=NOW, save=False))
+    with pytest.raises(InvalidTransitionError):
+        commands.pause(job, now=NOW, save=False)
+
+
+def test_pause_during_an_evaluation_parks_by_way_of_training() -> None:
+    job = told(training(new_job()), {"type": "phase", "phase": "evaluating", "t": NOW})
+    job = settled(commands.pause(job, now=NOW, save=False))
+    assert path_of(ended(job, Reason.PAUSED)) == ["TRAINING", "PAUSED"]
+
+
+def test_pause_that_comes_too_late_for_an_export_queues_the_job_again() -> None:
+    job = settled(commands.pause(training(new_job()), now=NOW, save=False))
+    job = told(job, {"type": "phase", "phase": "exporting", "t": NOW})
+    job = ended(job, Reason.PAUSED).job
+    assert (job.status, job.desired) == (JobStatus.QUEUED, Desired.RUN)
+
+
+def test_job_that_completes_while_it_is_being_paused_is_completed() -> None:
+    job = settled(commands.pause(training(new_job()), now=NOW, save=False))
+    assert ended(job, Reason.SUCCEEDED).job.status is JobStatus.COMPLETED
+
+
+def test_worker_lost_while_it_is_being_paused_leaves_the_job_paused() -> None:
+    job = settled(commands.pause(training(new_job()), now=NOW, save=False))
+    assert ended(job, Reason.WORKER_LOST).job.status is JobStatus.PAUSED
+
+
+def test_cancel_of_a_waiting_job_is_immediate() -> None:
+    job = settled(commands.cancel(new_job(), now=NOW, message="not needed"))
+    assert (job.status, job.reason, job.message) == (JobStatus.CANCELLED, Reason.CANCELLED, "not needed")
+
+
+def test_cancel_of_a_running_job_overrides_a_pause_and_may_be_repeated() -> None:
+    job = settled(commands.pause(training(new_job()), now=NOW, save=False))
+    job = settled(commands.cancel(job, now=NOW))
+    assert (job.status, job.live.stop) == (JobStatus.TRAINING, StopCause.CANCEL)
+    assert commands.cancel(job, now=NOW) is None
+    assert ended(job, Reason.WORKER_LOST).job.status is JobStatus.CANCELLED
+
+
+def test_cancel_of_an_ended_job_is_refused_with_the_states_that_allow_it() -> None:
+    job = settled(commands.cancel(new_job(), now=NOW))
+    with pytest.raises(InvalidTransitionError) as caught:
+        commands.cancel(job, now=NOW)
+    assert caught.value.status == "CANCELLED"
+    assert "TRAINING" in caught.value.allowed_from
+
+
+def test_delete_of_a_running_job_stops_it_first() -> None:
+    job = settled(commands.delete(training(new_job()), now=NOW, purge=True))
+    assert (job.deleted_at, job.live.stop) == (None, StopCause.DELETE)
+    job = ended(job, Reason.DELETED).job
+    assert (job.status, job.deleted_at, job.purge) == (JobStatus.CANCELLED, NOW, True)
+
+
+def test_delete_of_a_waiting_job_cancels_and_hides_it() -> None:
+    change = commands.delete(new_job(), now=NOW)
+    job = settled(change)
+    assert (job.status, job.deleted_at) == (JobStatus.CANCELLED, NOW)
+
+
+def test_edit_changes_the_record_and_the_spec_that_is_shown() -> None:
+    job = settled(commands.edit(new_job(), now=NOW, priority=9, queue="night", labels={"a": "b"}))
+    assert (job.priority, job.queue, job.labels) == (9, "night", {"a": "b"})
+    assert job.spec["scheduling_config"]["priority"] == 9
+    assert job.spec["labels"] == {"a": "b"}
+    assert commands.edit(job, now=NOW, priority=9) is None
+
+
+def test_service_ends_failed_at_once_and_resumes_under_its_id() -> None:
+    job = training(new_job(service=True, max_retries=3))
+    job = ended(job, Reason.WORKER_LOST).job
+    assert job.status is JobStatus.FAILED
+    job = settled(commands.resume(job, now=NOW + 1))
+    assert (job.status, job.finished_at, job.endpoint) == (JobStatus.QUEUED, None, None)
+    job = training(job, now=NOW + 2)
+    assert job.live.number == 2
+
+
+def test_batch_job_cannot_be_resumed_after_its_end() -> None:
+    job = ended(training(new_job()), Reason.EXITED_NONZERO).job
+    with pytest.raises(InvalidTransitionError):
+        commands.resume(job, now=NOW)
+
+
+def test_unused_service_is_parked_with_the_reason() -> None:
+    job = training(new_job(service=True))
+    assert timers.due(job, now=NOW + 3500) is None
+    assert timers.due(job, now=NOW + 3700, last_activity_at=NOW + 3000) is None
+    job = settled(timers.due(job, now=NOW + 3700))
+    assert job.live.stop is StopCause.INACTIVE
+    job = ended(job, Reason.INACTIVE).job
+    assert (job.status, job.reason) == (JobStatus.PAUSED, Reason.INACTIVE)
+
+
+def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_allows() -> None:
+    job = training(new_job(max_retries=1))
+    assert timers.due(job, now=NOW + 10_000) is None
+    job = settled(
+        observations.observe(
+            job, Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
+        )
+    )
+    assert timers.due(job, now=NOW + 800) is None
+    job = settled(timers.due(job, now=NOW + 1000))
+    assert (job.stalled_at, job.live.stack_dump, job.live.stop) == (NOW + 1000, True, None)
+    job = settled(timers.due(job, now=NOW + 1020))
+    assert job.live.stop is StopCause.STALL
+    assert ended(job, Reason.STALLED).job.status is JobStatus.QUEUED
+
+
+def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
+    job = training(new_job())
+    told_step = Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
+    job = settled(observations.observe(job, told_step, now=NOW + 1))
+    job = settled(timers.due(job, now=NOW + 1000))
+    assert timers.due(job, now=NOW + 2000) is None
+    moved = Sight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
+    job = settled(observations.observe(job, moved, now=NOW + 2001))
+    assert job.stalled_at is None
+
+
+def test_lost_worker_is_told_from_a_rebooted_machine() -> None:
+    for liveness, reason in ((Liveness.GONE, Reason.WORKER_LOST), (Liveness.REBOOTED, Reason.NODE_LOST)):
+        job = training(new_job())
+        job = settled(observations.observe(job, sight(job, seen(liveness=liveness)), now=NOW))
+        assert (job.status, job.reason) == (JobStatus.FAILED, reason)
+
+
+def test_unknown_is_not_gone() -> None:
+    job = training(new_job())
+    assert observations.observe(job, sight(job, seen(liveness=Liveness.UNKNOWN)), now=NOW) is None
+
+
+def test_revoked_attempt_goes_back_to_the_queue_without_using_a_retry() -> None:
+    job = placed(new_job())
+    change = observations.observe(job, sight(job, seen(liveness=Liveness.REVOKED)), now=NOW)
+    job = settled(change)
+    assert (job.status, job.retries_used) == (JobStatus.QUEUED, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(Reason.ENGINE_UNAVAILABLE, "QUEUED"), (Reason.LAUNCH_REFUSED, "FAILED")]
+)
+def test_launch_that_fails_is_tried_again_or_final(reason: Reason, status: str) -> None:
+    job = placed(new_job())
+    change = endings.refuse_launch(job, now=NOW, attempt=1, message="no", reason=reason)
+    assert settled(change).status == status
+
+
+def test_observation_of_an_older_attempt_is_ignored() -> None:
+    job = ended(training(new_job(max_retries=1)), Reason.WORKER_LOST).job
+    job = training(job)
+    stale = Sight(attempt=1, nodes=[NodeSight(liveness=Liveness.GONE)])
+    assert observations.observe(job, stale, now=NOW) is None
+
+
+def test_grace_is_longer_for_a_job_that_takes_long_to_save() -> None:
+    job = told(training(new_job()), checkpoint(1))
+    assert stopping.grace_s(job, StopCause.PAUSE) == 60.0
+    assert stopping.grace_s(job, StopCause.CANCEL) == 10.0
+
+
+def test_control_says_nothing_until_something_is_wanted() -> None:
+    job = training(new_job())
+    assert stopping.control_for(job) is None
+    job = settled(commands.cancel(job, now=NOW))
+    control = stopping.control_for(job)
+    assert control is not None
+    assert (control.stop, control.grace_s) == (StopCause.CANCEL, 10.0)
+
+
+def test_illegal_phase_is_noted_and_changes_nothing() -> None:
+    job = told(training(new_job()), {"type": "phase", "phase": "exporting", "t": NOW})
+    job = told(job, {"type": "phase", "phase": "training", "t": NOW})
+    assert job.status is JobStatus.EXPORTING

@@ -1,0 +1,113 @@
+"""Requests as documents: stored, shown, read again, over versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from spec_documents import COMMAND, CUSTOM, changed
+
+from trainmaster.core.errors import NewerSpecError, SpecError
+from trainmaster.core.spec import (
+    SPEC_VERSION,
+    SubmitJobRequest,
+    dump,
+    load_stored,
+    parse_submit,
+    redacted,
+    versions,
+    with_server_defaults,
+)
+
+SECRET = "hunter2"
+
+
+def with_secrets() -> SubmitJobRequest:
+    document = changed(CUSTOM, "training_config.environment", {"A": SECRET, "B": SECRET})
+    document = changed(document, "output_config.hub_token", SECRET)
+    return parse_submit({**document, "workload": {"kind": "command", "argv": ["true"], "environment": {"C": SECRET}}})
+
+
+def test_redacted_hides_every_secret_and_shows_its_name() -> None:
+    shown = redacted(with_secrets())
+    assert SECRET not in str(shown)
+    assert shown["training_config"]["environment"] == {"A": "***", "B": "***"}
+    assert shown["workload"]["environment"] == {"C": "***"}
+    assert shown["output_config"]["hub_token"] == "***"
+
+
+def test_redacted_without_hub_token_shows_none() -> None:
+    assert redacted(parse_submit(COMMAND))["output_config"]["hub_token"] is None
+
+
+def test_dump_keeps_the_environment_and_never_the_hub_token() -> None:
+    stored = dump(with_secrets())
+    assert stored["training_config"]["environment"] == {"A": SECRET, "B": SECRET}
+    assert "hub_token" not in stored["output_config"]
+    assert load_stored(SPEC_VERSION, stored).output_config.hub_token is None
+
+
+def test_repr_of_a_request_holds_no_secret() -> None:
+    assert SECRET not in repr(with_secrets())
+
+
+@pytest.mark.parametrize("document", [COMMAND, CUSTOM])
+def test_dump_read_again_is_the_same_request(document: dict[str, Any]) -> None:
+    request = parse_submit(document)
+    assert dump(load_stored(SPEC_VERSION, dump(request))) == dump(request)
+    assert dump(parse_submit(dump(request))) == dump(request)
+
+
+def test_seed_left_out_is_given_by_the_server_once() -> None:
+    request = with_server_defaults(parse_submit(CUSTOM), seed=7)
+    assert request.data_config is not None
+    assert request.data_config.seed == 7
+    assert with_server_defaults(request, seed=8) == request
+
+
+def test_seed_of_a_job_without_data_is_not_made_up() -> None:
+    request = parse_submit(COMMAND)
+    assert with_server_defaults(request, seed=7) == request
+
+
+def test_request_cannot_be_changed() -> None:
+    request = parse_submit(COMMAND)
+    with pytest.raises(ValueError, match="frozen"):
+        request.name = "other"  # type: ignore[misc]
+
+
+def test_stored_document_with_unknown_fields_is_read_without_them() -> None:
+    stored = dump(parse_submit(changed(COMMAND, "workload.files", [{"path": "a", "sha256": "0" * 64}])))
+    for path in ("later", "resource_config.later", "workload.later", "workload.files[0].later"):
+        stored = changed(stored, path, {"a": 1})
+    assert dump(load_stored(SPEC_VERSION, stored))["workload"]["files"] == [
+        {"path": "a", "sha256": "0" * 64, "executable": False}
+    ]
+
+
+def test_stored_document_of_a_newer_version_is_refused() -> None:
+    with pytest.raises(NewerSpecError, match=f"version {SPEC_VERSION + 1}.*up to {SPEC_VERSION}"):
+        load_stored(SPEC_VERSION + 1, {})
+
+
+def test_stored_document_of_a_kind_that_is_gone_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"workload\.kind: unknown kind 'gone'"):
+        load_stored(SPEC_VERSION, changed(COMMAND, "workload.kind", "gone"))
+
+
+def test_stored_documents_of_older_versions_are_lifted_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_the_title(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**{key: value for key, value in document.items() if key != "title"}, "name": document["title"]}
+
+    def workload_from_cmd(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"name": document["name"], "workload": {"kind": "command", "argv": document["cmd"].split()}}
+
+    monkeypatch.setattr(versions, "UPCASTERS", {SPEC_VERSION - 2: name_the_title, SPEC_VERSION - 1: workload_from_cmd})
+    oldest = load_stored(SPEC_VERSION - 2, {"title": "n", "cmd": "echo hi"})
+    older = load_stored(SPEC_VERSION - 1, {"name": "n", "cmd": "echo hi"})
+    assert dump(oldest) == dump(older) == dump(parse_submit({"name": "n", "workload": oldest.workload}))
+
+
+def test_upcasters_lift_every_older_version() -> None:
+    assert set(versions.UPCASTERS) == set(range(1, SPEC_VERSION))

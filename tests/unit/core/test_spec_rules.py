@@ -1,0 +1,190 @@
+"""Rules between fields, and what one job's two places for the same thing mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spec_documents import COMMAND, CUSTOM, changed
+
+from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.spec import dump, load_stored, parse_submit
+from trainmaster.core.spec.output import CheckpointConfig
+
+
+def problems_of(document: object) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        parse_submit(document)
+    return {problem.field: problem.message for problem in caught.value.problems}
+
+
+def custom(**changes: Any) -> dict[str, Any]:
+    document = CUSTOM
+    for path, value in changes.items():
+        document = changed(document, path.replace("__", "."), value)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("changes", "priority"),
+    [
+        ({}, 5),
+        ({"scheduling_config__priority": 7}, 7),
+        ({"training_config__priority": 7}, 7),
+        ({"training_config__priority": 7, "scheduling_config__priority": 7}, 7),
+    ],
+)
+def test_priority_said_once_or_twice_alike_is_one_value_everywhere(changes: dict[str, Any], priority: int) -> None:
+    request = parse_submit(custom(**changes))
+    shown = dump(request)
+    assert request.priority == priority
+    assert shown["scheduling_config"]["priority"] == shown["training_config"]["priority"] == priority
+
+
+@pytest.mark.parametrize("name", ["priority", "max_retries"])
+def test_shared_field_said_twice_differently_is_refused(name: str) -> None:
+    problems = problems_of(custom(**{f"training_config__{name}": 5, f"scheduling_config__{name}": 6}))
+    assert problems == {f"training_config.{name}": f"is 5, but scheduling_config.{name} is 6; set one of them"}
+
+
+@pytest.mark.parametrize("place", ["training_config", "scheduling_config"])
+def test_max_retries_in_either_place_is_the_effective_one(place: str) -> None:
+    assert parse_submit(custom(**{f"{place}__max_retries": 3})).max_retries == 3
+
+
+def test_max_retries_of_a_command_without_training_config_comes_from_scheduling_config() -> None:
+    assert parse_submit(COMMAND).max_retries == 0
+    assert parse_submit(changed(COMMAND, "scheduling_config.max_retries", 4)).max_retries == 4
+
+
+def test_shared_fields_survive_the_store() -> None:
+    request = parse_submit(custom(training_config__priority=8, scheduling_config__max_retries=2))
+    again = load_stored(1, dump(request))
+    assert (again.priority, again.max_retries) == (8, 2)
+
+
+@pytest.mark.parametrize("missing", ["training_config", "data_config"])
+def test_config_missing_without_workload_is_refused(missing: str) -> None:
+    document = {key: value for key, value in CUSTOM.items() if key != missing}
+    assert problems_of(document) == {missing: "required, unless a workload says what runs"}
+
+
+def test_configs_missing_beside_other_problems_are_named_with_them() -> None:
+    assert set(problems_of({"name": "", "resource_config": {"gpu_count": -1}})) == {
+        "name",
+        "training_config",
+        "data_config",
+        "resource_config.gpu_count",
+    }
+
+
+def test_configs_missing_with_a_wrong_workload_are_not_asked_for() -> None:
+    assert set(problems_of({"name": "n", "workload": {"kind": "command"}})) == {"workload.argv"}
+
+
+@pytest.mark.parametrize("framework", ["HF_TRAINER", "DEEPSPEED", "FSDP", "MEGATRON"])
+def test_built_in_trainer_is_refused_with_what_to_do_instead(framework: str) -> None:
+    with pytest.raises(RefusedError, match=r"not available in this version.*CUSTOM.*explicit workload"):
+        parse_submit(custom(training_config__framework={"type": framework}))
+
+
+def test_built_in_framework_beside_an_explicit_workload_is_accepted() -> None:
+    document = {**custom(training_config__framework={}), "workload": COMMAND["workload"]}
+    assert parse_submit(document).training_config is not None
+
+
+def test_custom_framework_without_script_is_refused() -> None:
+    field = "training_config.framework.custom_script_path"
+    assert set(problems_of(custom(training_config__framework={"type": "CUSTOM"}))) == {field}
+    assert set(problems_of(custom(training_config__framework={"type": "FSDP", "custom_script_path": "/a"}))) == {field}
+
+
+@pytest.mark.parametrize(
+    ("resources", "field"),
+    [
+        ({"gpu_count": 3, "node_count": 2}, "gpu_count"),
+        ({"gpu_count": 1, "node_count": 2}, "gpu_count"),
+        ({"node_affinity": ["a", "b=c"], "node_anti_affinity": ["x", "b=c"]}, "node_anti_affinity[1]"),
+    ],
+)
+def test_resources_that_contradict_each_other_are_refused(resources: dict[str, Any], field: str) -> None:
+    assert set(problems_of(custom(resource_config=resources))) == {f"resource_config.{field}"}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "resources", "ranks_per_node"),
+    [
+        (None, {}, 1),
+        (None, {"gpu_count": 0}, 1),
+        (None, {"gpu_count": 0, "node_count": 2}, 1),
+        (None, {"node_count": 3}, 1),
+        (None, {"gpu_count": 8, "node_count": 2}, 4),
+        (8, {"gpu_count": 8, "node_count": 2}, 4),
+        (4, {"gpu_count": 0}, 4),
+        (4, {"gpu_count": 0, "node_count": 2}, 2),
+        (4, {}, 4),
+    ],
+)
+def test_world_size_and_resources_give_ranks(
+    world_size: int | None, resources: dict[str, Any], ranks_per_node: int
+) -> None:
+    request = parse_submit(
+        custom(training_config__framework__distributed={"world_size": world_size}, resource_config=resources)
+    )
+    assert request.ranks_per_node == ranks_per_node
+
+
+@pytest.mark.parametrize(
+    ("world_size", "resources"),
+    [(4, {"gpu_count": 8}), (3, {"gpu_count": 0, "node_count": 2}), (1, {"node_count": 2}), (4096, {"gpu_count": 0})],
+)
+def test_world_size_that_does_not_fit_is_refused(world_size: int, resources: dict[str, Any]) -> None:
+    document = custom(training_config__framework__distributed={"world_size": world_size}, resource_config=resources)
+    assert set(problems_of(document)) == {"training_config.framework.distributed.world_size"}
+
+
+def test_gpu_count_with_too_many_ranks_for_a_node_is_refused() -> None:
+    assert set(problems_of(custom(resource_config={"gpu_count": 4096}))) == {"resource_config.gpu_count"}
+
+
+def test_gpu_count_left_out_stays_open() -> None:
+    assert parse_submit(CUSTOM).resource_config.gpu_count is None
+
+
+@pytest.mark.parametrize("training_type", ["SFT", "DPO", "FULL_FINETUNE"])
+def test_merge_lora_without_lora_is_refused(training_type: str) -> None:
+    document = custom(training_config__training_type=training_type, output_config__merge_lora=True)
+    assert set(problems_of(document)) == {"output_config.merge_lora"}
+
+
+def test_merge_lora_without_training_config_is_refused() -> None:
+    assert set(problems_of(changed(COMMAND, "output_config.merge_lora", True))) == {"output_config.merge_lora"}
+
+
+def test_push_to_hub_with_repository_is_accepted() -> None:
+    request = parse_submit(custom(output_config={"push_to_hub": True, "hub_repo_id": "org/m"}))
+    assert request.output_config.push_to_hub
+
+
+@pytest.mark.parametrize(
+    ("config", "greater"),
+    [
+        ({"metric_for_best_model": "eval_loss"}, False),
+        ({"metric_for_best_model": "accuracy"}, True),
+        ({"metric_for_best_model": "Val_Loss", "greater_is_better": True}, True),
+    ],
+)
+def test_checkpoint_best_metric_direction_follows_its_name(config: dict[str, Any], greater: bool) -> None:
+    assert CheckpointConfig.model_validate(config).best_is_greater is greater
+
+
+def test_rules_broken_in_several_configs_are_all_named() -> None:
+    problems = problems_of(
+        custom(
+            training_config__priority=1,
+            scheduling_config__priority=2,
+            training_config__training_type="SFT",
+            output_config__merge_lora=True,
+        )
+    )
+    assert set(problems) == {"training_config.priority", "output_config.merge_lora"}

@@ -1,0 +1,97 @@
+"""Which package may import which: the arrows of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainmaster
+
+ROOT = Path(trainmaster.__file__).parent
+PYDANTIC = {"pydantic", "pydantic_core", "annotated_types"}
+
+OURS: dict[str, set[str]] = {
+    "protocol": set(),
+    "worker": {"protocol"},
+    "jobs": {"protocol"},
+    "core": {"protocol"},
+    "scheduling": {"core", "protocol"},
+    "store": {"core", "protocol", "failpoints"},
+    "backends": {"core", "protocol"},
+    "coordinator": {"scheduling", "store", "backends", "core", "protocol", "storage", "failpoints"},
+    "api": {"coordinator", "scheduling", "store", "core", "protocol", "storage", "settings"},
+    "sdk": {"protocol"},
+    "cli": {"sdk", "protocol"},
+    "settings": set(),
+    "storage": set(),
+    "failpoints": set(),
+}
+"""Package -> packages of ours that it may import, beside itself."""
+
+THEIRS: dict[str, set[str]] = {
+    "protocol": set(),
+    "worker": set(),
+    "jobs": set(),
+    "core": PYDANTIC,
+    "scheduling": set(),
+    "store": {"sqlalchemy", "alembic"},
+    "backends": {"pynvml"},
+    "coordinator": {"sqlalchemy"},
+    "api": {"fastapi", "starlette", "httpx", "sqlalchemy", *PYDANTIC},
+    "sdk": {"httpx"},
+    "cli": {"typer", "click", "rich", "yaml", "httpx"},
+    "settings": set(),
+    "storage": set(),
+    "failpoints": set(),
+}
+"""Package -> what it may import beside the standard library."""
+
+CLI_SERVES = {("cli", "server"), ("cli", "settings")}
+"""`trainmaster serve` is the one command that is the server."""
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the arrows"
+            module = node.module or ""
+            if module == "trainmaster":
+                yield from (f"trainmaster.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if package in OURS:
+            found.append((package, path))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "path"), modules(), ids=lambda value: str(value) if isinstance(value, str) else value.stem
+)
+def test_module_imports_follow_the_arrows(package: str, path: Path) -> None:
+    for name in imports_of(path):
+        top, _, rest = name.partition(".")
+        if top == "trainmaster":
+            target = rest.partition(".")[0]
+            known = target in OURS or (ROOT / f"{target}.py").exists() or (ROOT / target).is_dir()
+            if target and known and (package, target) not in CLI_SERVES:
+                assert target == package or target in OURS[package], f"{path.name}: {package} may not import {name}"
+        else:
+            allowed = top in sys.stdlib_module_names or top in THEIRS[package]
+            assert allowed, f"{path.name}: {package} may not import {name}"
+
+
+def test_every_package_has_its_arrows() -> None:
+    packages = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.name.endswith(".py") or path.is_dir()}
+    assert packages - {"__pycache__", "__init__", "__main__", "server", "py.typed"} <= set(OURS)
