@@ -1,0 +1,127 @@
+"""Group commit: one thread that writes, and one flush to disk for everything that waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from trainmaster import failpoints
+from trainmaster.core.errors import StoreUnavailableError
+from trainmaster.store.sqlite import unavailable
+
+T = TypeVar("T")
+
+GROUP_SIZE = 256
+"""Bounds how long the first closure of a group waits for the last."""
+
+
+@dataclass(slots=True)
+class _Work:
+    closure: Callable[[Connection], Any]
+    future: Future[Any]
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Runs closures one after another, and commits as many as are waiting at once.
+
+    A closure that raises leaves nothing behind and does not disturb the others of its group. No future is resolved
+    before what its closure wrote is on disk.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, closure: Callable[[Connection], T]) -> Future[T]:
+        """Queue a closure; its future has what it returned or raised."""
+        future: Future[T] = Future()
+        with self._closing:
+            if self._closed:
+                raise StoreUnavailableError("the database is closed")
+            self._waiting.put(_Work(closure, future))
+        return future
+
+    def close(self) -> None:
+        """Write what is queued, and stop."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._waiting.get()]
+            while len(group) < GROUP_SIZE and group[-1] is not None:
+                try:
+                    group.append(self._waiting.get_nowait())
+                except Empty:
+                    break
+            open_ = group[-1] is not None
+            # A future that was cancelled while it waited is not run.
+            works = [work for work in group if work is not None and work.future.set_running_or_notify_cancel()]
+            if works:
+                self._write(works)
+        self._disconnect()
+
+    def _write(self, works: list[_Work]) -> None:
+        try:
+            self._commit(works)
+        except BaseException as error:
+            # Nothing of the group was written, unless a failpoint struck after the commit.
+            if unavailable(error) or (self._connection is not None and self._connection.in_transaction()):
+                self._disconnect()
+            for work in works:
+                work.error = error
+        for work in works:
+            if work.error is None:
+                work.future.set_result(work.value)
+            else:
+                work.future.set_exception(unavailable(work.error) or work.error)
+
+    def _commit(self, works: list[_Work]) -> None:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        with self._connection.begin():
+            if len(works) == 1:
+                works[0].value = works[0].closure(self._connection)
+            else:
+                self._run_apart(self._connection, works)
+            failpoints.reach("store.before_commit")
+        failpoints.reach("store.after_commit")
+
+    def _run_apart(self, connection: Connection, works: list[_Work]) -> None:
+        # Savepoints by the driver's own cursor: SQLAlchemy's take longer than an insert.
+        savepoint = connection.connection.cursor()
+        for work in works:
+            savepoint.execute("SAVEPOINT closure")
+            try:
+                work.value = work.closure(connection)
+            except BaseException as error:
+                work.error = error
+                try:
+                    savepoint.execute("ROLLBACK TO SAVEPOINT closure")
+                except Exception:
+                    # After some errors, such as a full disk, the database gives up the whole transaction.
+                    raise error from None
+            savepoint.execute("RELEASE SAVEPOINT closure")
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.invalidate()  # whatever state it is in
+            connection.close()

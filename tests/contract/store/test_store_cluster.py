@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from store_records import ACME, EVERYTHING, new_job, stored, submit
+
+from trainmaster.core.errors import JobNotFoundError, NotFoundError
+from trainmaster.core.resources import Gpu, Node, NodeState
+from trainmaster.store import activity, meta, nodes, queues
+from trainmaster.store.database import Database
+
+NODE = Node(
+    node_id="n1",
+    backend="local",
+    hostname="machine",
+    address="10.0.0.1",
+    cpu_cores=64,
+    ram_mb=2**33,
+    storage_mb=2**34,
+    gpus=(
+        Gpu(index=0, device="GPU-0", type="H100-80GB", memory_mb=81_000),
+        Gpu(index=1, device="GPU-1", type="H100-80GB", memory_mb=81_000, healthy=False),
+    ),
+    labels=("rack-1",),
+    capabilities=("gpu", "infiniband"),
+    slots=4,
+    last_seen_at=100.0,
+)
+
+
+def put(database: Database, *inventory: Node) -> None:
+    database.write_now(lambda connection: nodes.put(connection, EVERYTHING, inventory))
+
+
+def all_nodes(database: Database) -> list[Node]:
+    with database.read() as connection:
+        return nodes.all(connection, ACME)
+
+
+def changed(node: Node, **fields: Any) -> Node:
+    return Node(**{**{name: getattr(node, name) for name in Node.__dataclass_fields__}, **fields})
+
+
+def test_node_comes_back_as_it_was_reported(database: Database) -> None:
+    put(database, NODE)
+    assert all_nodes(database) == [NODE]
+
+
+def test_later_report_replaces_an_earlier_one(database: Database) -> None:
+    put(database, NODE)
+    later = changed(NODE, gpus=(), slots=1, state=NodeState.OFFLINE, last_seen_at=200.0)
+    put(database, later, changed(NODE, node_id="n2"))
+    assert all_nodes(database) == [later, changed(NODE, node_id="n2")]
+    put(database, NODE)
+    assert all_nodes(database)[0].state is NodeState.READY
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.DRAINED])
+def test_report_does_not_end_a_drain(database: Database, state: NodeState) -> None:
+    put(database, NODE)
+    database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", state))
+    put(database, changed(NODE, last_seen_at=300.0))
+    assert all_nodes(database) == [changed(NODE, state=state, last_seen_at=300.0)]
+    database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", NodeState.READY))
+    assert all_nodes(database)[0].state is NodeState.READY
+
+
+def test_state_of_an_unknown_node_cannot_be_set(database: Database) -> None:
+    with pytest.raises(NotFoundError):
+        database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", NodeState.READY))
+
+
+def test_default_queue_is_there_from_the_start_and_others_can_be_added(database: Database) -> None:
+    for _ in range(2):
+        database.write_now(lambda connection: queues.add(connection, EVERYTHING, "night", 1.0))
+    with database.read() as connection:
+        assert queues.names(connection, ACME) == ["default", "night"]
+        assert queues.exists(connection, ACME, "night")
+        assert not queues.exists(connection, ACME, "day")
+
+
+def test_fact_is_kept_until_it_is_replaced(database: Database) -> None:
+    with database.read() as connection:
+        assert meta.get(connection, EVERYTHING, "colour") is None
+    database.write_now(lambda connection: meta.put(connection, EVERYTHING, "colour", "red"))
+    database.write_now(lambda connection: meta.put(connection, EVERYTHING, "colour", "blue"))
+    with database.read() as connection:
+        assert meta.get(connection, EVERYTHING, "colour") == "blue"
+
+
+def test_activity_is_the_latest_time_of_use_and_changes_no_job(database: Database) -> None:
+    job = submit(database, new_job())
+    with database.read() as connection:
+        assert activity.get(connection, ACME, "job-1") is None
+
+    def use(connection: Connection) -> None:
+        for at in (100.0, 300.0, 200.0):
+            activity.touch(connection, ACME, "job-1", at)
+
+    database.write_now(use)
+    with database.read() as connection:
+        assert activity.get(connection, ACME, "job-1") == 300.0
+    assert stored(database, "job-1") == job
+
+
+def test_activity_of_no_job_is_refused(database: Database) -> None:
+    with pytest.raises(JobNotFoundError):
+        database.write_now(lambda connection: activity.touch(connection, EVERYTHING, "job-1", 1.0))

@@ -1,0 +1,129 @@
+"""An account sees and changes nothing of another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from store_records import (
+    ACME,
+    EVERYTHING,
+    OTHER,
+    apply,
+    change_of,
+    checkpoint_of,
+    event_of,
+    new_job,
+    placement_of,
+    submission_of,
+    submit,
+)
+
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.job import Job
+from trainmaster.core.resources import NodeState, Share
+from trainmaster.store import (
+    accounts,
+    activity,
+    allocations,
+    attempts,
+    blobs,
+    checkpoints,
+    events,
+    jobs,
+    keys,
+    leases,
+    meta,
+    nodes,
+    queues,
+)
+from trainmaster.store.database import Database
+from trainmaster.store.keys import ApiKey
+from trainmaster.store.leases import Lease
+
+KEY = ApiKey(key_id="k", account_id="acme", name="n", scopes=(), hash="h", created_at=1.0)
+BLOB = blobs.Blob(account_id="acme", sha256="a" * 64, size_bytes=1, created_at=1.0, last_used_at=1.0)
+LEASE = Lease(epoch=1, holder="s", url="u", expires_at=1.0)
+
+
+@pytest.fixture
+def job(database: Database) -> Job:
+    """A job of `acme` with one of everything."""
+    job = submit(database, new_job(handle="tuner", labels={"team": "a"}))
+    job = apply(database, placement_of(job, Share(node_id="n1", gpus=(0,))))
+    job = apply(database, change_of(job, checkpoints=(checkpoint_of(job, "c-1", 1),)))
+
+    def fill(connection: Connection) -> None:
+        accounts.ensure(connection, EVERYTHING, "acme", 1.0)
+        keys.create(connection, ACME, KEY)
+        blobs.put(connection, ACME, "a" * 64, 1, 1.0)
+        activity.touch(connection, ACME, job.job_id, 1.0)
+
+    database.write_now(fill)
+    return job
+
+
+READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
+    "load": lambda connection, scope, job: jobs.load(connection, scope, [job.job_id]),
+    "unfinished": lambda connection, scope, job: jobs.unfinished(connection, scope),
+    "page": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery()).jobs,
+    "count": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery()).total_count,
+    "labels": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery(labels={"team": ("a",)})).jobs,
+    "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
+    "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
+    "events": lambda connection, scope, job: events.page(connection, scope, job.job_id),
+    "feed": lambda connection, scope, job: events.feed(connection, scope, 0, 10),
+    "changed jobs": lambda connection, scope, job: events.changed_jobs(connection, scope, 0)[1],
+    "allocations": lambda connection, scope, job: allocations.all(connection, scope),
+    "keys": lambda connection, scope, job: keys.all(connection, scope),
+    "key": lambda connection, scope, job: keys.find_by_hash(connection, scope, "h"),
+    "blob": lambda connection, scope, job: blobs.get(connection, scope, "a" * 64),
+    "unused blobs": lambda connection, scope, job: blobs.unused(connection, scope, 10.0),
+    "activity": lambda connection, scope, job: activity.get(connection, scope, job.job_id),
+}
+
+REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
+    "job": lambda connection, scope, job: jobs.get(connection, scope, job.job_id),
+    "handle": lambda connection, scope, job: jobs.get(connection, scope, "tuner"),
+    "queue position": lambda connection, scope, job: jobs.queued_ahead(connection, scope, job),
+    "attempt": lambda connection, scope, job: attempts.get(connection, scope, f"{job.job_id}.1"),
+    "checkpoint": lambda connection, scope, job: checkpoints.get(connection, scope, "c-1"),
+    "insert": lambda connection, scope, job: jobs.insert(connection, scope, submission_of(new_job("job-2"))),
+    "apply": lambda connection, scope, job: jobs.apply(connection, scope, change_of(job)),
+    "attempt put": lambda connection, scope, job: attempts.put(connection, scope, job, job.live),
+    "take": lambda connection, scope, job: allocations.take(connection, scope, job, job.live),
+    "release": lambda connection, scope, job: allocations.release(connection, scope, job, job.live),
+    "register": lambda connection, scope, job: checkpoints.register(connection, scope, job, ()),
+    "forget": lambda connection, scope, job: checkpoints.forget(connection, scope, job),
+    "append": lambda connection, scope, job: events.append(connection, scope, job, (event_of(job, 99),)),
+    "touch": lambda connection, scope, job: activity.touch(connection, scope, job.job_id, 2.0),
+    "use": lambda connection, scope, job: blobs.use(connection, scope, job, ["a" * 64], 2.0),
+    "delete blob": lambda connection, scope, job: blobs.delete(connection, scope, BLOB, 10.0),
+    "account": lambda connection, scope, job: accounts.ensure(connection, scope, "acme", 2.0),
+    "create key": lambda connection, scope, job: keys.create(connection, scope, KEY),
+    "revoke key": lambda connection, scope, job: keys.revoke(connection, scope, "k", 2.0),
+    "nodes": lambda connection, scope, job: nodes.put(connection, scope, ()),
+    "node state": lambda connection, scope, job: nodes.set_state(connection, scope, "n1", NodeState.READY),
+    "queue": lambda connection, scope, job: queues.add(connection, scope, "night", 2.0),
+    "fact": lambda connection, scope, job: meta.get(connection, scope, "k"),
+    "put fact": lambda connection, scope, job: meta.put(connection, scope, "k", "v"),
+    "acquire": lambda connection, scope, job: leases.acquire(connection, scope, "s", "u", 1.0, 5.0),
+    "renew": lambda connection, scope, job: leases.renew(connection, scope, LEASE, 1.0, 5.0),
+    "release lease": lambda connection, scope, job: leases.release(connection, scope, LEASE),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_read_shows_the_account_its_own_and_nothing_of_another(database: Database, job: Job, name: str) -> None:
+    with database.read() as connection:
+        assert READS[name](connection, ACME, job)
+        assert READS[name](connection, EVERYTHING, job)
+        assert not READS[name](connection, OTHER, job)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_belongs_to_another_account_or_to_none_is_refused(database: Database, job: Job, name: str) -> None:
+    with pytest.raises(NotFoundError):
+        database.write_now(lambda connection: REFUSALS[name](connection, OTHER, job))

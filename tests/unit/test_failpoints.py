@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from trainmaster import failpoints
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm(None)
+
+
+def test_armed_action_is_told_each_point() -> None:
+    failpoints.reach("before")
+    points: list[str] = []
+    failpoints.arm(points.append)
+    failpoints.reach("a")
+    failpoints.reach("b")
+    failpoints.arm(None)
+    failpoints.reach("after")
+    assert points == ["a", "b"]
+
+
+@pytest.mark.parametrize(("count", "printed"), [(1, b""), (2, b"1\n"), (3, b"1\n2\n")])
+def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: bytes) -> None:
+    script = (
+        "from trainmaster import failpoints; failpoints.arm_from_environment()\n"
+        "for number in (1, 2, 3): failpoints.reach('other'); failpoints.reach('a:b'); print(number, flush=True)"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: f"a:b:{count}"},
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert killed.stdout == printed
+
+
+@pytest.mark.parametrize("setting", ["point", "point:", ":1", "point:0", "point:x"])
+def test_malformed_setting_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, setting)
+    with pytest.raises(ValueError, match="must look like"):
+        failpoints.arm_from_environment()
