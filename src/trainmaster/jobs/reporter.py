@@ -1,0 +1,273 @@
+"""What a rank tells the server and asks of it. `trainmaster.jobs.report` has the one of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, SupportsFloat, SupportsInt
+
+from trainmaster.jobs.checkpoint import Manifest, draft, publish, seal
+from trainmaster.jobs.control import ControlReader, Stop
+from trainmaster.jobs.journal import Journal
+from trainmaster.jobs.owner import require_ownership
+from trainmaster.protocol import environment
+from trainmaster.protocol.reasons import EXIT_STOPPED, Phase
+
+_CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class PhaseScope:
+    """Returned by `phase`: used with `with`, it goes back to the phase before at the end of the block."""
+
+    def __init__(self, reporter: Reporter, before: Phase) -> None:
+        self._reporter = reporter
+        self._before = before
+
+    def __enter__(self) -> None:
+        """The phase was announced already."""
+
+    def __exit__(self, *_: object) -> None:
+        self._reporter.phase(self._before)
+
+
+class Reporter:
+    """Reports of one rank. A report that cannot be written is dropped, with one warning on stderr.
+
+    All methods may be called from any thread. Each rank reports into streams of its own; one rank, usually
+    rank 0, should announce phases and commit checkpoints.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._events = Journal(environ.get(environment.EVENTS_FILE))
+        self._metrics = Journal(environ.get(environment.METRICS_FILE))
+        self._control = ControlReader(environ.get(environment.CONTROL_FILE))
+        self._phase = Phase.TRAINING
+        self._save_announced = False
+        self._warned = False
+        self._not_finite: set[str] = set()
+        self._lock = threading.RLock()
+
+    def progress(
+        self, step: SupportsInt, *, total_steps: SupportsInt | None = None, epoch: SupportsFloat | None = None
+    ) -> None:
+        """Say which step was reached, and of how many."""
+        self._write_metrics(_position(step, epoch, total_steps), {})
+
+    def metrics(
+        self,
+        values: Mapping[str, SupportsFloat] | None = None,
+        *,
+        step: SupportsInt | None = None,
+        epoch: SupportsFloat | None = None,
+        **more: SupportsFloat,
+    ) -> None:
+        """Report numbers: `metrics({"loss": 0.1}, step=3)` or `metrics(loss=0.1, step=3)`.
+
+        What is no number is left out. NaN and infinity have no place in a series; the first of each name
+        becomes a note instead.
+        """
+        self._write_metrics(_position(step, epoch), self._finite({**(values or {}), **more}, step))
+
+    def phase(self, phase: str) -> PhaseScope:
+        """Say what the rank does from now on; as a context manager, only for the block.
+
+        Raises:
+            ValueError: there is no such phase.
+        """
+        with self._lock:
+            before, self._phase = self._phase, Phase(phase)
+            self._write_event({"type": "phase", "phase": self._phase})
+        return PhaseScope(self, before)
+
+    def note(self, message: str) -> None:
+        """Leave a remark among the job's events."""
+        self._write_event({"type": "note", "message": str(message)})
+
+    def finished(self) -> None:
+        """Say that the work is complete: an exit with 0 after this is a success, even if a stop was asked for."""
+        self._write_event({"type": "finished"})
+
+    def stop_requested(self) -> Stop | None:
+        """The stop that was asked for, if any. Cheap enough for every step.
+
+        The first call also tells the server that this job saves and leaves by itself when it is asked to.
+        """
+        with self._lock:
+            self._announce_save()
+            return self._control.stop()
+
+    def save_requested(self) -> bool:
+        """Whether a checkpoint is wanted now while training goes on; true once per request."""
+        with self._lock:
+            self._announce_save()
+            return self._control.take_save()
+
+    def exit_stopped(self) -> NoReturn:
+        """Leave, saying that the stop was obeyed."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        raise SystemExit(EXIT_STOPPED)
+
+    @contextlib.contextmanager
+    def checkpoint(
+        self,
+        *,
+        step: SupportsInt,
+        epoch: SupportsFloat | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+        name: str | None = None,
+    ) -> Iterator[Path]:
+        """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save below `directory`.
+
+        At the end of the block all is flushed, sealed by a manifest and renamed to its final name, which
+        never replaces an older checkpoint; then the server is told. An exception in the block removes
+        what was written. Call it on one rank only, usually rank 0.
+
+        Raises:
+            NotOwnerError: another attempt owns the job now; nothing was committed.
+            OSError: the checkpoint could not be written, or the server could not be told of it.
+            ValueError: the name is no plain file name, or the block left something that is no plain file.
+        """
+        at = int(step)
+        name = name if name is not None else f"checkpoint-{at}"
+        if not _CHECKPOINT_NAME.fullmatch(name):
+            raise ValueError(f"a checkpoint's name is made of letters, digits, dots and dashes: {name!r}")
+        job_id, attempt = self.job_id() or "local", int(self._environ.get(environment.ATTEMPT, "0"))
+        root = Path(self._environ.get(environment.CHECKPOINT_DIR) or "checkpoints").absolute()
+        manifest = Manifest(
+            checkpoint_id=f"{job_id}-{attempt}-{at}-{os.urandom(3).hex()}",
+            job_id=job_id,
+            attempt=attempt,
+            step=at,
+            epoch=None if epoch is None else float(epoch),
+            metrics=self._finite(metrics or {}, step),
+            world_size=int(self._environ.get("WORLD_SIZE", "1")),
+            created_at=time.time(),
+        )
+        with self.phase(Phase.CHECKPOINTING), draft(root, job_id=job_id, attempt=attempt) as directory:
+            yield directory
+            manifest = seal(directory, manifest)
+            require_ownership(self._environ)
+            path = publish(directory, _names(name, attempt))
+            # Not dropped when it fails: an attempt that goes on believing in a checkpoint that nobody knows of
+            # would lose more than this step.
+            with self._lock:
+                self._events.append(_checkpoint_event(manifest, path), sync=True)
+
+    def resume_path(self) -> Path | None:
+        """The committed checkpoint to go on from; None on a start from nothing."""
+        path = self._environ.get(environment.RESUME_FROM)
+        return Path(path) if path else None
+
+    def output_dir(self) -> Path:
+        """Where results belong; it exists."""
+        path = Path(self._environ.get(environment.OUTPUT_DIR) or "output").absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def job_id(self) -> str | None:
+        """The job that this process belongs to; None outside a job."""
+        return self._environ.get(environment.JOB_ID)
+
+    def rank(self) -> int:
+        """This process among all of the job; 0 outside a job."""
+        return int(self._environ.get("RANK", "0"))
+
+    def offer_stacks(self) -> None:
+        """Inside a job: print all threads' stacks to stderr on SIGUSR1, and tell the worker that it may ask."""
+        if environment.EVENTS_FILE not in self._environ or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+            return
+        try:
+            faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        except (OSError, ValueError, RuntimeError):
+            return
+        self._write_event({"type": "capable", "stacks": True})
+
+    def renew_lock(self) -> None:
+        """For a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+
+    def _announce_save(self) -> None:
+        if not self._save_announced:
+            self._save_announced = True
+            self._write_event({"type": "capable", "save": True})
+
+    def _write_event(self, event: Mapping[str, Any]) -> None:
+        self._write(self._events, event)
+
+    def _write_metrics(self, position: Mapping[str, float], values: Mapping[str, float]) -> None:
+        if position or values:
+            self._write(self._metrics, {**position, "values": values})
+
+    def _write(self, journal: Journal, record: Mapping[str, Any]) -> None:
+        try:
+            with self._lock:
+                journal.append(record)
+        except OSError as error:
+            self._warn(f"a report was dropped, as others may be: {error}")
+
+    def _finite(self, values: Mapping[str, SupportsFloat], step: SupportsInt | None) -> dict[str, float]:
+        finite = {}
+        for name, value in values.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                self._warn(f"metric {name!r} is left out, as others may be: {type(value).__name__} is no number")
+                continue
+            if math.isfinite(number):
+                finite[str(name)] = number
+            elif name not in self._not_finite:
+                self._not_finite.add(name)
+                self.note(f"{name} is {number}" + ("" if step is None else f" at step {int(step)}"))
+        return finite
+
+    def _warn(self, message: str) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(f"trainmaster: {message}\n")
+
+
+def _position(
+    step: SupportsInt | None, epoch: SupportsFloat | None, total_steps: SupportsInt | None = None
+) -> dict[str, float]:
+    position: dict[str, float] = {}
+    if step is not None:
+        position["step"] = int(step)
+    if epoch is not None:
+        position["epoch"] = float(epoch)
+    if total_steps is not None:
+        position["total_steps"] = int(total_steps)
+    return position
+
+
+def _names(name: str, attempt: int) -> Iterator[str]:
+    yield name
+    yield f"{name}-attempt-{attempt}"
+    for number in itertools.count(2):
+        yield f"{name}-attempt-{attempt}-{number}"
+
+
+def _checkpoint_event(manifest: Manifest, path: Path) -> dict[str, Any]:
+    return {
+        "type": "checkpoint",
+        "checkpoint_id": manifest.checkpoint_id,
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "metrics": dict(manifest.metrics),
+        "path": str(path),
+        "size_bytes": manifest.size_bytes,
+    }
