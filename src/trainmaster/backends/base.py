@@ -1,0 +1,87 @@
+"""What every backend does: render, submit, observe, stop; and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from trainmaster.core.resources import Node
+from trainmaster.core.sight import Liveness
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.request import AttemptRequest
+
+
+class PlacementBy(StrEnum):
+    """Who chooses the nodes."""
+
+    US = "ours"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do. What is missing is refused at submission, never at run time."""
+
+    placement: PlacementBy
+    lifetimes: frozenset[Lifetime]
+    colocates_gangs: bool
+    """Several nodes of a gang may share one machine."""
+
+
+class LaunchError(Exception):
+    """The backend could not launch an attempt, and nothing of it runs."""
+
+    def __init__(self, message: str, reason: Reason = Reason.ENGINE_UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """ENGINE_UNAVAILABLE is tried again; LAUNCH_REFUSED is final."""
+
+
+class Backend(Protocol):
+    """One way of running attempts. Every verb may be repeated; repeating it changes nothing.
+
+    A backend is called from several threads, never twice at the same time for one attempt.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    def inventory(self) -> Sequence[Node]:
+        """The nodes there are now."""
+        ...
+
+    def render(self, request: AttemptRequest) -> str:
+        """The document for the engine, as text: what `submit` would send."""
+        ...
+
+    def submit(self, request: AttemptRequest) -> str | None:
+        """Start the workers of an attempt, unless they run already; returns the engine's name for it.
+
+        Raises:
+            LaunchError: nothing was started.
+        """
+        ...
+
+    def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+        """What is known of each node's worker."""
+        ...
+
+    def stop(self, request: AttemptRequest, control: Control) -> None:
+        """Pass a control on to the workers."""
+        ...
+
+    def revoke(self, request: AttemptRequest) -> None:
+        """See to it that nodes which no worker has claimed never run."""
+        ...
+
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """Kill whatever is left of a node whose worker is gone."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; what runs goes on."""
+        ...

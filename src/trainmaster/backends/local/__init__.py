@@ -1,0 +1,133 @@
+"""The local backend: workers are forked on this machine from a warm parent.
+
+Files are shared by default; over HTTP a courier beside each worker carries them to the server, as it
+would from a machine elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
+from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.inventory import LocalInventory
+from trainmaster.core.resources import Node
+from trainmaster.core.sight import Liveness
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import RunDirectory, exit_document
+
+__all__ = ["LocalBackend"]
+
+_DELIVERY_TIMEOUT_S = 60.0
+
+
+class LocalBackend:
+    """Runs attempts as processes of this machine."""
+
+    name = "local"
+    capabilities = Capabilities(
+        placement=PlacementBy.US,
+        lifetimes=frozenset(Lifetime),
+        colocates_gangs=True,
+    )
+
+    def __init__(
+        self,
+        *,
+        fork_server: ForkServer,
+        inventory: LocalInventory,
+        run_directory: Callable[[AttemptRequest], RunDirectory],
+        spool: Path,
+    ) -> None:
+        self._fork_server = fork_server
+        self._inventory = inventory
+        self._run_directory = run_directory
+        self._spool = spool
+
+    def inventory(self) -> Sequence[Node]:
+        """This machine, or the simulated ones in its place."""
+        return self._inventory.nodes()
+
+    def render(self, request: AttemptRequest) -> str:
+        """The orders for the fork server."""
+        return json.dumps([self._order(request, node) for node in range(len(request.nodes))], indent=2)
+
+    def submit(self, request: AttemptRequest) -> str | None:
+        """Fork a worker for each node that has none."""
+        directory = self._run_directory(request)
+        for node in range(len(request.nodes)):
+            if directory.claimant(node) is not None:
+                continue
+            try:
+                self._fork_server.ask(self._order(request, node))
+            except ForkServerError as error:
+                # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
+                self.revoke(request)
+                if all(alive is Liveness.REVOKED for alive in self.observe(request)):
+                    raise LaunchError(f"the local fork server did not start a worker: {error}") from error
+        return None
+
+    def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+        """By the claim, the pid and its start time."""
+        directory = self._run_directory(request)
+        return [_liveness(directory, node) for node in range(len(request.nodes))]
+
+    def stop(self, request: AttemptRequest, control: Control) -> None:
+        """Leave the control where the workers look for it."""
+        self._run_directory(request).set_control(control.to_json())
+
+    def revoke(self, request: AttemptRequest) -> None:
+        """Take every claim that is still free: a worker that comes later exits at once."""
+        directory = self._run_directory(request)
+        for node in range(len(request.nodes)):
+            directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
+
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """Have the fork server kill what carries the node's mark; over HTTP, have what it wrote delivered too."""
+        self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
+        if request.server_url is not None:
+            self._deliver(request, node)
+
+    def _deliver(self, request: AttemptRequest, node: int) -> None:
+        """Let a new courier bring what a dead one left in its directory."""
+        directory = self._run_directory(request)
+        self._fork_server.ask(self._order(request, node))
+        deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
+        while directory.document(exit_document(node)) is None:
+            if time.monotonic() > deadline:
+                raise LaunchError(f"what node {node} of {request.attempt_id} left behind was not delivered")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """The fork server and its workers live on."""
+
+    def _order(self, request: AttemptRequest, node: int) -> dict[str, str | int]:
+        if request.server_url is None:
+            return {"op": "start", "run_dir": str(self._run_directory(request).path), "node": node}
+        return {
+            "op": "start-courier",
+            "server_url": request.server_url,
+            "token": request.token,
+            "attempt_id": request.attempt_id,
+            "node": node,
+            "directory": str(self._spool / request.attempt_id / str(node)),
+        }
+
+
+def _liveness(directory: RunDirectory, node: int) -> Liveness:
+    claimant = directory.claimant(node)
+    if claimant is None:
+        return Liveness.UNCLAIMED
+    if claimant.get("revoked"):
+        return Liveness.REVOKED
+    identity = ProcessIdentity.from_json(claimant)
+    if identity.boot_id != boot_id():
+        return Liveness.REBOOTED
+    return Liveness.ALIVE if is_alive(identity) else Liveness.GONE

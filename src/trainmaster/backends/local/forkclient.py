@@ -1,0 +1,102 @@
+"""Talking to the fork server, and starting it when it is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trainmaster
+from trainmaster.protocol.sockets import reachable
+
+_START_TIMEOUT_S = 20.0
+_ASK_TIMEOUT_S = 30.0
+
+
+class ForkServerError(Exception):
+    """The fork server did not do what it was asked to."""
+
+
+class ForkServer:
+    """The warm parent of local workers. It is started once and survives the server."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._socket_path = directory / "socket"
+        self._starting = threading.Lock()
+
+    def ensure(self) -> None:
+        """See to it that a fork server of this version runs; one of another version is replaced.
+
+        Workers of a replaced one live on.
+        """
+        with self._starting:
+            try:
+                if self._exchange({"op": "hello"}).get("version") == trainmaster.__version__:
+                    return
+                with contextlib.suppress(ForkServerError, OSError):
+                    self._exchange({"op": "retire"})
+            except (OSError, ForkServerError):
+                pass
+            self._start()
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Send an order and return the answer; starts the fork server when nobody listens.
+
+        Raises:
+            ForkServerError: it refused, or cannot be started.
+        """
+        try:
+            return self._exchange(order)
+        except OSError:
+            self.ensure()
+        try:
+            return self._exchange(order)
+        except OSError as error:
+            raise ForkServerError(f"no answer from {self._socket_path}: {error}") from error
+
+    def _exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ASK_TIMEOUT_S)
+            with reachable(self._socket_path) as short:
+                connection.connect(short)
+            connection.sendall(json.dumps(order).encode() + b"\n")
+            answer = b""
+            while not answer.endswith(b"\n"):
+                piece = connection.recv(65536)
+                if not piece:
+                    break
+                answer += piece
+        if not answer:
+            raise ConnectionError("the fork server closed the connection without an answer")
+        document: dict[str, Any] = json.loads(answer)
+        if "error" in document:
+            raise ForkServerError(str(document["error"]))
+        return document
+
+    def _start(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with open(self._directory / "log", "ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(self._directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ForkServerError):
+                if self._exchange({"op": "hello"}).get("version") == trainmaster.__version__:
+                    return
+            time.sleep(0.005)
+        raise ForkServerError(f"it did not start within {_START_TIMEOUT_S:.0f} s; see {self._directory / 'log'}")

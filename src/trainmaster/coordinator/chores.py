@@ -1,0 +1,73 @@
+"""What the leader tidies up now and then: unused blobs, purged jobs, old idempotency keys."""
+
+from __future__ import annotations
+
+import logging
+
+from sqlalchemy import Connection
+
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
+from trainmaster.store import blobs, idempotency, jobs
+from trainmaster.store.blobs import Blob
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+IDEMPOTENCY_KEEP_S = 24 * 3600.0
+"""How long a repeated request is recognised."""
+
+
+class Chores:
+    """Called on every timed pass of the leader; does something only when it is time."""
+
+    def __init__(self, database: Database, roots: Roots, *, blob_keep_s: float, every_s: float = 30.0) -> None:
+        self._database = database
+        self._roots = roots
+        self._blob_keep_s = blob_keep_s
+        self._every_s = every_s
+        self._done_at = 0.0
+
+    def __call__(self, now: float) -> None:
+        """Do what is due."""
+        if now - self._done_at < self._every_s:
+            return
+        self._done_at = now
+        self._purge_jobs()
+        self._collect_blobs(now)
+        self._database.write_now(
+            lambda connection: idempotency.prune(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
+        )
+
+    def _purge_jobs(self) -> None:
+        """Remove the files of jobs that were deleted with `purge`: first the files, then the mark."""
+        with self._database.read() as connection:
+            buried = jobs.to_purge(connection, _EVERYTHING)
+        for job_id in buried:
+            for root in (ARTIFACTS, RUNS):
+                self._roots.remove(Location(root=root, path=job_id))
+
+        def work(connection: Connection) -> None:
+            for job_id in buried:
+                jobs.purged(connection, _EVERYTHING, job_id)
+
+        if buried:
+            self._database.write_now(work)
+
+    def _collect_blobs(self, now: float) -> None:
+        """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
+        with self._database.read() as connection:
+            unused = blobs.unused(connection, _EVERYTHING, now - self._blob_keep_s)
+        for blob in unused:
+
+            def work(connection: Connection, blob: Blob = blob) -> bool:
+                return blobs.delete(connection, _EVERYTHING, blob, now - self._blob_keep_s)
+
+            if self._database.write_now(work):
+                self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
+
+
+def blob_path(account_id: str, sha256: str) -> str:
+    """Where a blob lies below its root."""
+    return f"{account_id}/{sha256[:2]}/{sha256}"

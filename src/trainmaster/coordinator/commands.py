@@ -1,0 +1,281 @@
+"""The commands that every door gives: submit, cancel, pause, resume, retry, edit, delete.
+
+Each is one transaction: read the job, call the pure function, write the answer. It may run on any server,
+leading or not; the leader sees the change by its event.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from trainmaster.core import commands as decide
+from trainmaster.core.errors import (
+    NotFoundError,
+    Problem,
+    RefusedError,
+    SpecError,
+    StaleWriteError,
+)
+from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.spec import SubmitJobRequest, with_server_defaults
+from trainmaster.core.submission import check_retry, child_request, new_job_id, submit
+from trainmaster.core.workloads import compile_launch
+from trainmaster.store import blobs, checkpoints, idempotency, jobs, queues
+from trainmaster.store.database import Database
+from trainmaster.store.idempotency import IdempotencyRecord
+from trainmaster.store.scope import Scope
+
+_TRIES = 16
+"""How often a command is decided anew when others keep changing the job under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """What makes a repeated request recognisable."""
+
+    key: str
+    fingerprint: str
+    """Digest of the request; the same key with another one is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The job after a command."""
+
+    job: Job
+    replayed: bool = False
+    """The command had been carried out before, under the same idempotency key."""
+
+
+class Commands:
+    """Carries commands out. Every method returns a future that is done when the change is on disk."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        backends: Collection[str],
+        default_backend: str,
+        hint: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._backends = frozenset(backends)
+        self._default_backend = default_backend
+        self._hint = hint
+        self._clock = clock
+
+    def submit(
+        self,
+        scope: Scope,
+        request: SubmitJobRequest,
+        *,
+        created_by: str,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Make a new job."""
+        request = with_server_defaults(request, seed=secrets.randbelow(2**31))
+        change = self._new_job(scope, request, created_by=created_by)
+        blobs_used = {blob.sha256 for blob in compile_launch(request).blobs}
+
+        def work(connection: Connection) -> Outcome:
+            return self._once(
+                connection, scope, idempotency, lambda: self._insert(connection, scope, change, blobs_used)
+            )
+
+        return self._write(work)
+
+    def cancel(
+        self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """End a job for good."""
+        return self._command(
+            scope, job_id, idempotency, lambda _, job: decide.cancel(job, now=self._clock(), message=message)
+        )
+
+    def pause(
+        self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """Park a running job."""
+        return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
+
+    def resume(
+        self, scope: Scope, job_id: str, *, checkpoint_id: str = "", idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """Queue a parked job again."""
+
+        def resumed(connection: Connection, job: Job) -> Change | None:
+            chosen = _checkpoint(connection, scope, job, checkpoint_id) if checkpoint_id else None
+            return decide.resume(job, now=self._clock(), checkpoint=chosen)
+
+        return self._command(scope, job_id, idempotency, resumed)
+
+    def edit(
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Change priority, queue or labels."""
+
+        def edited(connection: Connection, job: Job) -> Change | None:
+            if queue is not None:
+                _check_queue(connection, scope, queue, "queue")
+            return decide.edit(job, now=self._clock(), priority=priority, queue=queue, labels=labels)
+
+        return self._command(scope, job_id, idempotency, edited)
+
+    def delete(
+        self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """Stop a job and hide it."""
+        return self._command(
+            scope, job_id, idempotency, lambda _, job: decide.delete(job, now=self._clock(), purge=purge)
+        )
+
+    def retry(
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        created_by: str,
+        checkpoint_id: str = "",
+        modify_resources: bool = False,
+        new_resource_config: Mapping[str, Any] | None = None,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Make a child of a job that ended; it goes on from the parent's checkpoint."""
+
+        def work(connection: Connection) -> Outcome:
+            def child() -> Outcome:
+                parent = jobs.get(connection, scope, job_id)
+                check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
+                request = child_request(parent, new_resource_config=new_resource_config)
+                change = self._new_job(
+                    Scope(account_id=parent.account_id), request, created_by=created_by, parent=parent
+                )
+                chosen = (
+                    _checkpoint(connection, scope, parent, checkpoint_id).checkpoint_id
+                    if checkpoint_id
+                    else parent.latest_checkpoint_id
+                )
+                change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
+                used = {blob.sha256 for blob in compile_launch(request).blobs}
+                return self._insert(connection, scope, change, used)
+
+            return self._once(connection, scope, idempotency, child)
+
+        return self._write(work)
+
+    def _new_job(
+        self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
+    ) -> Change:
+        if request.backend is not None and request.backend not in self._backends:
+            known = ", ".join(sorted(self._backends))
+            raise RefusedError(f"backend {request.backend!r} is not available on this server; it has: {known}")
+        return submit(
+            request,
+            account_id=scope.account,
+            job_id=new_job_id(),
+            created_by=created_by,
+            now=self._clock(),
+            default_backend=self._default_backend,
+            parent=parent,
+        )
+
+    def _insert(self, connection: Connection, scope: Scope, change: Change, blobs_used: Collection[str]) -> Outcome:
+        job = change.job
+        _check_queue(connection, scope, job.queue, "scheduling_config.queue")
+        if job.resume_checkpoint_id and job.parent_job_id is None:
+            try:
+                checkpoints.get(connection, scope, job.resume_checkpoint_id)
+            except NotFoundError:
+                message = f"there is no committed checkpoint {job.resume_checkpoint_id!r}"
+                problem = Problem(field="training_config.resume_from_checkpoint", message=message)
+                raise SpecError([problem]) from None
+        jobs.insert(connection, scope, change)
+        try:
+            blobs.use(connection, scope, job, blobs_used, job.created_at)
+        except NotFoundError as error:
+            message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
+            raise SpecError([Problem(field="workload.files", message=message)]) from None
+        return Outcome(job=job)
+
+    def _command(
+        self,
+        scope: Scope,
+        job_id: str,
+        idempotency: Idempotency | None,
+        decision: Callable[[Connection, Job], Change | None],
+    ) -> Future[Outcome]:
+        def work(connection: Connection) -> Outcome:
+            return self._once(connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision))
+
+        return self._write(work)
+
+    def _once(
+        self,
+        connection: Connection,
+        scope: Scope,
+        key: Idempotency | None,
+        work: Callable[[], Outcome],
+    ) -> Outcome:
+        if key is None:
+            return work()
+        record = idempotency.find(connection, scope, key.key, key.fingerprint)
+        if record is not None:
+            return Outcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
+        outcome = work()
+        idempotency.put(
+            connection,
+            scope,
+            IdempotencyRecord(
+                key=key.key, fingerprint=key.fingerprint, job_id=outcome.job.job_id, created_at=self._clock()
+            ),
+        )
+        return outcome
+
+    def _write(self, work: Callable[[Connection], Outcome]) -> Future[Outcome]:
+        future = self._database.write(work)
+        future.add_done_callback(lambda _: self._hint(""))
+        return future
+
+
+def _decide(
+    connection: Connection, scope: Scope, job_id: str, decision: Callable[[Connection, Job], Change | None]
+) -> Outcome:
+    for _ in range(_TRIES):
+        job = jobs.get(connection, scope, job_id)
+        change = decision(connection, job)
+        if change is None:
+            return Outcome(job=job)
+        if jobs.apply(connection, scope, change):
+            return Outcome(job=change.job)
+    raise StaleWriteError
+
+
+def _check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
+    if not queues.exists(connection, scope, queue):
+        known = ", ".join(queues.names(connection, scope))
+        raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
+
+
+def _checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint that belongs to the job or to one that it descends from."""
+    checkpoint = checkpoints.get(connection, scope, checkpoint_id)
+    owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
+    if owner.root_job_id != job.root_job_id:
+        message = f"belongs to job {owner.job_id}, which is not of this job's line"
+        raise SpecError([Problem(field="checkpoint_id", message=message)])
+    return checkpoint

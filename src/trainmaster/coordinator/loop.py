@@ -1,0 +1,303 @@
+"""The leader's loop: view -> pure core -> one commit -> act.
+
+Everything it does can be done again: what to do next is read off the committed job on every pass, never
+remembered. What is kept in memory here (what was asked of backends lately) only saves repeating it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from trainmaster.backends.base import Backend
+from trainmaster.coordinator.acting import Acting
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.leadership import Leadership
+from trainmaster.core import observations, timers
+from trainmaster.core.errors import NotLeaderError, TrainmasterError
+from trainmaster.core.job import Change, Job, merge
+from trainmaster.core.states import ACTIVE, RUNNING, JobStatus
+from trainmaster.scheduling.schedule import schedule
+from trainmaster.scheduling.view import ClusterView
+from trainmaster.store import activity, events, jobs, leases, nodes
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often the loop looks by itself. Hints make it look at once; these are for lost hints and for time."""
+
+    poll_s: float = 1.0
+    """Running attempts and timers."""
+    inventory_s: float = 15.0
+    foreign_s: float = 0.1
+    """Whether another process has written to the database."""
+
+
+class Coordinator:
+    """Leads while its server holds the lease; otherwise waits."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        backends: Mapping[str, Backend],
+        leadership: Leadership,
+        acting: Acting,
+        admission: Admission,
+        chores: Iterable[Callable[[float], None]] = (),
+        clock: Callable[[], float] = time.time,
+        pace: Pace | None = None,
+    ) -> None:
+        self._database = database
+        self._backends = backends
+        self._leadership = leadership
+        self._acting = acting
+        self._admission = admission
+        self._chores = tuple(chores)
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._wake = threading.Condition()
+        self._hinted: set[str] = set()
+        self._awake = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._epoch: int | None = None
+        self._view = ClusterView()
+        self._cursor = 0
+        self._polled_at = 0.0
+        self._inventory_at = 0.0
+        self._data_version = 0
+
+    # -- for other threads --
+
+    def hint(self, subject: str) -> None:
+        """Look soon: at one attempt (by its id), or at the feed of events."""
+        with self._wake:
+            if subject:
+                self._hinted.add(subject)
+            self._awake = True
+            self._wake.notify()
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the pass and stop; what runs goes on."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._acting.close()
+
+    # -- the loop --
+
+    def _run(self) -> None:
+        while True:
+            hinted = self._wait()
+            if self._stopping:
+                return
+            try:
+                self.run_pass(hinted)
+            except NotLeaderError:
+                _log.warning("another server leads now")
+                self._leadership.lost()
+                self._epoch = None
+            except TrainmasterError as error:
+                _log.warning("pass given up: %s", error.message)
+                self._pause_after_failure()
+            except Exception:
+                _log.exception("pass failed; the next one starts from the committed state")
+                self._epoch = None
+                self._pause_after_failure()
+            self._leadership.progressed()
+
+    def run_pass(self, hinted: frozenset[str] = frozenset()) -> None:
+        """One pass, if this server leads."""
+        epoch = self._leadership.epoch
+        if epoch is None:
+            self._epoch = None
+            return
+        if epoch != self._epoch:
+            self._take_over(epoch)
+        now = self._clock()
+        timed = now - self._polled_at >= self._pace.poll_s
+        if timed:
+            self._polled_at = now
+            self._refresh_inventory(now)
+        self._catch_up()
+        changes = self._observe(now, hinted, everything=timed)
+        changes = self._admit_and_place(now, changes)
+        self._commit(epoch, changes.values())
+        self._acting.act(self._view, now)
+        if timed:
+            for chore in self._chores:
+                chore(now)
+
+    def _take_over(self, epoch: int) -> None:
+        """Rebuild the view from the database; nothing of an earlier reign is trusted."""
+        with self._database.read() as connection:
+            self._cursor = events.last_id(connection, _EVERYTHING)
+            unfinished = jobs.unfinished(connection, _EVERYTHING)
+            known = nodes.all(connection, _EVERYTHING)
+        self._view = ClusterView().with_nodes(known).with_jobs(unfinished)
+        self._acting.forget()
+        self._polled_at = self._inventory_at = 0.0
+        self._epoch = epoch
+
+    def _catch_up(self) -> None:
+        """Take in what others committed."""
+        with self._database.read() as connection:
+            self._cursor, seen = events.changed_jobs(connection, _EVERYTHING, self._cursor)
+            stale = [
+                job_id
+                for job_id, seq in seen.items()
+                if (job := self._view.jobs.get(job_id)) is None or job.event_count < seq
+            ]
+            if stale:
+                self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
+
+    def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
+        """What the outside and the clock say of the jobs that have an attempt."""
+        changes: dict[str, Change] = {}
+        used = self._last_use() if everything else {}
+        for job in self._view.jobs.values():
+            if job.status not in ACTIVE:
+                continue
+            attempt_id = f"{job.job_id}.{job.live.number}"
+            if not everything and attempt_id not in hinted:
+                continue
+            change = self._observe_one(job, now)
+            latest = change.job if change else job
+            if everything and latest.status in RUNNING:
+                timed = timers.due(latest, now=now, last_activity_at=used.get(job.job_id))
+                if timed is not None:
+                    change = merge(change, timed) if change else timed
+            if change is not None:
+                changes[job.job_id] = change
+        return changes
+
+    def _observe_one(self, job: Job, now: float) -> Change | None:
+        try:
+            failed = self._acting.take_failure(job, now)
+            if failed is not None:
+                return failed
+            sight = self._acting.look(job)
+            return observations.observe(job, sight, now=now) if sight else None
+        except Exception:
+            # One unreadable run directory must not hold up every other job.
+            _log.exception("job %s could not be observed", job.job_id)
+            return None
+
+    def _admit_and_place(self, now: float, changes: dict[str, Change]) -> dict[str, Change]:
+        """Let new jobs in, then start what fits; all in the same commit."""
+        for job in self._view.jobs.values():
+            if job.status is JobStatus.PENDING:
+                admitted = self._admission.decide(job, now=now)
+                if admitted is not None:
+                    changes[job.job_id] = admitted
+        ahead = self._view.with_jobs(change.job for change in changes.values())
+        for placement in schedule(ahead, now=now).placements:
+            job = placement.job
+            placed = observations.place(job, now=now, shares=placement.shares, token=secrets.token_urlsafe(24))
+            if placed is not None:
+                earlier = changes.get(job.job_id)
+                changes[job.job_id] = merge(earlier, placed) if earlier else placed
+        return changes
+
+    def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
+        """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
+        wanted = list(changes)
+        if not wanted:
+            return
+
+        def work(connection: Connection) -> list[Job]:
+            leases.check(connection, _EVERYTHING, epoch)
+            return [change.job for change in wanted if jobs.apply(connection, _EVERYTHING, change)]
+
+        try:
+            applied = self._database.write_now(work)
+        except TrainmasterError:
+            raise
+        except Exception:
+            _log.exception("a commit failed; its changes are tried one by one")
+            applied = self._commit_singly(epoch, wanted)
+        self._view = self._view.with_jobs(applied)
+        if len(applied) < len(wanted):
+            self.hint("")
+
+    def _commit_singly(self, epoch: int, wanted: list[Change]) -> list[Job]:
+        applied = []
+        for change in wanted:
+
+            def work(connection: Connection, change: Change = change) -> bool:
+                leases.check(connection, _EVERYTHING, epoch)
+                return jobs.apply(connection, _EVERYTHING, change)
+
+            try:
+                if self._database.write_now(work):
+                    applied.append(change.job)
+            except TrainmasterError:
+                raise
+            except Exception:
+                _log.exception("a change of job %s cannot be committed", change.job.job_id)
+        return applied
+
+    def _last_use(self) -> Mapping[str, float]:
+        if not any(job.is_service and job.status in RUNNING for job in self._view.jobs.values()):
+            return {}
+        with self._database.read() as connection:
+            return activity.all(connection, _EVERYTHING)
+
+    def _refresh_inventory(self, now: float) -> None:
+        if now - self._inventory_at < self._pace.inventory_s:
+            return
+        self._inventory_at = now
+        found = [node for backend in self._backends.values() for node in backend.inventory()]
+
+        def work(connection: Connection) -> None:
+            nodes.put(connection, _EVERYTHING, found)
+
+        self._database.write_now(work)
+        with self._database.read() as connection:
+            self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING))
+
+    # -- waiting --
+
+    def _wait(self) -> frozenset[str]:
+        """Until a hint, a foreign write or the next poll."""
+        deadline = time.monotonic() + self._pace.poll_s
+        with self._wake:
+            while not (self._awake or self._stopping):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._written_by_others():
+                    break
+                self._wake.wait(min(left, self._pace.foreign_s))
+            hinted = frozenset(self._hinted)
+            self._hinted.clear()
+            self._awake = False
+        return hinted
+
+    def _written_by_others(self) -> bool:
+        version = self._database.data_version()
+        changed = version != self._data_version
+        self._data_version = version
+        return changed
+
+    def _pause_after_failure(self) -> None:
+        with self._wake:
+            if not self._stopping:
+                self._wake.wait(0.5)

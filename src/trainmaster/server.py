@@ -1,0 +1,281 @@
+"""The server process: puts the parts together, runs them, and takes them down again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from sqlalchemy import Connection
+
+import trainmaster
+from trainmaster import failpoints
+from trainmaster.api.app import create_app
+from trainmaster.api.context import ApiContext
+from trainmaster.backends.base import Backend
+from trainmaster.backends.local import LocalBackend
+from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.inventory import LocalInventory
+from trainmaster.coordinator.acting import Acting
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.chores import Chores
+from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.launching import run_directory
+from trainmaster.coordinator.leadership import Leadership
+from trainmaster.coordinator.loop import Coordinator
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
+from trainmaster.protocol.hints import HintListener, send_hint
+from trainmaster.protocol.processes import identity_of
+from trainmaster.protocol.rundir import write_document
+from trainmaster.settings import Role, Settings, TransportKind
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.store import accounts, checkpoints, keys
+from trainmaster.store.database import Database
+from trainmaster.store.keys import ApiKey
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+
+class DataDirectoryInUseError(TrainmasterError):
+    """Another server runs on this data directory."""
+
+    code = "DATA_DIRECTORY_IN_USE"
+
+
+def serve(settings: Settings) -> None:
+    """Run a server until SIGTERM or SIGINT; running jobs are left running.
+
+    Raises:
+        DataDirectoryInUseError: another server has the data directory.
+    """
+    failpoints.arm_from_environment()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_locked(settings.data_dir))
+        listener = stack.enter_context(_listening(settings.host, settings.port))
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        app = stack.enter_context(_running(settings, url))
+        server = _Server(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=2,
+                server_header=False,
+                backlog=4096,
+            ),
+            on_ready=lambda: _announce(settings, url),
+        )
+        server.run(sockets=[listener])
+        with contextlib.suppress(FileNotFoundError):
+            (settings.data_dir / "server.json").unlink()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+@contextlib.contextmanager
+def _running(settings: Settings, url: str) -> Iterator[object]:
+    """The application, with everything behind it running."""
+    with contextlib.ExitStack() as stack:
+        database = Database.open(settings.database)
+        stack.callback(database.close)
+        ensure_key(database, settings.data_dir / "api-key")
+        roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
+        hint_socket = settings.data_dir / "hints.sock"
+        hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
+        if Role.COORDINATOR in settings.roles:
+            hint = stack.enter_context(_coordinating(settings, url, database, roots, hint_socket))
+        commands = Commands(database, backends=["local"], default_backend="local", hint=hint)
+        yield create_app(
+            ApiContext(
+                database=database,
+                commands=commands,
+                roots=roots,
+                roles=settings.roles,
+                hint=hint,
+                clock=time.time,
+                version=trainmaster.__version__,
+                max_blob_bytes=settings.max_blob_bytes,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _coordinating(
+    settings: Settings, url: str, database: Database, roots: Roots, hint_socket: Path
+) -> Iterator[Callable[[str], None]]:
+    """The leader's loop in its threads; yields how to hint to it."""
+    fork_server = ForkServer(settings.data_dir / "forkserver")
+    backends: dict[str, Backend] = {
+        "local": LocalBackend(
+            fork_server=fork_server,
+            inventory=LocalInventory(
+                storage=settings.data_dir, simulated_gpus=settings.simulated_gpus, slots=settings.slots_per_node
+            ),
+            run_directory=lambda request: run_directory(roots, request.job_id, request.attempt),
+            spool=settings.data_dir / "spool",
+        )
+    }
+    listener = HintListener(hint_socket)
+
+    def hint(subject: str) -> None:
+        coordinator.hint(subject)
+
+    def checkpoint(job: Job, checkpoint_id: str) -> Checkpoint:
+        with database.read() as connection:
+            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
+
+    leadership = Leadership(
+        database,
+        holder=f"{socket.gethostname()}:{os.getpid()}",
+        url=url,
+        lease_s=settings.lease_s,
+        on_change=lambda: hint(""),
+    )
+    coordinator = Coordinator(
+        database,
+        backends=backends,
+        leadership=leadership,
+        acting=Acting(
+            backends=backends,
+            roots=roots,
+            checkpoint=checkpoint,
+            hint=hint,
+            hint_socket=str(hint_socket),
+            server_url=url if settings.transport is TransportKind.HTTP else None,
+        ),
+        admission=Admission(data_roots=settings.data_roots),
+        chores=[Chores(database, roots, blob_keep_s=settings.blob_keep_s)],
+    )
+    warming = threading.Thread(target=_warm, args=(fork_server,), name="warm", daemon=True)
+    listening = threading.Thread(target=_pass_on, args=(listener, hint), name="hints", daemon=True)
+    leadership.start()
+    coordinator.start()
+    warming.start()
+    listening.start()
+    try:
+        yield hint
+    finally:
+        coordinator.stop()
+        leadership.stop()
+        send_hint(str(hint_socket), _LAST_HINT)
+        listening.join()
+        listener.close()
+        for backend in backends.values():
+            backend.close()
+
+
+_LAST_HINT = "\0"
+"""Ends the thread that passes hints on."""
+
+
+def _pass_on(listener: HintListener, hint: Callable[[str], None]) -> None:
+    while True:
+        select.select([listener], [], [])
+        subjects = listener.drain()
+        if _LAST_HINT in subjects:
+            return
+        for subject in subjects:
+            hint(subject)
+
+
+def _warm(fork_server: ForkServer) -> None:
+    """Start the fork server before the first job needs it."""
+    try:
+        fork_server.ensure()
+    except ForkServerError as error:
+        _log.error("the local fork server does not start: %s", error)
+
+
+def ensure_key(database: Database, path: Path) -> None:
+    """Make the first API key, unless there is one. It lies in a file that only the server's user can read."""
+    if path.exists():
+        key = path.read_text().strip()
+    else:
+        key = new_key()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(key + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    scope = Scope(account_id=DEFAULT_ACCOUNT)
+
+    def work(connection: Connection) -> None:
+        accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())
+        if keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is None:
+            keys.create(
+                connection,
+                scope,
+                ApiKey(
+                    key_id=key_id_of(key),
+                    account_id=DEFAULT_ACCOUNT,
+                    name="first",
+                    scopes=tuple(KeyScope),
+                    hash=key_digest(key),
+                    created_at=time.time(),
+                ),
+            )
+
+    database.write_now(work)
+
+
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    """The data directory belongs to one server at a time; the kernel frees it when the server dies."""
+    with open(data_dir / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataDirectoryInUseError(
+                f"another server runs on {data_dir}; stop it with `trainmaster down`, "
+                "or give this one a --data-dir of its own"
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        yield listener
+
+
+def _announce(settings: Settings, url: str) -> None:
+    """Say that the server answers: to clients by a file, to people and scripts by a line."""
+    identity = identity_of(os.getpid())
+    write_document(
+        settings.data_dir / "server.json",
+        {"url": url, "version": trainmaster.__version__, **(identity.to_json() if identity else {})},
+    )
+    print(f"ready {url}", flush=True)  # noqa: T201 - scripts wait for this line

@@ -1,0 +1,79 @@
+"""Roots: every path that Trainmaster keeps is (root, relative), and this is the one place that resolves it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+RUNS = "runs"
+ARTIFACTS = "artifacts"
+BLOBS = "blobs"
+
+
+class OutsideRootError(ValueError):
+    """A path leads outside its root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A file or directory: the name of a root and a path below it."""
+
+    root: str
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """How a location is shown to users."""
+        return f"{self.root}:{self.path}"
+
+
+class Roots:
+    """Named directories. Object stores will be roots with the same verbs."""
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        self._directories = {name: path.absolute() for name, path in directories.items()}
+        for path in self._directories.values():
+            path.mkdir(parents=True, exist_ok=True)
+
+    def path(self, root: str, relative: str) -> Path:
+        """The local path of a location.
+
+        Raises:
+            OutsideRootError: `relative` is absolute or climbs out of its root.
+            KeyError: there is no such root.
+        """
+        parts = PurePosixPath(relative)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise OutsideRootError(f"{relative!r} leads outside root {root!r}")
+        return self._directories[root] / parts
+
+    def locate(self, absolute: str | Path) -> Location:
+        """The location of a local path.
+
+        Raises:
+            OutsideRootError: no root holds it.
+        """
+        plain = os.path.normpath(absolute)
+        for root, directory in self._directories.items():
+            if plain.startswith(f"{directory}{os.sep}"):
+                return Location(root=root, path=plain[len(str(directory)) + 1 :])
+        raise OutsideRootError(f"{absolute} lies in none of the configured roots")
+
+    def exists(self, location: Location) -> bool:
+        """Whether something is there."""
+        return self.path(location.root, location.path).exists()
+
+    def remove(self, location: Location) -> None:
+        """Remove a file or a whole directory; nothing there is fine."""
+        path = self.path(location.root, location.path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def free_bytes(self, root: str) -> int:
+        """Room left on a root's disk."""
+        return shutil.disk_usage(self._directories[root]).free
