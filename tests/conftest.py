@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from real_server import RealServer, running
 
 
 @pytest.fixture
@@ -18,3 +20,10 @@ def toy_kind() -> Iterator[Any]:
     register(kind)
     yield kind
     unregister(kind.KIND)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RealServer]:
+    """A real server process on an empty data directory."""
+    with running(tmp_path / "data", "--data-root", str(tmp_path)) as started:
+        yield started

@@ -43,7 +43,7 @@ THEIRS: dict[str, set[str]] = {
     "coordinator": {"sqlalchemy"},
     "api": {"fastapi", "starlette", "httpx", "sqlalchemy", *PYDANTIC},
     "sdk": {"httpx"},
-    "cli": {"typer", "click", "rich", "yaml", "httpx"},
+    "cli": {"typer", "rich", "yaml", "pynvml"},
     "settings": set(),
     "storage": set(),
     "failpoints": set(),

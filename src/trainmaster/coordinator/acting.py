@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from trainmaster import failpoints
@@ -65,7 +65,7 @@ class Acting:
         hint: Callable[[str], None],
         hint_socket: str | None,
         server_url: str | None,
-        threads: int = 4,
+        pool: Executor | None = None,
     ) -> None:
         self._backends = backends
         self._roots = roots
@@ -75,7 +75,7 @@ class Acting:
         self._server_url = server_url
         self._memory: dict[str, _Memory] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="act")
+        self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
 
     def forget(self) -> None:
         """Trust nothing of an earlier reign."""

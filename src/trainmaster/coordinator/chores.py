@@ -61,13 +61,14 @@ class Chores:
             unused = blobs.unused(connection, _EVERYTHING, now - self._blob_keep_s)
         for blob in unused:
 
-            def work(connection: Connection, blob: Blob = blob) -> bool:
-                return blobs.delete(connection, _EVERYTHING, blob, now - self._blob_keep_s)
+            def work(connection: Connection, blob: Blob = blob) -> None:
+                # Inside the transaction: nobody can upload the same content between the two.
+                if blobs.delete(connection, _EVERYTHING, blob, now - self._blob_keep_s):
+                    self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
 
-            if self._database.write_now(work):
-                self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
+            self._database.write_now(work)
 
 
 def blob_path(account_id: str, sha256: str) -> str:
     """Where a blob lies below its root."""
-    return f"{account_id}/{sha256[:2]}/{sha256}"
+    return f"{account_id}/{sha256}"

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from sqlalchemy import Connection
+
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.store import leases
 from trainmaster.store.database import Database
@@ -93,14 +95,14 @@ class Leadership:
         before = self._lease
         now = self._clock()
 
-        def work(connection: object) -> Lease | None:
+        def work(connection: Connection) -> Lease | None:
             scope = Scope.everything()
             if before is not None:
-                return leases.renew(connection, scope, before, now, self._lease_s)  # type: ignore[arg-type]
-            return leases.acquire(connection, scope, self._holder, self._url, now, self._lease_s)  # type: ignore[arg-type]
+                return leases.renew(connection, scope, before, now, self._lease_s)
+            return leases.acquire(connection, scope, self._holder, self._url, now, self._lease_s)
 
         self._lease = self._database.write_now(work)
         if (before and before.epoch) != (self._lease and self._lease.epoch):
-            _log.info("leads with epoch %d" % self._lease.epoch if self._lease else "leads no more")
+            _log.info("leads with epoch %d", self._lease.epoch) if self._lease else _log.info("leads no more")
             self._progress_at = time.monotonic()
             self._on_change()

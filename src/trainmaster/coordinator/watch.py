@@ -56,12 +56,17 @@ def _look_at_node(
         rank = node * ranks_per_node + local_rank
         reported = _fresh(directory, events_stream(node, rank), attempt, offsets)
         records += [located for record in reported if (located := _located(record, rank, roots)) is not None]
-    records.sort(key=lambda record: float(record.get("t") or 0.0))
+    records.sort(key=_told_at)
     endpoint = None
     if job.is_service and any(record.get("type") == "ready" for record in records):
         document = directory.document(endpoint_document(node))
         endpoint = f"{document['host']}:{document['port']}" if document else None
     return NodeSight(liveness=alive, records=records, exit=ended, endpoint=endpoint)
+
+
+def _told_at(record: Mapping[str, Any]) -> float:
+    told = record.get("t")
+    return float(told) if isinstance(told, int | float) else 0.0
 
 
 def _fresh(directory: RunDirectory, stream: str, attempt: Attempt, offsets: dict[str, int]) -> list[Mapping[str, Any]]:
@@ -100,7 +105,7 @@ def _progress(job: Job, directory: RunDirectory, attempt: Attempt, offsets: dict
         return None
     progress = job.progress
     for record in records:
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             progress = _advanced(progress, record)
     return progress
 

@@ -36,6 +36,7 @@ def refuse_launch(job: Job, *, now: float, attempt: int, message: str, reason: R
 
 
 def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
+    """Take in that a node has ended: by its exit document, or because its worker is known to be gone."""
     attempt = draft.job.live
     if node in attempt.exits:
         return
@@ -50,6 +51,12 @@ def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
                 ended = _lost(draft, Reason.NEVER_STARTED, "withdrawn before it began")
             case _:
                 return
+    if ended.get("reason") not in set(Reason):
+        ended = {
+            **ended,
+            "reason": Reason.WORKER_LOST,
+            "message": f"ended with an unknown reason: {ended.get('reason')!r}",
+        }
     draft.set_attempt(exits={**attempt.exits, node: ended})
 
 
@@ -69,7 +76,12 @@ def settle(draft: Draft) -> None:
     evidence = {
         name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
     }
-    _finish(draft, Reason(cause["reason"]), str(cause.get("message") or ""), evidence)
+    _finish(
+        draft,
+        Reason(cause["reason"]),
+        str(cause.get("message") or "").encode("utf-8", "replace").decode()[:2000],
+        evidence,
+    )
 
 
 def _cause(attempt: Attempt) -> Mapping[str, Any]:

@@ -65,7 +65,13 @@ def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
         _take_progress(draft, sight.progress)
     for node, seen in enumerate(sight.nodes):
         for record in seen.records:
-            _take_record(draft, node, record)
+            try:
+                _take_record(draft, node, record)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                # Ranks write these; a wrong one must not hide the rest.
+                draft.note(
+                    "report_ignored", actor=Actor.WORKER, message=_text(f"a report was not understood: {error!r}")
+                )
         take_exit(draft, node, seen)
     if dict(sight.offsets) != dict(attempt.offsets):
         draft.set_attempt(offsets={**attempt.offsets, **sight.offsets})
@@ -96,7 +102,7 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
             if record.get("save") and (draft.job.spec.get("workload") or {}).get("can_save") is not False:
                 draft.set(can_save=True)
         case "note":
-            draft.note("note", actor=Actor.WORKER, message=str(record.get("message", ""))[:2000])
+            draft.note("note", actor=Actor.WORKER, message=_text(record.get("message", "")))
         case "grace_missed":
             draft.note(
                 "grace_missed",
@@ -105,7 +111,7 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
                 "it goes on from its last committed checkpoint",
             )
         case "stacks":
-            draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=dict(record.get("stacks", {})))
+            draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=_stacks(record))
         case "strays_killed":
             draft.note(
                 "strays_killed", actor=Actor.WORKER, message=f"{record.get('count')} left-over processes were killed"
@@ -166,18 +172,20 @@ def _take_phase(draft: Draft, name: str) -> None:
 
 def _take_checkpoint(draft: Draft, record: Mapping[str, Any]) -> None:
     job = draft.job
-    metrics = {name: float(value) for name, value in dict(record.get("metrics") or {}).items()}
+    if record.get("checkpoint_id") == job.latest_checkpoint_id:
+        return  # Several ranks may report the one that they wrote together.
+    metrics = {_text(name): float(value) for name, value in dict(record.get("metrics") or {}).items()}
     checkpoint = Checkpoint(
-        checkpoint_id=str(record["checkpoint_id"]),
+        checkpoint_id=_text(record["checkpoint_id"]),
         job_id=job.job_id,
         attempt=job.live.number,
-        step=int(record.get("step") or 0),
-        epoch=record.get("epoch"),
+        step=_whole(record.get("step") or 0),
+        epoch=None if record.get("epoch") is None else float(record["epoch"]),
         created_at=float(record.get("t", draft.now)),
         metrics=metrics,
-        size_bytes=int(record.get("size_bytes") or 0),
+        size_bytes=_whole(record.get("size_bytes") or 0),
         root=str(record["root"]),
-        path=str(record["path"]),
+        path=_text(record["path"]),
     )
     draft.register(checkpoint)
     draft.set(resume_checkpoint_id=None, can_save=True, last_save_s=float(record.get("duration_s") or job.last_save_s))
@@ -203,6 +211,22 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         draft.set_attempt(stack_dump=False)
         draft.note("moving_again", actor=Actor.WORKER, message=f"step {progress.step}: no longer stalled")
     draft.set(progress=progress)
+
+
+def _text(value: object, longest: int = 2000) -> str:
+    """Text that every database takes."""
+    return str(value)[:longest].encode("utf-8", "replace").replace(b"\0", b"").decode()
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{number} is no number that can be kept")
+    return number
+
+
+def _stacks(record: Mapping[str, Any]) -> dict[str, str]:
+    return {_text(rank): _text(stack, 20_000) for rank, stack in list(dict(record.get("stacks") or {}).items())[:16]}
 
 
 def _carried(progress: Progress) -> Progress:

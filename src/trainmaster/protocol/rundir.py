@@ -24,9 +24,11 @@ shared files and the server's replica of a worker elsewhere.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,13 +122,13 @@ class RunDirectory:
         The same claimant (by its `nonce`) may ask again and gets the same answer.
         """
         target = self.path / "claims" / f"{node}.json"
-        temporary = target.with_name(f".{node}.{claimant['nonce']}")
+        temporary = target.with_name(f".{node}.{os.urandom(8).hex()}")
         temporary.write_bytes(_encode(claimant))
         try:
             os.link(temporary, target)
         except FileExistsError:
             holder = read_document(target)
-            return holder is not None and holder.get("nonce") == claimant["nonce"]
+            return holder is not None and holder.get("nonce") == claimant.get("nonce")
         finally:
             temporary.unlink(missing_ok=True)
         return True
@@ -150,6 +152,8 @@ class RunDirectory:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            # A worker that had no answer sends again, perhaps while its first request is still being written.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             end = os.fstat(descriptor).st_size
             if offset > end:
                 raise StreamGapError(end)
@@ -171,15 +175,21 @@ class RunDirectory:
         except FileNotFoundError:
             return b""
 
-    def streams(self) -> Iterator[tuple[str, int]]:
-        """Every stream that exists, with its size."""
-        for node in sorted((self.path / "nodes").glob("*"), key=lambda path: path.name):
-            for directory in (node, node / "logs"):
-                with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-                    for entry in sorted(entries, key=lambda found: found.name):
-                        name = str(Path(entry.path).relative_to(self.path))
-                        if _STREAM.fullmatch(name):
-                            yield name, entry.stat().st_size
+    def streams(self, node: int | None = None) -> Iterator[tuple[str, int]]:
+        """Every stream that exists, of one node or of all, with its size."""
+        root = os.fspath(self.path)
+        nodes = [str(node)]
+        if node is None:
+            try:
+                nodes = sorted(os.listdir(f"{root}/nodes"))
+            except FileNotFoundError:
+                return
+        for directory in (f"nodes/{name}{logs}" for name in nodes for logs in ("", "/logs")):
+            with contextlib.suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as entries:
+                for entry in sorted(entries, key=lambda found: found.name):
+                    stream = f"{directory}/{entry.name}"
+                    if _STREAM.fullmatch(stream):
+                        yield stream, entry.stat().st_size
 
     def put_document(self, name: str, document: Mapping[str, Any]) -> None:
         """Replace one of the worker's documents.
@@ -217,7 +227,7 @@ def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Replace a document in one step: a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         data = _encode(document)
@@ -232,12 +242,12 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document, or None when there is none."""
+    """A document, or None when there is none that can be read."""
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        document = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return document
+    return document if isinstance(document, dict) else None
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

@@ -340,3 +340,34 @@ def test_illegal_phase_is_noted_and_changes_nothing() -> None:
     job = told(training(new_job()), {"type": "phase", "phase": "exporting", "t": NOW})
     job = told(job, {"type": "phase", "phase": "training", "t": NOW})
     assert job.status is JobStatus.EXPORTING
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"type": "checkpoint", "step": "many"},
+        {"type": "checkpoint", "checkpoint_id": "c", "step": 2**70, "root": "r", "path": "p"},
+        {"type": "checkpoint", "checkpoint_id": "c", "metrics": 3, "root": "r", "path": "p"},
+        {"type": "stacks", "stacks": 7},
+        {"type": ["unhashable"]},
+    ],
+)
+def test_report_that_makes_no_sense_is_noted_and_the_rest_is_taken(record: dict[str, Any]) -> None:
+    job = told(training(new_job()), record, checkpoint(3))
+    assert job.latest_checkpoint_id == "c3"
+
+
+def test_text_of_a_report_can_be_stored_whatever_it_holds() -> None:
+    job = training(new_job())
+    seen_note = NodeSight(liveness=Liveness.ALIVE, records=[{"type": "note", "message": "a\ud800b\0" + "x" * 9999}])
+    change = observations.observe(job, sight(job, seen_note), now=NOW)
+    assert change is not None
+    message = change.events[0].message
+    assert "\0" not in message
+    assert len(message.encode()) <= 4000
+
+
+def test_unknown_reason_of_a_newer_worker_is_a_lost_worker() -> None:
+    job = training(new_job())
+    change = observations.observe(job, sight(job, seen(ended={"reason": "FROM_THE_FUTURE"})), now=NOW)
+    assert settled(change).reason is Reason.WORKER_LOST

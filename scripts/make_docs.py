@@ -1,0 +1,110 @@
+"""Writes the pages of docs/ that are made from the code: `docs/states.md`.
+
+`--check` writes nothing and fails when a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trainmaster.core.reasons import CONSEQUENCES
+from trainmaster.core.states import ACTIVE, RUNNING, TERMINAL, TRANSITIONS, WAITING, Action, JobStatus, allowed_from
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+MEANINGS = {
+    JobStatus.PENDING: "accepted; admission checks are to come",
+    JobStatus.QUEUED: "admitted; waits for resources",
+    JobStatus.SCHEDULING: "resources are reserved; its workers are being started",
+    JobStatus.PREPARING: "its workers have it; files and environment are staged",
+    JobStatus.TRAINING: "the workload runs (a service: it answers)",
+    JobStatus.CHECKPOINTING: "the workload writes a checkpoint",
+    JobStatus.EVALUATING: "the workload evaluates",
+    JobStatus.EXPORTING: "the workload merges, converts or uploads its result",
+    JobStatus.PAUSED: "stopped on request; can be resumed",
+    JobStatus.COMPLETED: "ended well",
+    JobStatus.FAILED: "ended badly; the error says whose fault it was and what to do",
+    JobStatus.CANCELLED: "ended on request",
+    JobStatus.PREEMPTED: "its resources were taken, and it was not to be queued again",
+}
+
+
+def states_page() -> str:
+    """The lifecycle, read off its table."""
+    lines = [
+        "# States",
+        "",
+        "This page is made from `trainmaster.core.states` and `trainmaster.core.reasons` by `make docs`; `make check`",
+        "fails when it is out of date.",
+        "",
+        "## What each state means",
+        "",
+        "| state | class | holds resources | meaning |",
+        "|---|---|---|---|",
+    ]
+    for status in JobStatus:
+        held = "yes" if status in ACTIVE else "no"
+        lines.append(f"| {status} | {_class(status)} | {held} | {MEANINGS[status]} |")
+    lines += [
+        "",
+        "## Every legal move",
+        "",
+        "What is not in this table is refused: a request with 409, a report with an event. Every move writes one event",
+        "in the same transaction; one transaction may make several moves.",
+        "",
+        "| from | to | trigger | set by | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for (source, trigger), edge in TRANSITIONS.items():
+        note = " (services only)" if edge.service_only else ""
+        lines.append(f"| {source or '–'} | {edge.to} | {trigger} | {edge.actor} | {edge.meaning}{note} |")
+    lines += ["", "## What may be asked, and when", "", f"| action | {' | '.join(JobStatus)} |"]
+    lines.append("|---" * (len(JobStatus) + 1) + "|")
+    for action in Action:
+        batch, service = allowed_from(action), allowed_from(action, service=True)
+        cells = ["yes" if s in batch else "service" if s in service else "409" for s in JobStatus]
+        lines.append(f"| {action} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "`service`: for service jobs only. Retry makes a child job and leaves the record as it is. A second pause is",
+        "refused, and so is a pause with `save_checkpoint` of a workload that cannot save.",
+        "",
+        "## Why attempts end, and what follows",
+        "",
+        "The reason is recorded first; everything else follows from it. A transient failure is tried again while",
+        "`max_retries` allows it; a preemption has a budget of its own (100) and is tried again if `max_retries` is at",
+        "least 1. Services are never tried again by themselves: whoever uses them must learn that their state is gone.",
+        "",
+        "| reason | outcome | whose fault | what to do |",
+        "|---|---|---|---|",
+    ]
+    for reason, row in CONSEQUENCES.items():
+        lines.append(f"| {reason} | {row.outcome} | {row.fault} | {row.advice} |")
+    return "\n".join(lines) + "\n"
+
+
+def _class(status: JobStatus) -> str:
+    if status in TERMINAL:
+        return "terminal"
+    if status in RUNNING:
+        return "running"
+    if status in WAITING:
+        return "waiting"
+    return "parked" if status is JobStatus.PAUSED else "starting"
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    page, text = DOCS / "states.md", states_page()
+    if "--check" not in sys.argv[1:]:
+        page.write_text(text)
+        return 0
+    if page.exists() and page.read_text() == text:
+        return 0
+    sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
