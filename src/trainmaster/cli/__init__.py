@@ -1,0 +1,13 @@
+"""The command line: `trainmaster`, or `tm` for short. Talks HTTP; only `serve` runs the server itself.
+
+What a command needs is imported when it runs: `trainmaster --help` should feel instant.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line."""
+    from trainmaster.cli.app import app
+
+    app()

@@ -1,0 +1,101 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainmaster.cli.commands import (
+    cancel,
+    checkpoints,
+    delete,
+    doctor,
+    down,
+    edit,
+    events,
+    logs,
+    metrics,
+    nodes,
+    pause,
+    ps,
+    resume,
+    retry,
+    serve,
+    show,
+    submit,
+    up,
+)
+from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, report
+from trainmaster.sdk.errors import SdkError
+
+GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "Run": (submit, cancel, pause, resume, retry, edit, delete),
+        "Look": (ps, show, logs, metrics, events, checkpoints, nodes),
+        "Server": (up, down, serve, doctor),
+    }
+)
+"""Each command is a module with a function `run`; its name is the module's."""
+
+
+class Commands(TyperGroup):
+    """The commands in groups, with errors told in a line instead of a traceback."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as the base has it
+        """Write the commands under the titles of their groups."""
+        width = max(map(len, self.commands))
+        for title, modules in GROUPS.items():
+            named = {name: self.commands[name] for name in map(name_of, modules)}
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", each.get_short_help_str(100)) for name, each in named.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except (SdkError, CommandError) as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            raise typer.Exit(report(error)) from None
+
+
+def name_of(module: Any) -> str:
+    """What a command's module is called on the command line."""
+    return str(module.__name__).rpartition(".")[2]
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Run model training on machines that you own.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from trainmaster import __version__
+
+        typer.echo(f"trainmaster {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None: ...
+
+
+for _modules in GROUPS.values():
+    for _module in _modules:
+        app.command(name_of(_module))(_module.run)

@@ -1,0 +1,32 @@
+"""`trainmaster delete`: stop jobs and hide them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from trainmaster.cli.each import for_each
+from trainmaster.cli.exits import UsageError
+from trainmaster.cli.options import JobsArgument, JsonOption
+
+
+def run(
+    jobs: JobsArgument,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove their checkpoints too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop jobs and hide them. Their checkpoints stay, unless you say --purge."""
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UsageError("deleting needs your word: say --yes")
+        what = "this job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
+        typer.confirm(f"Delete {what}{' and all their checkpoints' if purge else ''}?", abort=True, err=True)
+    for_each(
+        jobs,
+        lambda client, job: client.delete(job, purge=purge),
+        lambda _: "is deleted, with its checkpoints" if purge else "is deleted",
+        as_json=as_json,
+    )

@@ -1,0 +1,51 @@
+"""`trainmaster logs`: what a job wrote."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from trainmaster.cli.exits import ExitCode, say
+from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
+from trainmaster.cli.output import print_json
+from trainmaster.cli.session import connect
+
+LONGEST_TAIL = 10_000
+
+
+def run(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, max=LONGEST_TAIL, metavar="N", help="Only the last N lines.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="R", help="Only what this rank wrote.")] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only the standard error.")] = False,
+    attempt: Annotated[
+        str | None, typer.Option("--attempt", metavar="N", help="Of this attempt, or 'all'; by default the latest.")
+    ] = None,
+    times: Annotated[bool, typer.Option("--timestamps", "-t", help="Show when each line was written.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a job wrote."""
+    from trainmaster.cli.views import PlainView, has_several_ranks
+    from trainmaster.cli.watching import pages, view_for, watch
+
+    filters: dict[str, Any] = {"rank": rank, "stream": "stderr" if stderr else None, "attempt": attempt}
+    with connect() as client:
+        job_id = job_id_of(client, job)
+        ranks = rank is None and has_several_ranks(client.get(job_id))
+        if follow:
+            view = view_for(as_json=as_json, ranks=ranks, times=times)
+            try:
+                watch(client, job_id, view, tail=tail, **filters)
+            except KeyboardInterrupt:
+                say(f"Detached; the job goes on. End it with `trainmaster cancel {job_id}`.")
+                raise typer.Exit(ExitCode.DETACHED) from None
+        elif as_json:
+            print_json([line for page in pages(client, job_id, tail=tail, **filters) for line in page])
+        else:
+            plain = PlainView(ranks=ranks, times=times)
+            for page in pages(client, job_id, tail=tail, **filters):
+                plain.lines(page)

@@ -1,0 +1,145 @@
+"""`trainmaster ps`: the jobs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainmaster.cli.formatting import age
+from trainmaster.cli.options import JsonOption, LabelOption
+from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
+from trainmaster.cli.progress import brief
+from trainmaster.cli.session import connect
+from trainmaster.sdk.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trainmaster.sdk import Client
+    from trainmaster.sdk.types import JobSummary
+
+NOT_ENDED = (
+    "PENDING",
+    "QUEUED",
+    "SCHEDULING",
+    "PREPARING",
+    "TRAINING",
+    "CHECKPOINTING",
+    "EVALUATING",
+    "EXPORTING",
+    "PAUSED",
+)
+NONE_LEFT = "No job waits or runs; `trainmaster ps -a` lists those that ended too."
+WATCH_EVERY_S = 1.0
+EXPLAINED = 20
+NARROW = 100
+"""Columns; below, there is room for what matters only."""
+HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "AGE", "WHERE", "WHY")
+
+
+def run(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Jobs that have ended too.")] = False,
+    status: Annotated[list[str], typer.Option("--status", "-s", help="Only these; may be repeated.")] = [],  # noqa: B006
+    label: LabelOption = [],  # noqa: B006 - typer copies it
+    queue: Annotated[str | None, typer.Option("--queue", help="Only this queue.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many, the newest.")] = 200,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs: those that have not ended, the newest first."""
+    from trainmaster.cli.jobfile import pairs
+
+    chosen = [word.upper() for word in status] or ([] if everything else list(NOT_ENDED))
+    query: dict[str, Any] = {"statuses": chosen, "labels": pairs(label, "--label"), "queue": queue}
+    with connect() as client:
+        if watch and sys.stdout.isatty() and not as_json and not quiet:
+            _watch(client, query, limit)
+        while True:
+            jobs = _fetch(client, query, limit)
+            if as_json:
+                print_json_line(jobs) if watch else print_json(jobs)
+            else:
+                _show(client, jobs, quiet=quiet, if_none="No jobs." if everything or status else NONE_LEFT)
+            if not watch:
+                return
+            time.sleep(WATCH_EVERY_S)
+
+
+def _fetch(client: Client, query: dict[str, Any], limit: int) -> list[JobSummary]:
+    return list(itertools.islice(client.list(**query, page_size=min(limit, 100)), limit))
+
+
+def _show(client: Client, jobs: list[JobSummary], *, quiet: bool, if_none: str) -> None:
+    if quiet:
+        for job in jobs:
+            typer.echo(job["job_id"])
+    elif jobs:
+        draw(_drawn(client, jobs))
+    else:
+        typer.echo(if_none)
+
+
+def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(_drawn(client, _fetch(client, query, limit)), refresh=True)
+            time.sleep(WATCH_EVERY_S)
+
+
+def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
+    from rich.text import Text
+
+    rows = [
+        (
+            Text(job["handle"] or job["job_id"]),
+            Text(job["name"]),
+            status_text(job["status"]),
+            Text(job["queue"]),
+            Text(str(job["priority"])),
+            Text(brief(job)),
+            Text(age(job["created_at"])),
+            Text(_where(job)),
+            Text(why, style="dim"),
+        )
+        for job, why in zip(jobs, _reasons(client, jobs), strict=True)
+    ]
+    left_out = ("QUEUE", "PRIO") if console().width < NARROW else ()
+    return table(HEADINGS, rows, right=("PRIO", "AGE"), cut=("NAME", "WHERE", "WHY"), left_out=left_out)
+
+
+def _where(job: JobSummary) -> str:
+    placement = job["placement"]
+    if not placement:
+        return ""
+    gpus = len(placement["gpus"])
+    return ",".join(dict.fromkeys(placement["nodes"])) + (f" {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "")
+
+
+def _reasons(client: Client, jobs: list[JobSummary]) -> Iterator[str]:
+    """Why each job is where it is. A list does not say why a job waits: the first few that wait are asked for it."""
+    asked = 0
+    for job in jobs:
+        if job["stalled"]:
+            yield "stalled"
+        elif job["status"] == "QUEUED" and asked < EXPLAINED:
+            asked += 1
+            yield _why_it_waits(client, job["job_id"])
+        elif job["desired"] != "run" and job["placement"]:
+            yield "is being stopped"
+        else:
+            yield "" if job["status"] == "COMPLETED" else job["status_reason"] or ""
+
+
+def _why_it_waits(client: Client, job_id: str) -> str:
+    try:
+        return client.get(job_id)["pending_reason"] or ""
+    except NotFoundError:
+        return ""  # deleted meanwhile

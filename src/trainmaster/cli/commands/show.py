@@ -1,0 +1,112 @@
+"""`trainmaster show`: all that there is to say about a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trainmaster.cli.formatting import clock, duration, number, seconds_between
+from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
+from trainmaster.cli.output import draw, facts, print_json, status_text, table
+from trainmaster.cli.progress import brief
+from trainmaster.cli.session import connect
+from trainmaster.cli.summary import failure_lines
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from trainmaster.sdk.types import Attempt, Job
+
+
+def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
+    """Show jobs in full."""
+    with connect() as client:
+        found = [client.get(job_id_of(client, job)) for job in jobs]
+    if as_json:
+        print_json(found[0] if len(found) == 1 else found)
+        return
+    for index, job in enumerate(found):
+        draw(*([""] if index else []), *_parts(job))
+
+
+def _parts(job: Job) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    title = Text(job["name"], style="bold").append(f"  {job['job_id']}  ", style="dim not bold")
+    yield title.append_text(status_text(job["status"]))
+    yield facts(_facts(job))
+    if job["error"]:
+        first, *rest = failure_lines(job["error"])
+        yield Text(f"\n{first}", style="red")
+        yield from (Text(line) for line in rest)
+        yield from (Text(f"  │ {line}", style="dim") for line in job["error"]["last_lines"])
+    if len(job["attempts"]) > 1:
+        rows = [_attempt(attempt) for attempt in job["attempts"]]
+        yield ""
+        yield table(("  ATTEMPT", "STARTED", "TOOK", "ENDED", "MESSAGE"), rows, wrap=("MESSAGE",))
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    return {
+        "handle": job["handle"],
+        "waits": job["pending_reason"],
+        "reason": None if job["error"] else _reason(job),
+        "progress": brief(job),
+        "metrics": "  ".join(f"{name} {number(value)}" for name, value in job["metrics"].items()),
+        "queue": f"{job['queue']}, priority {job['priority']}"
+        + (f", number {job['queue_position']}" if job["queue_position"] else ""),
+        "where": _placement(job),
+        "endpoint": _endpoint(job),
+        "labels": "  ".join(f"{key}={value}" for key, value in job["labels"].items()),
+        "created": clock(job["created_at"]),
+        "started": clock(job["started_at"]),
+        "finished": clock(job["finished_at"]),
+        "ran": duration(job["runtime_seconds"]) if job["runtime_seconds"] else None,
+        "GPU time": duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
+        "attempt": f"{job['attempt']} (of {job['max_retries'] + 1})" if job["attempt"] else None,
+        "checkpoints": _checkpoints(job),
+        "retry of": job["parent_job_id"],
+    }
+
+
+def _reason(job: Job) -> str | None:
+    if job["status"] == "COMPLETED":
+        return None
+    if not job["status_reason"]:
+        return job["status_message"]
+    return f"{job['status_reason']}: {job['status_message']}" if job["status_message"] else job["status_reason"]
+
+
+def _placement(job: Job) -> str | None:
+    placement = job["placement"]
+    if not placement:
+        return None
+    gpus = len(placement["gpus"])
+    where = f"{placement['backend']}: {', '.join(placement['nodes'])}"
+    return f"{where}, {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else where
+
+
+def _endpoint(job: Job) -> str | None:
+    endpoint = job["endpoint"]
+    return f"{endpoint['address']}, through the server {endpoint['path']}" if endpoint else None
+
+
+def _checkpoints(job: Job) -> str | None:
+    if not job["checkpoints"]:
+        return None
+    best = f", best {job['best_checkpoint_id']}" if job["best_checkpoint_id"] else ""
+    return f"{len(job['checkpoints'])}, latest {job['latest_checkpoint_id']}{best}"
+
+
+def _attempt(attempt: Attempt) -> tuple[Text, ...]:
+    from rich.text import Text
+
+    ran = seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
+    return (
+        Text(f"  {attempt['number']}"),
+        Text(clock(attempt["started_at"] or attempt["created_at"])),
+        Text(duration(ran)),
+        Text(attempt["reason"] or "runs"),
+        Text(attempt["message"] or ""),
+    )

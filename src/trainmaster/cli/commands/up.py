@@ -1,0 +1,31 @@
+"""`trainmaster up`: start the local server."""
+
+from __future__ import annotations
+
+import typer
+
+from trainmaster.cli.options import JsonOption
+from trainmaster.cli.output import print_json
+
+
+def run(as_json: JsonOption = False) -> None:
+    """Start the local server, unless it runs."""
+    from trainmaster.sdk import local
+
+    before = local.find()
+    server = before or local.start()
+    if as_json:
+        print_json(
+            {
+                "url": server.url,
+                "data_dir": str(server.data_dir),
+                "pid": server.process.pid,
+                "version": server.version,
+                "started": before is None,
+            }
+        )
+        return
+    typer.echo(f"The local server {'runs already' if before else 'is up'} at {server.url}")
+    typer.echo(f"  state    {server.data_dir}")
+    typer.echo(f"  log      {local.log_file()}")
+    typer.echo("Submit a job with `trainmaster submit FILE`; stop the server with `trainmaster down`.")

@@ -1,0 +1,56 @@
+"""The same command for several jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from trainmaster.cli.exits import CommandError, ExitCode, report
+from trainmaster.cli.options import job_id_of
+from trainmaster.cli.output import print_json
+from trainmaster.cli.session import connect
+from trainmaster.sdk.errors import ApiError
+
+if TYPE_CHECKING:
+    from trainmaster.sdk import Client
+    from trainmaster.sdk.types import Job
+
+
+def for_each(
+    names: Sequence[str],
+    action: Callable[[Client, str], Job],
+    what_happened: Callable[[Job], str],
+    *,
+    as_json: bool,
+) -> None:
+    """Carry an action out on each job, and tell about each. One that is refused does not keep the others from it."""
+    done: list[Job] = []
+    refused = False
+    with connect() as client:
+        for name in names:
+            try:
+                job = action(client, job_id_of(client, name))
+            except (ApiError, CommandError) as error:
+                refused = True
+                report(error)
+                continue
+            done.append(job)
+            if not as_json:
+                typer.echo(f"{title(job)} {what_happened(job)}")
+    if as_json and done:
+        print_json(done[0] if len(names) == 1 else done)
+    if refused:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def title(job: Job) -> str:
+    """A job as a person knows it."""
+    return f"{job['handle'] or job['job_id']} ({job['name']})"
+
+
+def from_checkpoint(job: Job) -> str:
+    """Where a job goes on."""
+    checkpoint_id = job.get("checkpoint_id")
+    return f"from checkpoint {checkpoint_id}" if checkpoint_id else "from the start: it has no checkpoint"

@@ -1,0 +1,139 @@
+"""Job files: YAML or JSON, with values set from the command line.
+
+YAML as people mean it: `on` and `no` are words, `1e-4` is a number, a date is text, and a key that is there twice is
+an error rather than a surprise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainmaster.cli.exits import UsageError
+
+STDIN = "-"
+_TAG = "tag:yaml.org,2002:"
+
+
+def load(file: str) -> tuple[dict[str, Any], Path]:
+    """The document of a job file (`-` is the standard input), and the directory that its paths are relative to.
+
+    Raises:
+        UsageError: it cannot be read, or is no job file.
+    """
+    try:
+        text = sys.stdin.read() if file == STDIN else Path(file).read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not text in UTF-8") from error
+    document = _json(text, file) if text.lstrip().startswith("{") else _yaml(text, file)
+    if not isinstance(document, dict):
+        raise UsageError(f"{file} is no job file: it should hold fields such as `name` and `workload`")
+    try:
+        json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{file} holds a value that JSON cannot: {error}") from error
+    return document, Path.cwd() if file == STDIN else Path(file).parent
+
+
+def set_values(document: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    r"""A copy with `path=value` settings; the path has dots, `\.` is a dot in a name, and the value is YAML.
+
+    Raises:
+        UsageError: a setting has no `=`, or its path leads nowhere.
+    """
+    changed: dict[str, Any] = json.loads(json.dumps(document))
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        names = [name.replace("\\.", ".") for name in re.split(r"(?<!\\)\.", path)]
+        if not equals or not all(names):
+            raise UsageError(f"cannot read --set {setting!r}: write it as path.to.field=value")
+        _set(changed, names, _yaml(value, f"--set {path}"), path)
+    return changed
+
+
+def pairs(settings: Sequence[str], option: str) -> dict[str, str]:
+    """The `key=value` settings of an option such as --label.
+
+    Raises:
+        UsageError: one has no `=`.
+    """
+    parted = [setting.partition("=") for setting in settings]
+    for setting, (key, equals, _) in zip(settings, parted, strict=True):
+        if not key or not equals:
+            raise UsageError(f"cannot read {option} {setting!r}: write it as key=value")
+    return {key: value for key, _, value in parted}
+
+
+def _set(node: Any, names: list[str], value: Any, path: str) -> None:
+    for name in names[:-1]:
+        if isinstance(node, dict):
+            node = node.setdefault(name, {})
+            continue
+        node = node[_index(node, name, path)]
+    if isinstance(node, dict):
+        node[names[-1]] = value
+    else:
+        node[_index(node, names[-1], path)] = value
+
+
+def _index(node: Any, name: str, path: str) -> int:
+    if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        return int(name)
+    what = f"a list of {len(node)}" if isinstance(node, list) else "a single value"
+    raise UsageError(f"--set {path}: there is no '{name}' in {what}")
+
+
+def _json(text: str, file: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        # A YAML document may begin with a brace too.
+        try:
+            return _yaml(text, file)
+        except UsageError:
+            raise UsageError(f"{file} is not valid JSON: {error}") from error
+
+
+def _yaml(text: str, file: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else file
+        raise UsageError(f"{where}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is not valid YAML: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's idea of a word, a number and a truth value."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in (f"{_TAG}null", f"{_TAG}merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+for _name, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), list(_first))

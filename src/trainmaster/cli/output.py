@@ -1,0 +1,127 @@
+"""Where a command's result goes: JSON for programs, tables for people, plain columns when piped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+PIPED_WIDTH = 10_000
+"""A program that reads the columns wants them whole."""
+
+STYLE_OF_STATUS: Mapping[str, str] = MappingProxyType(
+    {
+        "PENDING": "dim",
+        "QUEUED": "yellow",
+        "SCHEDULING": "cyan",
+        "PREPARING": "cyan",
+        "TRAINING": "bold cyan",
+        "CHECKPOINTING": "bold cyan",
+        "EVALUATING": "bold cyan",
+        "EXPORTING": "bold cyan",
+        "PAUSED": "yellow",
+        "COMPLETED": "green",
+        "FAILED": "bold red",
+        "CANCELLED": "dim",
+        "PREEMPTED": "magenta",
+    }
+)
+
+
+def print_json(document: object) -> None:
+    """Write one JSON document: indented for a person, on one line for a program."""
+    indent = 2 if sys.stdout.isatty() else None
+    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_json_line(document: object) -> None:
+    """Write one of many JSON documents, each on a line of its own."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """The standard output: with colours for a person, without for a pipe."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+def draw(*renderables: RenderableType) -> None:
+    """Write things below each other; without the padding when nobody looks."""
+    out = console()
+    if out.is_terminal:
+        out.print(*renderables, sep="\n")
+        return
+    with out.capture() as captured:
+        out.print(*renderables, sep="\n")
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def status_text(status: str) -> Text:
+    """A status in its colour."""
+    from rich.text import Text
+
+    return Text(status, style=STYLE_OF_STATUS.get(status, ""))
+
+
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Text]],
+    *,
+    right: Collection[str] = (),
+    cut: Collection[str] = (),
+    wrap: Collection[str] = (),
+    left_out: Collection[str] = (),
+) -> Table:
+    """Columns without lines. An empty column is left out, too.
+
+    On a narrow terminal the columns in `cut` and `wrap` give way, the first with an ellipsis, the others with more
+    lines; the rest stays whole.
+    """
+    from rich.table import Table
+
+    drawn = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    kept_rows = [list(row) for row in rows]
+    kept = [
+        index
+        for index, heading in enumerate(headings)
+        if heading not in left_out and any(row[index].plain for row in kept_rows)
+    ]
+    for index in kept:
+        heading = headings[index]
+        if heading in cut:
+            for row in kept_rows:
+                row[index].no_wrap, row[index].overflow = True, "ellipsis"
+        drawn.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in (*cut, *wrap))
+    for row in kept_rows:
+        drawn.add_row(*(row[index] for index in kept))
+    return drawn
+
+
+def facts(pairs: Mapping[str, Any]) -> Table:
+    """Names and values below each other. What has no value is left out."""
+    from rich.table import Table
+
+    drawn = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn.add_column(style="dim", no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for name, value in pairs.items():
+        if value not in (None, "", [], {}):
+            drawn.add_row(f"  {name}", value if not isinstance(value, str) else _plain(value))
+    return drawn
+
+
+def _plain(text: str) -> Text:
+    """Text that a job or a user wrote: never read as markup."""
+    from rich.text import Text
+
+    return Text(text)

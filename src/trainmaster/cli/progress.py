@@ -1,0 +1,106 @@
+"""How far a job is, in a line."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from trainmaster.cli.formatting import duration, number
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.types import Job, JobSummary
+
+RATE_WINDOW_S = 15.0
+"""Long enough to be steady, short enough to follow a change."""
+SHOWN_METRICS = ("loss", "eval_loss")
+
+
+def percent(job: JobSummary) -> float | None:
+    """How much of the work is done, if the job says so."""
+    progress = job["progress"]
+    if progress["percent"] is not None:
+        return min(max(progress["percent"], 0.0), 100.0)
+    if progress["step"] is not None and progress["total_steps"]:
+        return min(100.0 * progress["step"] / progress["total_steps"], 100.0)
+    return None
+
+
+def steps(job: JobSummary) -> str:
+    """Steps, of how many."""
+    progress = job["progress"]
+    if progress["step"] is None:
+        return ""
+    return f"{progress['step']}/{progress['total_steps']}" if progress["total_steps"] else str(progress["step"])
+
+
+def brief(job: JobSummary) -> str:
+    """Progress for a column."""
+    done = percent(job)
+    return " ".join(part for part in (f"{done:.0f}%" if done is not None else "", steps(job)) if part)
+
+
+def losses(job: JobSummary) -> list[str]:
+    """The metrics that a watcher wants first."""
+    return [f"{name} {number(job['metrics'][name])}" for name in SHOWN_METRICS if name in job["metrics"]]
+
+
+class Pace:
+    """Steps a second, from what was seen while watching."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, job: Job) -> None:
+        """Take note of a job's step."""
+        step, now = job["progress"]["step"], time.monotonic()
+        if step is None:
+            return
+        if self._seen and step < self._seen[-1][1]:
+            self._seen.clear()  # a new attempt went back to a checkpoint
+        self._seen.append((now, step))
+        while now - self._seen[0][0] > RATE_WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Steps a second; None until two different steps were seen."""
+        if not self._seen:
+            return None
+        (then, first), (now, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - then) if last > first and now > then else None
+
+    def eta(self, job: Job) -> str:
+        """How long it will take, by the job's own word or by its pace."""
+        progress = job["progress"]
+        if progress["eta_seconds"] is not None:
+            return duration(int(progress["eta_seconds"]))
+        if self.rate and progress["total_steps"] and progress["step"] is not None:
+            return duration(int(max(progress["total_steps"] - progress["step"], 0) / self.rate))
+        return ""
+
+
+def sentence(job: Job, pace: Pace) -> str:
+    """What a watcher wants to know, after the status and the bar."""
+    if job["status"] in ("PENDING", "QUEUED"):
+        return _waiting(job)
+    rate = pace.rate
+    parts = [
+        f"attempt {job['attempt']}" if job["attempt"] > 1 else "",
+        f"step {steps(job)}" if steps(job) else "",
+        f"{rate:.3g} steps/s" if rate else "",
+        f"ETA {eta}" if (eta := pace.eta(job)) else "",
+        *losses(job),
+        "stalled" if job["stalled"] else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _waiting(job: Job) -> str:
+    wait = job["estimated_wait_seconds"]
+    parts = [
+        f"number {job['queue_position']} in queue {job['queue']}" if job["queue_position"] else "",
+        job["pending_reason"] or "",
+        f"about {duration(wait)}" if wait is not None else "",
+    ]
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,36 @@
+"""How a job ended, and whose fault it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainmaster.cli.formatting import duration
+from trainmaster.cli.progress import losses, steps
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.types import Failure, Job
+
+
+def ending(job: Job) -> list[str]:
+    """A few lines about a job that came to rest. The first begins with its status."""
+    facts = [
+        f"after {duration(job['runtime_seconds'])}" if job["runtime_seconds"] >= 0.1 else "",
+        f"step {steps(job)}" if steps(job) else "",
+        *losses(job),
+        f"checkpoint {job['latest_checkpoint_id']}" if job["latest_checkpoint_id"] else "",
+    ]
+    first = f"{job['status']} {' · '.join(fact for fact in facts if fact)}".rstrip()
+    failure = job["error"]
+    return [first, *failure_lines(failure)] if failure else [first]
+
+
+def failure_lines(failure: Failure) -> Iterator[str]:
+    """What went wrong, where, and what to do."""
+    yield f"  {failure['error_type']}: {failure['error_message']}"
+    if failure["frame"]:
+        yield f"  at {failure['frame']}"
+    if failure["fault"] != "none":
+        yield f"  fault: {failure['fault']}"
+    if failure["advice"]:
+        yield f"  {failure['advice'][:1].upper()}{failure['advice'][1:]}."

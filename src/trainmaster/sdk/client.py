@@ -1,0 +1,258 @@
+"""`Client`: the server's routes as typed methods."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import quote
+
+import httpx
+
+from trainmaster.sdk import local
+from trainmaster.sdk.connection import Address, Connection
+from trainmaster.sdk.errors import ConflictError, NotFoundError
+from trainmaster.sdk.following import Following
+from trainmaster.sdk.types import (
+    ControlledJob,
+    Event,
+    EventPage,
+    Job,
+    JobSummary,
+    LogLine,
+    LogPage,
+    Metrics,
+    MetricsReport,
+    Node,
+    Submitted,
+)
+
+URL_VARIABLE = "TRAINMASTER_URL"
+KEY_VARIABLE = "TRAINMASTER_API_KEY"
+PAGE_SIZE = 100
+
+
+class Client:
+    """A Trainmaster server.
+
+    Without arguments: the server that TRAINMASTER_URL and TRAINMASTER_API_KEY name, else the local one, which is
+    started when it does not run. Methods raise `ApiError` when the server says no and `UnreachableError` when it
+    does not answer; both are `SdkError`. A job is named by its id or its handle.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        url = url or os.environ.get(URL_VARIABLE)
+        api_key = api_key or os.environ.get(KEY_VARIABLE)
+        if url:
+            address = Address(url=url, api_key=api_key or _local_key(url))
+            self._connection = Connection(address, transport=transport, timeout=timeout)
+        else:
+            server = local.start()
+            address = Address(url=server.url, api_key=server.api_key)
+            self._connection = Connection(address, look_again=_local_address, transport=transport, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._connection.url
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connection.close()
+
+    # Jobs
+
+    def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> Submitted:
+        """Submit a job. Sent again when the connection breaks, and still submitted once."""
+        return cast(Submitted, self._change("POST", "/v1/jobs", document, idempotency_key))
+
+    def get(self, job: str) -> Job:
+        """A job, with all that the server knows about it."""
+        return cast(Job, self._connection.call("GET", _path(job)))
+
+    def cancel(self, job: str, *, reason: str = "", missing_ok: bool = False) -> Job:
+        """End a job for good. With `missing_ok` it is fine when it has ended already."""
+        try:
+            return cast(Job, self._change("POST", _path(job, "cancel"), {"reason": reason} if reason else {}))
+        except ConflictError:
+            if missing_ok:
+                return self.get(job)
+            raise
+
+    def pause(self, job: str, *, save_checkpoint: bool = True) -> ControlledJob:
+        """Park a running job; it is PAUSED once it has stopped."""
+        return cast(ControlledJob, self._change("POST", _path(job, "pause"), {"save_checkpoint": save_checkpoint}))
+
+    def resume(self, job: str, *, checkpoint_id: str = "") -> ControlledJob:
+        """Queue a parked job again, from a checkpoint or else from the latest."""
+        return cast(ControlledJob, self._change("POST", _path(job, "resume"), {"checkpoint_id": checkpoint_id}))
+
+    def retry(
+        self, job: str, *, checkpoint_id: str = "", new_resource_config: Mapping[str, Any] | None = None
+    ) -> ControlledJob:
+        """Make a child of a job that ended; it goes on from the parent's checkpoint."""
+        body: dict[str, Any] = {"checkpoint_id": checkpoint_id}
+        if new_resource_config is not None:
+            body |= {"modify_resources": True, "new_resource_config": new_resource_config}
+        return cast(ControlledJob, self._change("POST", _path(job, "retry"), body))
+
+    def edit(
+        self,
+        job: str,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Change priority, queue or labels (all of them) of a job that has not ended."""
+        wanted = {"priority": priority, "queue": queue, "labels": labels}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return cast(Job, self._change("PATCH", _path(job), body))
+
+    def delete(self, job: str, *, purge: bool = False) -> Job:
+        """Stop a job and hide it; `purge` also removes its checkpoints."""
+        return cast(Job, self._change("DELETE", _path(job) + ("?purge=true" if purge else "")))
+
+    # What jobs say
+
+    def logs(
+        self,
+        job: str,
+        *,
+        tail: int | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+        rank: int | None = None,
+        stream: str | None = None,
+        attempt: int | str | None = None,
+    ) -> LogPage:
+        """A page of a job's log: its last lines, or those after a cursor. `attempt` is a number or "all"."""
+        params = _given(tail=tail, cursor=cursor, limit=limit, rank=rank, stream=stream, attempt=attempt)
+        return cast(LogPage, self._connection.call("GET", _path(job, "logs"), params=params))
+
+    def follow_logs(
+        self,
+        job: str,
+        *,
+        tail: int | None = None,
+        cursor: str | None = None,
+        rank: int | None = None,
+        stream: str | None = None,
+        attempt: int | str | None = None,
+    ) -> Following[LogLine]:
+        """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
+        params = _given(tail=tail, rank=rank, stream=stream, attempt=attempt)
+        return Following(self._connection, _path(job, "logs"), params, cursor=cursor)
+
+    def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:
+        """A page of what happened to a job."""
+        params = _given(after=after, limit=limit)
+        return cast(EventPage, self._connection.call("GET", _path(job, "events"), params=params))
+
+    def follow_events(self, job: str, *, after: int | None = None) -> Following[Event]:
+        """What happens to a job, from the beginning or after an event, until it has ended."""
+        cursor = None if after is None else str(after)
+        return Following(self._connection, _path(job, "events"), {}, cursor=cursor)
+
+    def metrics(
+        self,
+        job: str,
+        *,
+        names: Sequence[str] = (),
+        since_step: int | None = None,
+        limit: int | None = None,
+    ) -> Metrics:
+        """A job's metrics: the latest values and their series."""
+        params = _given(names=list(names) or None, since_step=since_step, limit=limit)
+        return cast(Metrics, self._connection.call("GET", _path(job, "metrics"), params=params))
+
+    def follow_metrics(self, job: str) -> Following[MetricsReport]:
+        """Metrics as the job reports them, until it has ended."""
+        return Following(self._connection, _path(job, "metrics/stream"), {})
+
+    # The cluster
+
+    def nodes(self) -> Sequence[Node]:
+        """Every node, and what is free on it."""
+        return cast(Sequence[Node], self._connection.call("GET", "/v1/nodes")["nodes"])
+
+    def health(self) -> Mapping[str, Any]:
+        """Whether the server can work; raises UnavailableError, with the reason, when it cannot."""
+        return cast(Mapping[str, Any], self._connection.call("GET", "/readyz") or {})
+
+    def upload_blob(self, path: str | Path) -> str:
+        """Send a file by its content, unless the server has it; returns its sha256."""
+        path = Path(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            self._connection.call("HEAD", f"/v1/blobs/{digest}")
+        except NotFoundError:
+            self._connection.call("PUT", f"/v1/blobs/{digest}", body=lambda: path.open("rb"))
+        return digest
+
+    def list(
+        self,
+        *,
+        statuses: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        kinds: Sequence[str] = (),
+        order_by: str | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[JobSummary]:
+        """Jobs, the newest first unless `order_by` says otherwise; pages are fetched as they are needed."""
+        params = _given(
+            status=[*statuses] or None, queue=queue, kind=[*kinds] or None, order_by=order_by, page_size=page_size
+        )
+        params |= {f"labels.{key}": value for key, value in (labels or {}).items()}
+        while True:
+            page = self._connection.call("GET", "/v1/jobs", params=params)
+            yield from page["jobs"]
+            if not page.get("next_page_token"):
+                return
+            params["page_token"] = page["next_page_token"]
+
+    def _change(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
+    ) -> Any:
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._connection.call(method, path, json=body, headers=headers)
+
+
+def _path(job: str, route: str = "") -> str:
+    return f"/v1/jobs/{quote(job, safe='')}" + (f"/{route}" if route else "")
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _local_key(url: str) -> str:
+    """The key of the local server, when that is what a url without a key names."""
+    server = local.running()
+    return server.api_key if server is not None and server.url == url.rstrip("/") else ""
+
+
+def _local_address() -> Address | None:
+    server = local.find()
+    return Address(url=server.url, api_key=server.api_key) if server else None

@@ -1,0 +1,206 @@
+"""One server over HTTP: envelopes opened, errors raised, what may be sent again sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from trainmaster import __version__
+from trainmaster.sdk.errors import ApiError, SdkError, UnavailableError, UnreachableError, error_from_answer
+
+RETRY_DELAYS_S = (0.1, 0.3, 0.9, 2.0)
+"""Long enough for a server that restarts, short enough for a person who mistyped its address."""
+LONGEST_RETRY_AFTER_S = 10.0
+STREAM_SILENCE_S = 30.0
+"""A stream beats every ten seconds: after this long without a byte the connection is dead."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server is, and the key to it."""
+
+    url: str
+    api_key: str
+
+
+class Stream:
+    """The bytes of a stream, as they come."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.chunks = response.iter_bytes()
+        network = response.extensions.get("network_stream")
+        self._socket: socket.socket | None = network.get_extra_info("socket") if network else None
+
+    def cut(self) -> None:
+        """Break the connection off, also under a thread that waits for more."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Connection:
+    """Requests to one server. May be used from several threads."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        look_again: Callable[[], Address | None] | None = None,
+        transport: httpx.BaseTransport | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """`look_again` finds the server after a restart, which may have given it another port."""
+        self._address = address
+        self._look_again = look_again
+        self._http = httpx.Client(
+            timeout=timeout,
+            transport=transport,
+            headers={"User-Agent": f"trainmaster/{__version__}"},
+            # A proxy of the environment has no way to this machine's own loopback.
+            trust_env=urlsplit(address.url).hostname not in LOOPBACK,
+            # Reading the system's certificates takes longer than most requests.
+            verify=not address.url.startswith("http://"),
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._address.url
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: object = None,
+        body: Callable[[], IO[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a request; returns the `data` of the answer.
+
+        It is sent again when the connection breaks or the server is unavailable: what changes something needs an
+        Idempotency-Key.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer.
+        """
+        for delay in (*RETRY_DELAYS_S, None):
+            try:
+                return self._call_once(method, path, params, json, body, headers)
+            except (UnreachableError, UnavailableError) as error:
+                if delay is None or not _may_pass(error):
+                    raise
+                time.sleep(_delay(delay, error))
+            self.find_again()
+        raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def stream(self, path: str, *, params: Params, headers: Mapping[str, str]) -> Iterator[Stream]:
+        """A stream of events, as it comes.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer, or the connection broke.
+        """
+        timeout = httpx.Timeout(self._http.timeout.connect, read=STREAM_SILENCE_S)
+        headers = {"Accept": "text/event-stream", **headers}
+        with (
+            self._as_unreachable(),
+            self._http.stream(
+                "GET", self._url(path), params=params, headers=self._with_key(headers), timeout=timeout
+            ) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise _error_of(response)
+            yield Stream(response)
+
+    def find_again(self) -> None:
+        """Look whether the server is somewhere else by now."""
+        found = self._look_again() if self._look_again else None
+        if found is not None:
+            self._address = found
+
+    def _call_once(
+        self,
+        method: str,
+        path: str,
+        params: Params | None,
+        json: object,
+        body: Callable[[], IO[bytes]] | None,
+        headers: Mapping[str, str] | None,
+    ) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._as_unreachable())
+            content = stack.enter_context(body()) if body else None
+            response = self._http.request(
+                method,
+                self._url(path),
+                params=params,
+                json=json,
+                content=content,
+                headers=self._with_key(headers or {}),
+            )
+        if not response.is_success:
+            raise _error_of(response)
+        return _document(response).get("data") if response.content else None
+
+    def _url(self, path: str) -> str:
+        return self._address.url.rstrip("/") + path
+
+    def _with_key(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._address.api_key}", **headers} if self._address.api_key else {**headers}
+
+    @contextlib.contextmanager
+    def _as_unreachable(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise UnreachableError(f"the server at {self.url} does not answer in time") from error
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise UnreachableError(f"no server answers at {self.url} ({error})") from error
+
+
+def _may_pass(error: SdkError) -> bool:
+    return isinstance(error, UnavailableError) or isinstance(
+        error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError
+    )
+
+
+def _delay(planned: float, error: SdkError) -> float:
+    asked = error.retry_after_s if isinstance(error, ApiError) else None
+    return planned if asked is None else min(max(planned, asked), LONGEST_RETRY_AFTER_S)
+
+
+def _error_of(response: httpx.Response) -> ApiError:
+    try:
+        document: object = response.json()
+    except ValueError:
+        document = None
+    return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
+
+
+def _document(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if not isinstance(document, Mapping):
+        raise UnreachableError(f"what answers at {response.url.copy_with(path='/')} is not a Trainmaster server")
+    return document

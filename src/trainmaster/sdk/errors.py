@@ -1,0 +1,145 @@
+"""Everything that the SDK raises on purpose.
+
+SdkError
+├── ApiError                the server answered with an error
+│   ├── RefusedError        400: well-formed, but the server will not do it
+│   ├── UnauthorizedError   401: no API key, or a wrong one
+│   ├── ForbiddenError      403: the key may not do that
+│   ├── NotFoundError       404: no such thing, or not yours to see
+│   ├── ConflictError       409: not now
+│   ├── InvalidError        422: the request has a wrong shape or value
+│   └── UnavailableError    502, 503, 504: the server cannot answer now
+├── UnreachableError        no server answers at that address
+├── LocalServerError        the local server cannot be started, stopped or used
+└── ShippingError           a file that a job names cannot be sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+class SdkError(Exception):
+    """Something went wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldProblem:
+    """One thing that is wrong with a request, and where."""
+
+    field: str
+    message: str
+
+
+class ApiError(SdkError):
+    """The server answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: Sequence[FieldProblem] | Mapping[str, Any] = (),
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status."""
+        self.code = code
+        """What to branch on, such as JOB_NOT_FOUND."""
+        self.message = message
+        """For people."""
+        self.details = details
+        """The fields that are to blame; or, when a state forbids an action, what would allow it."""
+        self.request_id = request_id
+        """Finds the request in the server's log."""
+        self.retry_after_s = retry_after_s
+        """When to try again, if the server said so."""
+
+    @property
+    def problems(self) -> Sequence[FieldProblem]:
+        """The fields that are to blame, if any."""
+        return () if isinstance(self.details, Mapping) else self.details
+
+
+class RefusedError(ApiError):
+    """The request is well-formed, but the server will not do it."""
+
+
+class UnauthorizedError(ApiError):
+    """There is no API key, or it is wrong."""
+
+
+class ForbiddenError(ApiError):
+    """The API key may not do that."""
+
+
+class NotFoundError(ApiError):
+    """There is no such thing, or it is not yours to see."""
+
+
+class ConflictError(ApiError):
+    """That cannot be done now."""
+
+
+class InvalidError(ApiError):
+    """The request has a wrong shape or value."""
+
+
+class UnavailableError(ApiError):
+    """The server cannot answer now."""
+
+
+class UnreachableError(SdkError):
+    """No server answers at that address."""
+
+
+class LocalServerError(SdkError):
+    """The local server cannot be started, stopped or used."""
+
+
+class ShippingError(SdkError):
+    """A file that a job names cannot be sent."""
+
+
+ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
+    {
+        400: RefusedError,
+        401: UnauthorizedError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        409: ConflictError,
+        422: InvalidError,
+        502: UnavailableError,
+        503: UnavailableError,
+        504: UnavailableError,
+    }
+)
+"""Every other status is a plain ApiError."""
+
+
+def error_from_answer(status: int, document: object, request_id: str | None = None) -> ApiError:
+    """The error that an answer stands for, whether or not it has our envelope."""
+    envelope = document if isinstance(document, Mapping) else {}
+    error = envelope.get("error")
+    error = error if isinstance(error, Mapping) else {}
+    meta = envelope.get("meta")
+    details = error.get("details") or ()
+    if not isinstance(details, Mapping):
+        details = tuple(
+            FieldProblem(field=str(detail.get("field", "")), message=str(detail.get("message", "")))
+            for detail in details
+            if isinstance(detail, Mapping)
+        )
+    return ERROR_OF_STATUS.get(status, ApiError)(
+        status,
+        str(error.get("code") or f"HTTP_{status}"),
+        str(error.get("message") or f"the server answered with status {status}"),
+        details,
+        (meta.get("request_id") if isinstance(meta, Mapping) else None) or request_id,
+        error.get("retry_after"),
+    )

@@ -1,0 +1,220 @@
+"""The local server: the one that this user's commands share. Finds it, starts it, stops it.
+
+Its state is one directory: $TRAINMASTER_HOME, else ~/.trainmaster. While it runs, `server.json` in there says which
+process it is and where it answers, and `api-key` holds the key to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trainmaster import __version__
+from trainmaster.protocol.processes import ProcessIdentity, is_alive
+from trainmaster.sdk.errors import LocalServerError
+
+START_TIMEOUT_S = 60.0
+"""Generous: a first start on a slow disk makes the database."""
+STOP_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 5.0
+POLL_S = 0.05
+LOG_LINES_SHOWN = 12
+"""Of the server's log, when it did not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalServer:
+    """A local server that runs."""
+
+    url: str
+    api_key: str
+    version: str
+    process: ProcessIdentity
+    data_dir: Path
+
+
+def data_dir() -> Path:
+    """Where the local server keeps its state."""
+    return Path(os.environ.get("TRAINMASTER_HOME") or Path.home() / ".trainmaster").absolute()
+
+
+def log_file() -> Path:
+    """What a local server that was started by a command has to say."""
+    return data_dir() / "server.log"
+
+
+def find() -> LocalServer | None:
+    """The local server, if it runs and answers.
+
+    Raises:
+        LocalServerError: it is of another major version, with which this client does not talk.
+    """
+    server = running()
+    if server is None or not _answers(server.url):
+        return None
+    if _major(server.version) != _major(__version__):
+        raise LocalServerError(
+            f"the local server is version {server.version} and this is {__version__}; "
+            "run `trainmaster down` and then `trainmaster up` (running jobs go on)"
+        )
+    return server
+
+
+def running() -> LocalServer | None:
+    """The local server if its process lives, whatever its version and whether or not it answers."""
+    directory = data_dir()
+    try:
+        said = json.loads((directory / "server.json").read_text())
+        process = ProcessIdentity.from_json(said)
+        if not is_alive(process):
+            return None
+        return LocalServer(
+            url=str(said["url"]).rstrip("/"),
+            api_key=(directory / "api-key").read_text().strip(),
+            version=str(said["version"]),
+            process=process,
+            data_dir=directory,
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # never started, or it is just being written
+
+
+def start() -> LocalServer:
+    """The local server; started, detached from this process, when none runs.
+
+    Two callers at once end up with one server: the second waits, and finds what the first has started.
+
+    Raises:
+        LocalServerError: it did not start; the message has the end of its log.
+    """
+    server = find()
+    if server is not None:
+        return server
+    with _turn_to_start():
+        return find() or _started()
+
+
+def stop() -> bool:
+    """Stop the local server; running jobs go on. Returns whether one ran.
+
+    Raises:
+        LocalServerError: it does not stop.
+    """
+    server = running()
+    if server is None:
+        return False
+    process = server.process
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        raise LocalServerError(f"the local server (process {process.pid}) belongs to another user") from None
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while is_alive(process):
+        if time.monotonic() > deadline:
+            raise LocalServerError(f"the local server (process {process.pid}) does not stop; its log is {log_file()}")
+        time.sleep(POLL_S)
+    for child in _children:
+        child.poll()
+    return True
+
+
+@contextlib.contextmanager
+def _turn_to_start() -> Iterator[None]:
+    directory = data_dir()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        turn = os.open(directory / "starting.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    except OSError as error:
+        message = f"cannot write to {directory} ({error.strerror}); set TRAINMASTER_HOME to a directory of your own"
+        raise LocalServerError(message) from error
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _locked(turn):
+            if time.monotonic() > deadline:
+                raise LocalServerError(f"another command has been starting the server for {START_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(turn)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _started() -> LocalServer:
+    process = _spawn()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        server = find()
+        if server is not None:
+            return server
+        # One that was started by hand meanwhile may be about to answer.
+        if ended and running() is None:
+            raise LocalServerError(_what_it_said(f"the local server ended with exit code {process.returncode}"))
+        time.sleep(POLL_S)
+    raise LocalServerError(_what_it_said(f"the local server does not answer after {START_TIMEOUT_S:g} s"))
+
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Servers that this process started. They outlive it; the list only keeps Python from complaining about that."""
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    directory = data_dir()
+    log = os.open(log_file(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainmaster", "serve", "--data-dir", str(directory), "--port", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    _children.append(process)
+    return process
+
+
+def _what_it_said(message: str) -> str:
+    try:
+        lines = log_file().read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    except OSError:
+        lines = []
+    return "\n".join([f"{message}; its log is {log_file()}", *(f"  {line}" for line in lines)])
+
+
+def _answers(url: str) -> bool:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from trainmaster import __version__
+from trainmaster.cli.app import GROUPS, name_of
+
+NAMES = [name_of(module) for modules in GROUPS.values() for module in modules]
+HEAVY = ("httpx", "rich.console", "yaml", "pydantic", "sqlalchemy", "fastapi", "trainmaster.server")
+
+
+def test_help_lists_every_command_and_the_exit_codes(tm: Callable[..., Result]) -> None:
+    result = tm("--help")
+
+    assert result.exit_code == 0
+    listed = {line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line.split()}
+    assert set(NAMES) <= listed
+    assert "4 FAILED" in result.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_explains_itself(tm: Callable[..., Result], name: str) -> None:
+    result = tm(name, "-h")
+
+    assert result.exit_code == 0
+    assert f" {name} " in result.stdout.splitlines()[0]
+    assert name == "serve" or "--json" in result.stdout
+
+
+def test_version_is_told(tm: Callable[..., Result]) -> None:
+    assert tm("--version").stdout == f"trainmaster {__version__}\n"
+
+
+def test_mistyped_command_leads_to_the_nearest(tm: Callable[..., Result]) -> None:
+    result = tm("sumbit")
+
+    assert result.exit_code == 2
+    assert "submit" in result.stderr
+
+
+def test_help_imports_nothing_that_takes_long() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "trainmaster", "--help"]
+
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    imported = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")}
+    assert "trainmaster.cli.app" in imported
+    assert imported.isdisjoint(HEAVY)

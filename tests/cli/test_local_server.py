@@ -1,0 +1,227 @@
+"""The local server: started by whoever needs it, shared, stopped and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_server import WAIT_S, retire_fork_server, wait_for
+from typer.testing import Result
+
+from trainmaster.sdk import Client, local
+
+COMMAND = (sys.executable, "-m", "trainmaster")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """The data directory of a local server; whatever runs there is gone after the test."""
+    directory = tmp_path / "home"
+    yield directory
+    server = local.running()
+    if server is not None:
+        with Client() as client:
+            for job in client.list():
+                client.delete(job["job_id"], purge=True)
+            wait_for(lambda: not any(node["jobs"] for node in client.nodes()))
+        local.stop()
+    retire_fork_server(directory)
+
+
+def job_file(tmp_path: Path, script: str) -> str:
+    file = tmp_path / "job.json"
+    file.write_text(
+        json.dumps(
+            {
+                "name": "local",
+                "workload": {"kind": "command", "argv": ["sh", "-c", script]},
+                "resource_config": {"gpu_count": 0},
+            }
+        )
+    )
+    return str(file)
+
+
+def submitted(tm: Callable[..., Result], tmp_path: Path, script: str) -> str:
+    result = tm("submit", job_file(tmp_path, script), "--json")
+    assert result.exit_code == 0, result.stderr
+    return str(json.loads(result.stdout)["job_id"])
+
+
+def status_of(job_id: str) -> str:
+    with Client() as client:
+        return client.get(job_id)["status"]
+
+
+@pytest.mark.usefixtures("home")
+def test_command_that_needs_a_server_starts_it(tm: Callable[..., Result]) -> None:
+    first, up, second = tm("ps"), tm("up"), tm("ps")
+
+    assert first.exit_code == 0
+    assert "Starting the local server" in first.stderr
+    assert "runs already" in up.stdout
+    assert second.stderr == ""
+    assert "is down" in tm("down").stdout
+    assert tm("down").stdout == "No local server runs.\n"
+
+
+@pytest.mark.usefixtures("home")
+def test_two_commands_at_once_share_one_server() -> None:
+    processes = [
+        subprocess.Popen([*COMMAND, "up", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    pids = set()
+    for process in processes:
+        out, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, err
+        pids.add(json.loads(out)["pid"])
+
+    assert len(pids) == 1
+
+
+@pytest.mark.usefixtures("home")
+def test_job_runs_on_without_the_server_and_is_found_again(tm: Callable[..., Result], tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    job_id = submitted(tm, tmp_path, f"echo before; until [ -e {go_on} ]; do sleep 0.05; done; echo after")
+    wait_for(lambda: status_of(job_id) == "TRAINING")
+
+    assert "Running jobs go on" in tm("down").stdout
+    go_on.touch()
+    tm("up")
+
+    wait_for(lambda: status_of(job_id) == "COMPLETED")
+    assert tm("logs", job_id).stdout == "before\nafter\n"
+    assert json.loads(tm("show", job_id, "--json").stdout)["attempt"] == 1
+
+
+@pytest.mark.usefixtures("home")
+def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
+    tm: Callable[..., Result], tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go-on"
+    script = f"seq 1 300; until [ -e {go_on} ]; do sleep 0.05; done; seq 301 600"
+    job_id = submitted(tm, tmp_path, script)
+    with subprocess.Popen([*COMMAND, "logs", "-f", job_id], stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        before = [follower.stdout.readline() for _ in range(300)]
+        killed = local.running()
+        assert killed is not None
+        os.kill(killed.process.pid, signal.SIGKILL)
+        go_on.touch()
+        wait_for(lambda: local.running() is None)
+        tm("up")
+        after = follower.communicate(timeout=WAIT_S)[0]
+
+    assert follower.returncode == 0
+    assert [int(line) for line in before] + [int(line) for line in after.split()] == list(range(1, 601))
+
+
+@pytest.mark.usefixtures("home")
+def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], tmp_path: Path) -> None:
+    tm("up")
+    command = [*COMMAND, "submit", job_file(tmp_path, "echo begun; while true; do sleep 0.05; done"), "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "begun\n"
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=WAIT_S)
+
+    assert follower.returncode == 130
+    assert "the job goes on" in said
+    assert "trainmaster cancel" in said
+    assert "Traceback" not in said
+    assert "TRAINING" in tm("ps").stdout
+
+
+@pytest.mark.usefixtures("home")
+def test_person_who_watches_sees_colours_and_a_bar_and_a_pipe_does_not(
+    tm: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "report.py").write_text(
+        "import time\n"
+        "from trainmaster.jobs import report\n"
+        "for step in range(1, 41):\n"
+        "    report.progress(step=step, total_steps=40)\n"
+        "    report.metrics(step=step, loss=1 / step)\n"
+        "    time.sleep(0.05)\n"
+        "print('a last line')\n"
+    )
+    file = tmp_path / "job.yaml"
+    file.write_text("name: watched\nworkload: {kind: script, path: report.py}\nresource_config: {gpu_count: 0}\n")
+    tm("up")
+
+    seen = watched([*COMMAND, "submit", str(file), "--follow"])
+    piped = tm("submit", str(file), "--follow")
+
+    assert "\x1b[" in seen
+    assert "━" in seen
+    assert "loss" in seen
+    assert "a last line" in seen
+    assert "COMPLETED" in seen
+    assert piped.stdout == "a last line\n"
+    assert "\x1b[" not in piped.output
+
+
+def watched(command: list[str]) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = bytearray()
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            if not select.select([ours], [], [], 1.0)[0]:
+                continue
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # nobody has the other end any more
+                break
+            if not piece:
+                break
+            seen += piece
+    os.close(ours)
+    assert process.returncode == 0, seen.decode(errors="replace")
+    return seen.decode(errors="replace")
+
+
+def test_server_that_does_not_start_shows_the_end_of_its_log(home: Path, tm: Callable[..., Result]) -> None:
+    home.mkdir()
+    (home / "trainmaster.db").write_text("this is no database, " * 1000)
+
+    result = tm("ps")
+
+    assert result.exit_code == 3
+    assert "server.log" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.usefixtures("home")
+def test_second_server_on_a_directory_is_refused_in_a_line(tm: Callable[..., Result]) -> None:
+    tm("up")
+    command: list[Any] = [*COMMAND, "serve", "--port", "0", "--data-dir", local.data_dir()]
+
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    assert refused.returncode == 1
+    assert "another server" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(("option", "word"), [("--roles", "apu"), ("--transport", "pigeon")])
+def test_serve_with_an_unknown_choice_is_wrong_usage(tm: Callable[..., Result], option: str, word: str) -> None:
+    result = tm("serve", option, word)
+
+    assert result.exit_code == 2
+    assert word in result.stderr
