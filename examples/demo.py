@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +12,14 @@ COMMAND = Path(sys.executable).with_name("trainmaster")
 HERE = Path(__file__).parent
 
 NEXT = """
-Now try:
-  {tm} ps -a                                     every job so far
-  {tm} show JOB                                  all about one: attempts, checkpoints, events
-  {tm} submit examples/names.yaml --set 'workload.args=["--steps","3000"]'
-  {tm} logs -f JOB                               follow it; Ctrl-C leaves it running
-  {tm} pause JOB ; {tm} resume JOB               it goes on from its checkpoint
-  kill -9 the server (its pid is in `{tm} doctor`), then `{tm} ps`: nothing is lost
-  {tm} down                                      stop the server; running jobs run on
+Now try, with `alias tm={tm}`:
+  tm ps -a                      every job so far
+  tm show JOB                   all about one: attempts, checkpoints, events
+  tm submit examples/names.yaml --set workload.args='["--steps","3000"]'
+  tm logs -f JOB                follow it; Ctrl-C leaves it running
+  tm pause JOB; tm resume JOB   it goes on from its checkpoint
+  kill -9 {pid}{pad}that is the server; then `tm ps`: nothing is lost
+  tm down                       stop the server; running jobs run on
 """
 
 
@@ -32,7 +34,9 @@ def main() -> int:
         shown = COMMAND.relative_to(Path.cwd())
     except ValueError:
         shown = COMMAND
-    print(NEXT.format(tm=shown))
+    home = Path(os.environ.get("TRAINMASTER_HOME") or Path.home() / ".trainmaster")
+    pid = str(json.loads((home / "server.json").read_text())["pid"])
+    print(NEXT.format(tm=shown, pid=pid, pad=" " * (22 - len(pid))))
     return 0
 
 

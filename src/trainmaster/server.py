@@ -37,7 +37,7 @@ from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.protocol.hints import HintListener, send_hint
-from trainmaster.protocol.processes import identity_of
+from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.rundir import write_document
 from trainmaster.settings import Role, Settings, TransportKind
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
@@ -112,9 +112,10 @@ def _running(settings: Settings, url: str) -> Iterator[object]:
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         hint_socket = settings.data_dir / "hints.sock"
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
+        admission = Admission(data_roots=settings.data_roots)
         if Role.COORDINATOR in settings.roles:
-            hint = stack.enter_context(_coordinating(settings, url, database, roots, hint_socket))
-        commands = Commands(database, backends=["local"], default_backend="local", hint=hint)
+            hint = stack.enter_context(_coordinating(settings, url, database, roots, admission, hint_socket))
+        commands = Commands(database, backends=["local"], default_backend="local", admission=admission, hint=hint)
         yield create_app(
             ApiContext(
                 database=database,
@@ -131,7 +132,7 @@ def _running(settings: Settings, url: str) -> Iterator[object]:
 
 @contextlib.contextmanager
 def _coordinating(
-    settings: Settings, url: str, database: Database, roots: Roots, hint_socket: Path
+    settings: Settings, url: str, database: Database, roots: Roots, admission: Admission, hint_socket: Path
 ) -> Iterator[Callable[[str], None]]:
     """The leader's loop in its threads; yields how to hint to it."""
     fork_server = ForkServer(settings.data_dir / "forkserver")
@@ -156,7 +157,7 @@ def _coordinating(
 
     leadership = Leadership(
         database,
-        holder=f"{socket.gethostname()}:{os.getpid()}",
+        holder=_name_of_lock(settings.data_dir),
         url=url,
         lease_s=settings.lease_s,
         on_change=lambda: hint(""),
@@ -173,8 +174,9 @@ def _coordinating(
             hint_socket=str(hint_socket),
             server_url=url if settings.transport is TransportKind.HTTP else None,
         ),
-        admission=Admission(data_roots=settings.data_roots),
+        admission=admission,
         chores=[Chores(database, roots, blob_keep_s=settings.blob_keep_s)],
+        stalled_after_s=settings.stalled_after_s,
     )
     warming = threading.Thread(target=_warm, args=(fork_server,), name="warm", daemon=True)
     listening = threading.Thread(target=_pass_on, args=(listener, hint), name="hints", daemon=True)
@@ -260,6 +262,15 @@ def _locked(data_dir: Path) -> Iterator[None]:
                 "or give this one a --data-dir of its own"
             ) from None
         yield
+
+
+def _name_of_lock(data_dir: Path) -> str:
+    """A name that only the server which has locked the data directory can have.
+
+    So a server leads at once where its predecessor was killed: whoever held the lease by this name is dead.
+    """
+    status = os.stat(data_dir / "lock")
+    return f"{socket.gethostname()}:{boot_id()}:{status.st_dev}:{status.st_ino}"
 
 
 @contextlib.contextmanager

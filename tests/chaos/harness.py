@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -24,6 +26,15 @@ from trainmaster.store.scope import Scope
 
 ACCOUNT = Scope(account_id="default")
 EVERYTHING = Scope.everything()
+
+
+@functools.cache
+def _fresh_database() -> bytes:
+    """An empty database, made once: hundreds of servers start on a copy of it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "tm.db"
+        Database.open(f"sqlite:///{path}").close()
+        return path.read_bytes()
 
 
 class Crash(BaseException):
@@ -69,6 +80,7 @@ class Cluster:
         )
         self.backend = ScriptedBackend(self.world, [node])
         self.most_alive: dict[str, int] = {}
+        (directory / "tm.db").write_bytes(_fresh_database())
         self.boot()
 
     def boot(self) -> None:
@@ -101,6 +113,7 @@ class Cluster:
             self.database,
             backends=["scripted"],
             default_backend="scripted",
+            admission=Admission(),
             hint=lambda subject: None,
             clock=lambda: self.now,
         )

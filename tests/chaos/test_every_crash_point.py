@@ -7,6 +7,7 @@ there once, and what was held is released.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,10 +82,8 @@ def asks(name: str, **arguments: object) -> Callable[[Cluster, str], bool]:
     """Give a command; a client whose server died under it asks again, and may find that it was done."""
 
     def ask(cluster: Cluster, job_id: str) -> bool:
-        try:
+        with contextlib.suppress(ConflictError):
             getattr(cluster.commands, name)(ACCOUNT, job_id, **arguments).result()
-        except ConflictError:
-            pass
         return True
 
     return ask

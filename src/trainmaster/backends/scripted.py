@@ -28,12 +28,12 @@ from trainmaster.protocol.rundir import (
 )
 
 Act = Mapping[str, Any]
-"""A record for the worker's stream, or one of: {"rank": record}, {"exit": {...}}, {"vanish": True}, {"endpoint": {...}}."""
+"""A record of the worker, or one of {"rank": record}, {"exit": {...}}, {"vanish": True}, {"endpoint": {...}}."""
 Script = Callable[[AttemptRequest, int], Iterable[Act]]
 """What the worker of one node does, in order."""
 
 
-def succeed(request: AttemptRequest, node: int) -> Iterator[Act]:
+def succeed(request: AttemptRequest, node: int) -> Iterator[Act]:  # noqa: ARG001 - the shape of a script
     """Start, and end well."""
     yield {"type": "started", "ranks": []}
     yield {"exit": {"reason": Reason.SUCCEEDED, "message": "done"}}

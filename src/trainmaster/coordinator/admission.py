@@ -8,8 +8,8 @@ from pathlib import Path
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
-from trainmaster.core.spec import load_stored
-from trainmaster.core.workloads import effective_workload
+from trainmaster.core.spec import SubmitJobRequest, load_stored
+from trainmaster.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.core.workloads.script import ScriptSpec
 
 
@@ -18,6 +18,13 @@ class Admission:
 
     def __init__(self, *, data_roots: Sequence[Path] = ()) -> None:
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
+
+    def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
+        """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
+        workload = effective_workload(request)
+        if workload.working_directory is not None or self._server_script(workload) is not None:
+            return None
+        return admit(job, now=job.created_at)
 
     def decide(self, job: Job, *, now: float) -> Change | None:
         """Queue a job, or fail it with the reason."""
@@ -33,17 +40,23 @@ class Admission:
             problem = self._outside(workload.working_directory, "working directory")
             if problem:
                 return problem
-        if isinstance(workload, ScriptSpec) and workload.path not in {file.path for file in workload.files}:
-            script = Path(workload.working_directory or "/", workload.path)
-            if not Path(workload.path).is_absolute() and workload.working_directory is None:
-                return (
-                    f"script {workload.path} is a relative path, and the server cannot know to what; "
-                    "name it absolutely, or ship it (`trainmaster submit` does)"
-                )
-            return self._outside(str(script), "script") or (
-                None if script.is_file() else f"there is no script {script} on the server; ship it, or check the path"
+        script = self._server_script(workload)
+        if script is None:
+            return None
+        if not script.is_absolute():
+            return (
+                f"script {script} is a relative path, and the server cannot know to what; "
+                "name it absolutely, or ship it (`trainmaster submit` does)"
             )
-        return None
+        return self._outside(str(script), "script") or (
+            None if script.is_file() else f"there is no script {script} on the server; ship it, or check the path"
+        )
+
+    def _server_script(self, workload: WorkloadSpec) -> Path | None:
+        """The script on the server that a workload names; None when it ships it, or is no script."""
+        if not isinstance(workload, ScriptSpec) or workload.path in {file.path for file in workload.files}:
+            return None
+        return Path(workload.working_directory or "", workload.path)
 
     def _outside(self, path: str, what: str) -> str | None:
         resolved = Path(path).resolve()

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from trainmaster.coordinator.admission import Admission
 from trainmaster.core import commands as decide
 from trainmaster.core.errors import (
     NotFoundError,
@@ -23,7 +24,7 @@ from trainmaster.core.errors import (
     SpecError,
     StaleWriteError,
 )
-from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.job import Change, Checkpoint, Job, merge
 from trainmaster.core.spec import SubmitJobRequest, with_server_defaults
 from trainmaster.core.submission import check_retry, child_request, new_job_id, submit
 from trainmaster.core.workloads import compile_launch
@@ -63,12 +64,14 @@ class Commands:
         *,
         backends: Collection[str],
         default_backend: str,
+        admission: Admission,
         hint: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._backends = frozenset(backends)
         self._default_backend = default_backend
+        self._admission = admission
         self._hint = hint
         self._clock = clock
 
@@ -184,7 +187,7 @@ class Commands:
         if request.backend is not None and request.backend not in self._backends:
             known = ", ".join(sorted(self._backends))
             raise RefusedError(f"backend {request.backend!r} is not available on this server; it has: {known}")
-        return submit(
+        change = submit(
             request,
             account_id=scope.account,
             job_id=new_job_id(),
@@ -193,6 +196,8 @@ class Commands:
             default_backend=self._default_backend,
             parent=parent,
         )
+        admitted = self._admission.at_once(change.job, request)
+        return merge(change, admitted) if admitted else change
 
     def _insert(self, connection: Connection, scope: Scope, change: Change, blobs_used: Collection[str]) -> Outcome:
         job = change.job

@@ -23,7 +23,7 @@ from trainmaster.core import observations, timers
 from trainmaster.core.errors import NotLeaderError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
 from trainmaster.core.states import ACTIVE, RUNNING, JobStatus
-from trainmaster.scheduling.schedule import schedule
+from trainmaster.scheduling.schedule import Plan, schedule
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.store import activity, events, jobs, leases, nodes
 from trainmaster.store.database import Database
@@ -56,6 +56,7 @@ class Coordinator:
         acting: Acting,
         admission: Admission,
         chores: Iterable[Callable[[float], None]] = (),
+        stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
     ) -> None:
@@ -65,6 +66,7 @@ class Coordinator:
         self._acting = acting
         self._admission = admission
         self._chores = tuple(chores)
+        self._stalled_after_s = stalled_after_s
         self._clock = clock
         self._pace = pace or Pace()
         self._wake = threading.Condition()
@@ -74,6 +76,7 @@ class Coordinator:
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
         self._view = ClusterView()
+        self._plan = Plan()
         self._cursor = 0
         self._polled_at = 0.0
         self._inventory_at = 0.0
@@ -138,9 +141,13 @@ class Coordinator:
         if timed:
             self._polled_at = now
             self._refresh_inventory(now)
+        before = self._view
         self._catch_up()
         changes = self._observe(now, hinted, everything=timed)
-        changes = self._admit_and_place(now, changes)
+        self._admit(now, changes)
+        ahead = self._view.with_jobs(change.job for change in changes.values())
+        if timed or self._worth_scheduling(before, ahead):
+            self._place(now, ahead, changes)
         self._commit(epoch, changes.values())
         self._acting.act(self._view, now)
         if timed:
@@ -183,7 +190,9 @@ class Coordinator:
             change = self._observe_one(job, now)
             latest = change.job if change else job
             if everything and latest.status in RUNNING:
-                timed = timers.due(latest, now=now, last_activity_at=used.get(job.job_id))
+                timed = timers.due(
+                    latest, now=now, last_activity_at=used.get(job.job_id), stalled_after_s=self._stalled_after_s
+                )
                 if timed is not None:
                     change = merge(change, timed) if change else timed
             if change is not None:
@@ -202,21 +211,35 @@ class Coordinator:
             _log.exception("job %s could not be observed", job.job_id)
             return None
 
-    def _admit_and_place(self, now: float, changes: dict[str, Change]) -> dict[str, Change]:
-        """Let new jobs in, then start what fits; all in the same commit."""
+    def _admit(self, now: float, changes: dict[str, Change]) -> None:
+        """Let new jobs in, or refuse them."""
         for job in self._view.jobs.values():
             if job.status is JobStatus.PENDING:
                 admitted = self._admission.decide(job, now=now)
                 if admitted is not None:
                     changes[job.job_id] = admitted
-        ahead = self._view.with_jobs(change.job for change in changes.values())
-        for placement in schedule(ahead, now=now).placements:
+
+    def _worth_scheduling(self, before: ClusterView, ahead: ClusterView) -> bool:
+        """Whether the scheduler could start anything that it could not at the end of the last pass."""
+        for job_id, job in ahead.jobs.items():
+            if job.status is JobStatus.QUEUED and before.jobs.get(job_id) is not job and not self._plan.blocks(job):
+                return True
+        return any(
+            job.attempt is not None
+            and (now := ahead.jobs.get(job_id)) is not job
+            and (now is None or now.attempt is None)
+            for job_id, job in before.jobs.items()
+        )
+
+    def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
+        """Start what fits, in the same commit as what made room for it."""
+        self._plan = schedule(ahead, now=now)
+        for placement in self._plan.placements:
             job = placement.job
             placed = observations.place(job, now=now, shares=placement.shares, token=secrets.token_urlsafe(24))
             if placed is not None:
                 earlier = changes.get(job.job_id)
                 changes[job.job_id] = merge(earlier, placed) if earlier else placed
-        return changes
 
     def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
         """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""

@@ -157,3 +157,23 @@ def test_impossible_job_says_that_no_node_has_it() -> None:
     view = ClusterView().with_nodes([node("a", gpus=2)])
     text = pending_reason(view, queued("j", gpu_count=8, gpu_type="H100"), now=NOW, position=1)
     assert text == "needs 8 × H100 on one node; no node has that, even when nothing runs"
+
+
+def test_head_that_needs_more_than_is_free_keeps_what_is_free_for_itself() -> None:
+    view = ClusterView().with_nodes([node("a", gpus=4)])
+    view = view.with_jobs([running(queued("holder", gpu_count=3), view)])
+    head, small = queued("head", gpu_count=2, at=NOW - 10), queued("small", gpu_count=1)
+    assert names(view.with_jobs([head, small])) == []
+
+
+def test_plan_says_which_jobs_need_not_be_tried_until_something_is_freed() -> None:
+    view = ClusterView().with_nodes([node("a", gpus=1)])
+    impossible = queued("impossible", gpu_count=8)
+    plan = schedule(view.with_jobs([impossible]), now=NOW)
+    assert plan.blocks(queued("another", gpu_count=8))
+    assert not plan.blocks(queued("small", gpu_count=1))
+    full = schedule(
+        ClusterView().with_nodes([node("a", slots=0)]).with_jobs([queued("j")]),
+        now=NOW,
+    )
+    assert full.blocks(queued("anything"))

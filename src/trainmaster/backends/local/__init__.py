@@ -117,7 +117,7 @@ class LocalBackend:
             "token": request.token,
             "attempt_id": request.attempt_id,
             "node": node,
-            "directory": str(self._spool / request.attempt_id / str(node)),
+            "directory": str(self._spool / f"{request.attempt_id}.{node}"),
         }
 
 

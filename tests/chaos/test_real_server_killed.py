@@ -1,0 +1,50 @@
+"""kill -9 of a real server at a dozen points of its jobs' lives."""
+
+from __future__ import annotations
+
+import pytest
+from aftermath import check
+from ground import Ground
+
+from real_server import wait_for
+
+POINTS = [
+    "store.before_commit:1",
+    "store.before_commit:4",
+    "store.before_commit:7",
+    "store.before_commit:12",
+    "store.after_commit:3",
+    "store.after_commit:5",
+    "store.after_commit:9",
+    "store.after_commit:15",
+    "act.before:1",
+    "act.before:6",
+    "act.before_submit:2",
+    "act.before_submit:5",
+    "act.after:3",
+    "act.after:7",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_server_killed_at_a_point_loses_nothing_and_doubles_nothing(ground: Ground, point: str) -> None:
+    server = ground.server().start(TRAINMASTER_FAILPOINT=point)
+    cancelled = server.submit(*ground.counting(2, gate="never"))
+    paused = server.submit(*ground.counting(5, save_every=2, gate="resumed", gate_at=3))
+    short = server.submit(*ground.counting(3))
+    saving = server.submit(*ground.counting(6, save_every=2))
+    gang = server.submit(*ground.counting(3), resource_config={"gpu_count": 0, "node_count": 2})
+    ground.until_counted(cancelled, 1)
+    server.data("POST", f"/v1/jobs/{cancelled}/cancel")
+    ground.until_counted(paused, 3)
+    wait_for(lambda: server.job(paused)["can_save"], "it to be known that the job saves")
+    server.data("POST", f"/v1/jobs/{paused}/pause")
+    server.until(paused, "PAUSED")
+    ground.open_gate("resumed")
+    server.data("POST", f"/v1/jobs/{paused}/resume")
+    expected = {cancelled: "CANCELLED"} | dict.fromkeys((paused, short, saving, gang), "COMPLETED")
+    for job_id in expected:
+        server.until(job_id)
+    assert server.deaths == 1
+    assert [checkpoint["step"] for checkpoint in server.job(saving)["checkpoints"]] == [2, 4, 6]
+    check(ground, server, expected)
