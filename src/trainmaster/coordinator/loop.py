@@ -82,6 +82,11 @@ class Coordinator:
         self._inventory_at = 0.0
         self._data_version = 0
 
+    @property
+    def view(self) -> ClusterView:
+        """What the leader believes of the cluster."""
+        return self._view
+
     # -- for other threads --
 
     def hint(self, subject: str) -> None:
