@@ -1,0 +1,388 @@
+"""The courier: brings a worker's run directory to a server whose files the worker cannot reach.
+
+It claims the node at the server, lays out a private run directory, forks the worker on it and mirrors
+from then on: streams and documents go up, control and rendezvous come down. Everything is on disk first
+and stays there until the server has it, so that a server that is away costs time and nothing else. The
+worker dies with its courier; a courier that is started again on the same directory delivers what is left.
+
+    <directory>/courier.json     the name under which the node was claimed, to claim it again
+    <directory>/blobs/<sha256>   files that the launch names
+    <directory>/run/             the run directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
+from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import (
+    CONTROL,
+    RENDEZVOUS,
+    RunDirectory,
+    StreamGapError,
+    beat_document,
+    endpoint_document,
+    exit_document,
+    read_document,
+    read_lines,
+    worker_stream,
+    write_document,
+)
+from trainmaster.worker.cgroups import remove_groups
+from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
+from trainmaster.worker.records import FULL
+from trainmaster.worker.supervise import run_worker
+from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
+
+LOOK_EVERY_S = 0.1
+"""How long a line of output may lie before it is sent; the worker's hints cut it short."""
+BEAT_EVERY_S = 2.0
+CONTROL_WAIT_S = 20
+"""How long the server may hold a question for control that has no answer yet."""
+REFUSED_GRACE_S = 10.0
+"""What the ranks of an attempt get that the server does not know any more."""
+_WORKER_ENDS_S = 15.0
+"""A worker that has written its exit, or was told to stop, is gone by then or hangs."""
+
+
+def run_courier(server_url: str, token: str, attempt_id: str, node: int, directory: str | os.PathLike[str]) -> None:
+    """Run one node of an attempt for a server that is reached by HTTP; return when all is delivered."""
+    home = Path(directory).absolute()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # Another courier is at it.
+    _Courier(server_url, token, attempt_id, node, home, lock).run()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+class _StopAskedError(Exception):
+    """The attempt shall stop before it has begun."""
+
+
+class _Courier:
+    def __init__(self, server_url: str, token: str, attempt_id: str, node: int, home: Path, lock: int) -> None:
+        self._server_url = server_url
+        self._token = token
+        self._attempt_id = attempt_id
+        self._node = node
+        self._home = home
+        self._lock = lock
+        self._uplink = Uplink(server_url, token)
+        self._route = f"/v1/worker/attempts/{attempt_id}"
+        self._run = RunDirectory(home / "run")
+        self._worker: int | None = None
+        self._worker_end = "never started"
+        self._inherited = False
+        self._awaits_rendezvous = False
+        self._offsets: dict[str, int] = {}
+        self._delivered: dict[str, dict[str, Any]] = {}
+        self._next_beat = 0.0
+        self._refused = threading.Event()
+
+    def run(self) -> None:
+        try:
+            request = AttemptRequest.from_json(self._uplink.ask("GET", f"{self._route}/request"))
+            if not self._claim():
+                return
+            try:
+                self._prepare(request)
+            except OSError as error:
+                self._put(exit_document(self._node), _unprepared(error))
+                return
+            with self._following_control(), self._hints() as hints:
+                self._mirror(hints)
+        except RefusedError:
+            self._abandon()
+        self._end_worker(_WORKER_ENDS_S)
+
+    def _claim(self) -> bool:
+        """Claim the node at the server, in the name of this process: it lives while there is something to deliver."""
+        name = self._home / "courier.json"
+        nonce = (read_document(name) or {}).get("nonce") or uuid.uuid4().hex
+        with contextlib.suppress(OSError):
+            write_document(name, {"nonce": nonce})
+        identity = identity_of(os.getpid())
+        claimant = {"nonce": nonce, "host": socket.gethostname(), **(identity.to_json() if identity else {})}
+        answer = self._uplink.ask("POST", f"{self._route}/claims/{self._node}", document=claimant)
+        return bool(answer["granted"])
+
+    def _prepare(self, request: AttemptRequest) -> None:
+        """Lay out the run directory and start the worker, unless a courier before this one did."""
+        blobs = self._home / "blobs"
+        blobs.mkdir(exist_ok=True)
+        self._run.create(
+            replace(
+                request,
+                server_url=self._server_url,
+                owner_file="",
+                blob_dir=str(blobs),
+                hint_socket=str(self._home / "hints"),
+            )
+        )
+        self._awaits_rendezvous = self._node > 0
+        if claim := self._run.claimant(self._node):
+            self._worker_end = "died with the courier before this one"
+            self._inherited = True
+            _kill(ProcessIdentity.from_json(claim))
+            return
+        self._fetch_blobs(request, blobs)
+        self._worker = self._fork_worker()
+
+    def _fetch_blobs(self, request: AttemptRequest, blobs: Path) -> None:
+        """Bring the launch's files. One that the server does not have is left for the worker to miss."""
+        downloads = Uplink(self._server_url, self._token, on_wait=self._attend)
+        with contextlib.suppress(_StopAskedError):
+            for digest in dict.fromkeys(blob.sha256 for blob in request.launch.blobs):
+                if not (blobs / digest).exists():
+                    downloads.download(f"/v1/blobs/{digest}", blobs / digest, digest)
+        downloads.disconnect()
+
+    def _attend(self) -> None:
+        """While files are fetched: beat, and give up when a stop is asked for. The worker makes that an end."""
+        if self._beat():
+            control = self._uplink.ask("GET", f"{self._route}/control?after=0&wait_s=0")
+            if control is not None and control.get("stop"):
+                self._run.set_control(control)
+                raise _StopAskedError
+
+    def _fork_worker(self) -> int:
+        self._uplink.disconnect()
+        become_subreaper()
+        courier = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            os.setsid()
+            os.close(self._lock)
+            die_with_parent(courier)
+            status = run_worker(self._run.path, self._node)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    @contextlib.contextmanager
+    def _following_control(self) -> Iterator[None]:
+        uplink = Uplink(self._server_url, self._token, timeout_s=CONTROL_WAIT_S + 10.0)
+        thread = threading.Thread(target=self._follow_control, args=(uplink,), name="control", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            uplink.close()
+            thread.join()
+
+    def _follow_control(self, uplink: Uplink) -> None:
+        seq = 0
+        with contextlib.suppress(ClosedError):
+            while True:
+                asked_at = time.monotonic()
+                try:
+                    document = uplink.ask("GET", f"{self._route}/control?after={seq}&wait_s={CONTROL_WAIT_S}")
+                except RefusedError:
+                    self._refused.set()
+                    return
+                if document is None:
+                    # A server that does not hold the question shall not be flooded with it.
+                    uplink.pause(max(0.0, asked_at + LOOK_EVERY_S - time.monotonic()))
+                    continue
+                try:
+                    self._run.set_control(document)
+                    seq = int(document["seq"])
+                except OSError:
+                    uplink.pause(1.0)  # No room on the disk: ask for the same wish again.
+
+    @contextlib.contextmanager
+    def _hints(self) -> Iterator[HintListener | None]:
+        try:
+            listener = HintListener(self._home / "hints")
+        except OSError:
+            yield None  # The path is too long for a socket: looking every now and then does as well.
+            return
+        try:
+            yield listener
+        finally:
+            listener.close()
+
+    def _mirror(self, hints: HintListener | None) -> None:
+        while True:
+            running = self._worker_runs()
+            # Read before the streams are sent: they are complete when it is there.
+            end = self._run.document(exit_document(self._node))
+            if end is None and not running:
+                self._kill_strays()
+                end = self._lost()
+            self._push_documents()
+            self._push_streams()
+            self._pull_rendezvous()
+            if self._refused.is_set():
+                raise RefusedError(404)
+            if end is not None:
+                self._put(exit_document(self._node), end)
+                return
+            if select.select([hints] if hints else [], [], [], LOOK_EVERY_S)[0] and hints:
+                hints.drain()
+
+    def _push_documents(self) -> None:
+        names = [beat_document(self._node), endpoint_document(self._node)]
+        for name in [RENDEZVOUS, *names] if self._node == 0 else names:
+            document = self._run.document(name)
+            if document is not None and document != self._delivered.get(name):
+                self._put(name, document)
+                self._delivered[name] = document
+
+    def _push_streams(self) -> None:
+        for name, size in self._run.streams():
+            offset = self._offsets.get(name, 0)
+            while offset < size:
+                self._beat()
+                data = self._run.read(name, offset, min(CHUNK, size - offset))
+                if not data:
+                    break  # Somebody cut the file short: what is gone cannot be sent.
+                try:
+                    answer = self._uplink.ask("POST", f"{self._route}/streams/{name}?offset={offset}", data=data)
+                    offset = int(answer["next_offset"])
+                except StreamGapError as gap:
+                    offset = gap.next_offset
+                self._offsets[name] = offset
+
+    def _pull_rendezvous(self) -> None:
+        if not self._awaits_rendezvous:
+            return
+        # Not there yet, or no room for it: the next turn asks again.
+        with contextlib.suppress(RefusedError, OSError):
+            document = self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}")
+            self._run.put_document(RENDEZVOUS, document)
+            self._awaits_rendezvous = False
+
+    def _put(self, name: str, document: dict[str, Any]) -> None:
+        self._uplink.ask("PUT", f"{self._route}/documents/{name}", document=document)
+
+    def _beat(self) -> bool:
+        """Beat for a worker that cannot: before its start, and after its end while there is much to deliver."""
+        now = time.monotonic()
+        if self._worker is not None or now < self._next_beat:
+            return False
+        self._next_beat = now + BEAT_EVERY_S
+        self._put(beat_document(self._node), {"t": time.time(), "seq": 0})
+        return True
+
+    def _worker_runs(self) -> bool:
+        if self._worker is None:
+            return False
+        pid, status = os.waitpid(self._worker, os.WNOHANG)
+        if pid == 0:
+            return True
+        self._worker = None
+        code = os.waitstatus_to_exitcode(status)
+        self._worker_end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return False
+
+    def _lost(self) -> dict[str, Any]:
+        records, _ = read_lines(self._run.read(worker_stream(self._node), 0))
+        started = [record["t"] for record in records if record.get("type") == "started"]
+        steps = [record["step"] for record in records if record.get("type") == "step_started"]
+        return _exit(
+            Reason.WORKER_LOST,
+            f"the worker of node {self._node} {self._worker_end} without reporting an end",
+            step=steps[-1] if steps else None,
+            stop_cause=(self._run.document(CONTROL) or {}).get("stop"),
+            started_at=started[0] if started else None,
+            streams=dict(self._run.streams()),
+        )
+
+    def _abandon(self) -> None:
+        """The server knows the attempt no more: end the ranks as after a deletion."""
+        if self._worker is not None:
+            last = self._run.document(CONTROL) or {}
+            stop = Control(seq=int(last.get("seq", 0)) + 1, stop=StopCause.DELETE, grace_s=REFUSED_GRACE_S)
+            with contextlib.suppress(OSError):
+                self._run.set_control(stop.to_json())
+            self._end_worker(REFUSED_GRACE_S + _WORKER_ENDS_S)
+
+    def _end_worker(self, within_s: float) -> None:
+        """Wait for the worker's end; one that hangs is killed, with all that it left."""
+        deadline = time.monotonic() + within_s
+        while self._worker_runs():
+            if self._worker is not None and time.monotonic() >= deadline:
+                os.kill(self._worker, signal.SIGKILL)
+                os.waitpid(self._worker, 0)
+                self._worker = None
+                self._kill_strays()
+                return
+            time.sleep(0.005)
+
+    def _kill_strays(self) -> None:
+        """Kill what a dead worker left; until nothing is left, the node has not ended."""
+        if self._inherited:
+            sweep(self._attempt_id, self._node)
+        # What a worker of our own left is below us now; another node's processes on this host are not.
+        while strays := descendants(os.getpid()):
+            signal_all(strays, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.005)
+        remove_groups(self._attempt_id, self._node)
+
+
+def _kill(process: ProcessIdentity) -> None:
+    while is_alive(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _unprepared(error: OSError) -> dict[str, Any]:
+    full = error.errno in FULL
+    return _exit(
+        Reason.DISK_FULL if full else Reason.STORAGE_UNAVAILABLE, f"the node could not prepare for the job: {error}"
+    )
+
+
+def _exit(
+    reason: Reason,
+    message: str,
+    *,
+    step: str | None = None,
+    stop_cause: str | None = None,
+    started_at: float | None = None,
+    streams: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    """The exit document that no worker could write."""
+    return {
+        "reason": reason,
+        "message": message,
+        "exit_code": None,
+        "signal": None,
+        "rank": None,
+        "step": step,
+        "stop_cause": stop_cause,
+        "started_at": started_at,
+        "ended_at": time.time(),
+        "evidence": {"last_lines": [], "frame": None, "oom_kills": None},
+        "streams": streams or {},
+    }

@@ -1,0 +1,81 @@
+"""What a failed process left behind: its last lines, and the end of its traceback. Pure but for `read_tail`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+MAX_LINES = 20
+MAX_LINE_CHARACTERS = 500
+TAIL_BYTES = 64 << 10
+
+# What launchers and exception groups put in front of a traceback's lines.
+_LINE_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:\s*[|+] ?)?")
+_HEADER = re.compile(r"Traceback \(most recent call last\):$")
+_FRAME = re.compile(r'^\s*(File "[^"]*", line \d+(?:, in .+)?)$')
+# A syntax error of the script itself is printed without a header.
+_HEADLESS_ERROR = re.compile(r"^(?:SyntaxError|IndentationError|TabError)(?::|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The end of a process's output, for people and for the verdict."""
+
+    last_lines: tuple[str, ...] = ()
+    frame: str | None = None
+    """Where a Python process failed, with its error: `File "x.py", line 3, in f: ValueError: bad`."""
+    error: str | None = None
+    """The error line of its last traceback."""
+
+
+def evidence_from(err: bytes, out: bytes) -> Evidence:
+    """The evidence in the ends of a process's two outputs: its error output first."""
+    err_lines, out_lines = _lines(err), _lines(out)
+    last_lines = err_lines[-MAX_LINES:]
+    if room := MAX_LINES - len(last_lines):
+        last_lines += out_lines[-room:]
+    for lines in (err_lines, out_lines):
+        frame, error = _last_traceback(lines)
+        if frame is not None:
+            break
+    return Evidence(
+        last_lines=tuple(line[:MAX_LINE_CHARACTERS] for line in last_lines),
+        frame=f"{frame}: {error}"[: 2 * MAX_LINE_CHARACTERS] if frame and error else frame,
+        error=error[:MAX_LINE_CHARACTERS] if error else None,
+    )
+
+
+def read_tail(path: str) -> bytes:
+    """The end of a file; nothing when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES)
+    except OSError:
+        return b""
+
+
+def _lines(data: bytes) -> list[str]:
+    """The lines that are not blank, each as a terminal would show it at last: progress bars overwrite themselves."""
+    shown = (line.rstrip().rpartition("\r")[2] for line in data.decode(errors="replace").split("\n"))
+    return [line for line in shown if line.strip()]
+
+
+def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
+    """The innermost frame and the error line of the last traceback."""
+    bare = [_LINE_PREFIX.sub("", line) for line in lines]
+    start = next((n for n in reversed(range(len(bare))) if _HEADER.search(bare[n])), None)
+    if start is None:
+        end = next((n for n in reversed(range(len(bare))) if _HEADLESS_ERROR.match(bare[n])), None)
+        # The file, the line, its text and a marker come before the error.
+        start = None if end is None else max(0, end - 4)
+    if start is None:
+        return None, None
+    frame = None
+    for line in bare[start:]:
+        if match := _FRAME.match(line):
+            frame = match[1]
+        elif frame and not line[0].isspace():
+            return frame, line
+    return frame, None

@@ -1,0 +1,253 @@
+"""The fork server: a warm process that forks workers on request, and outlives the server that asks.
+
+It has one thread and has imported all that a worker needs, so that a worker starts within a millisecond.
+A request is one line of JSON on a connection to `<directory>/socket`, and so is the answer; then the
+connection is closed.
+
+    {"op": "hello"}                                                     -> {"version", "pid"}
+    {"op": "start", "run_dir", "node"}                                  -> {"pid", "start_time", "boot_id"}
+    {"op": "start-courier", "server_url", "token", "attempt_id", "node", "directory"}   -> the same
+    {"op": "sweep", "attempt_id", "node"?}                              -> {"killed"}, once none is left
+    {"op": "retire"}                                                    -> {}, and it is gone
+
+What goes wrong is answered with {"error": "..."}. Workers live in sessions of their own: they stay when
+the fork server ends, whichever way it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import trainmaster
+from trainmaster.protocol.processes import boot_id
+from trainmaster.worker.cgroups import own_group
+from trainmaster.worker.processes import start_time_of, sweep
+from trainmaster.worker.supervise import run_worker
+
+SOCKET = "socket"
+LOCK = "lock"
+LOG = "log"
+
+_MAX_REQUEST_BYTES = 64 << 10
+_MAX_LOG_BYTES = 1 << 20
+
+
+def serve(directory: Path) -> int:
+    """Run the fork server of a directory until it is retired or terminated; its exit code.
+
+    Only one can live in a directory: another one ends at once with 1.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A path that is bound may be no longer than some hundred characters; one in the current directory is not.
+    os.chdir(directory)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"another fork server runs in {directory}\n")
+        return 1
+    _detach()
+    _ForkServer(lock).run()
+    return 0
+
+
+def _detach() -> None:
+    """Let go of the terminal, the session and the standard streams of whoever started us."""
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(LOG).st_size > _MAX_LOG_BYTES:
+            os.unlink(LOG)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+
+
+class _RetiredError(Exception):
+    """The fork server was asked to go."""
+
+
+class _ForkServer:
+    def __init__(self, lock: int) -> None:
+        self._lock = lock
+        self._selector = selectors.DefaultSelector()
+        self._received: dict[socket.socket, bytes] = {}
+        self._wakeup = socket.socketpair()
+        self._wake_on_signals()
+        self._listener = _listen()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._operations: dict[str, Callable[..., dict[str, Any] | None]] = {
+            "hello": self._hello,
+            "start": self._start,
+            "start-courier": self._start_courier,
+            "sweep": self._sweep,
+            "retire": self._retire,
+        }
+
+    def run(self) -> None:
+        """Serve until retired."""
+        own_group()
+        boot_id()
+        gc.collect()
+        # Objects that live for ever stay out of collections, which would copy their pages in every child.
+        gc.freeze()
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    key.data()
+        except _RetiredError:
+            return
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._received[connection] = b""
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(_MAX_REQUEST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._received[connection] += data
+        line, end, _ = self._received[connection].partition(b"\n")
+        if end:
+            answer = self._answer(connection, line)
+            if answer is not None:
+                _send(connection, answer)
+        elif data and len(line) < _MAX_REQUEST_BYTES:
+            return
+        del self._received[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _answer(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
+        """What to answer; None when a child will."""
+        try:
+            request = json.loads(line)
+            operation = self._operations.get(request.pop("op"))
+            if operation is None:
+                return {"error": "no such operation"}
+            return operation(connection, **request)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {"error": f"malformed request: {error}"}
+        except OSError as error:
+            return {"error": str(error)}
+
+    def _hello(self, _: socket.socket) -> dict[str, Any]:
+        return {"version": trainmaster.__version__, "pid": os.getpid()}
+
+    def _start(self, _: socket.socket, run_dir: str, node: int) -> dict[str, Any]:
+        return self._fork(lambda: run_worker(Path(run_dir), node))
+
+    def _start_courier(
+        self, _: socket.socket, server_url: str, token: str, attempt_id: str, node: int, directory: str
+    ) -> dict[str, Any]:
+        # Imported here, in the parent: whoever works on shared files alone needs no HTTP client, and from
+        # the second courier on it is there already.
+        from trainmaster.worker.courier import run_courier
+
+        return self._fork(lambda: run_courier(server_url, token, attempt_id, node, directory))
+
+    def _sweep(self, connection: socket.socket, attempt_id: str, node: int | None = None) -> None:
+        """In a child, because it waits for processes to end."""
+
+        def sweep_and_answer() -> None:
+            try:
+                answer: dict[str, Any] = {"killed": sweep(attempt_id, node)}
+            except TimeoutError as error:
+                answer = {"error": str(error)}
+            connection.setblocking(True)
+            _send(connection, answer)
+
+        self._fork(sweep_and_answer, keep=connection)
+
+    def _retire(self, connection: socket.socket) -> NoReturn:
+        # Answered when a successor can start: without socket and lock.
+        os.unlink(SOCKET)
+        os.close(self._lock)
+        _send(connection, {})
+        raise _RetiredError
+
+    def _fork(self, work: Callable[[], int | None], keep: socket.socket | None = None) -> dict[str, Any]:
+        """Do some work in a child of its own session; who that child is."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._leave(keep)
+                status = work() or 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        return {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id()}
+
+    def _leave(self, keep: socket.socket | None) -> None:
+        """In a child: let go of all that is the fork server's."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        for connection in self._received:
+            if connection is not keep:
+                connection.close()
+        self._listener.close()
+        for end in self._wakeup:
+            end.close()
+        self._selector.close()
+        os.close(self._lock)
+
+    def _wake_on_signals(self) -> None:
+        reader, writer = self._wakeup
+        reader.setblocking(False)
+        writer.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._selector.register(reader, selectors.EVENT_READ, lambda: self._on_signals(reader.recv(4096)))
+
+    def _on_signals(self, numbers: bytes) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if signal.SIGTERM in numbers:
+            os.unlink(SOCKET)
+            raise _RetiredError
+
+
+def _listen() -> socket.socket:
+    """Listen on the socket; it appears under its name only when it can be connected to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fresh = f"{SOCKET}.{os.getpid()}"
+    listener.bind(fresh)
+    listener.listen(128)
+    listener.setblocking(False)
+    os.replace(fresh, SOCKET)
+    return listener
+
+
+def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -1,0 +1,369 @@
+"""One node of one attempt, after its claim: staging, preparing steps, rendezvous, ranks, and the way they end.
+
+One thread and one selector. The end of a process wakes it at once; files are looked at in every turn.
+What the job does and says is on disk before anybody is told of it, so that neither the server's death
+nor the worker's own loses anything but time.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.hints import send_hint
+from trainmaster.protocol.launch import Lifetime, Readiness, Step
+from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import RENDEZVOUS, RunDirectory, endpoint_document, exit_document, metrics_stream
+from trainmaster.worker.cgroups import Cgroup
+from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
+from trainmaster.worker.kubeflow import KubeflowListener
+from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
+from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank
+from trainmaster.worker.readiness import ReadinessProbe
+from trainmaster.worker.records import FULL, Heartbeat, Journal, RunDirectoryGoneError, disk_is_full
+from trainmaster.worker.stacks import StackDump
+from trainmaster.worker.staging import StagingError, stage
+from trainmaster.worker.stopping import TERM_S, Stopping
+from trainmaster.worker.tree import Tree
+from trainmaster.worker.verdict import ProcessEnd, Verdict, verdict_of_success, verdict_on_failure, verdict_on_stop
+from trainmaster.worker.watch import ControlWatch, RankWatch
+
+TICK_S = 0.1
+"""How often files are looked at. The end of a process is noticed at once."""
+STRAY_TERM_S = 2.0
+"""Between SIGTERM and SIGKILL for what is left when all ranks have ended."""
+
+
+class _StoppedError(Exception):
+    """The attempt was told to stop while nothing ran."""
+
+
+class NodeRun:
+    """Runs a node's part of an attempt. It takes over SIGCHLD and all children of this process."""
+
+    def __init__(
+        self, directory: RunDirectory, request: AttemptRequest, node: int, journal: Journal, heartbeat: Heartbeat
+    ) -> None:
+        if not 0 <= node < len(request.nodes):
+            raise ValueError(f"the attempt has no node {node}")
+        self._directory = directory
+        self._request = request
+        self._launch = request.launch
+        self._node = node
+        self._journal = journal
+        self._heartbeat = heartbeat
+        self._beat_due = time.monotonic() + Heartbeat.EVERY_S
+        self._home = directory.path / "nodes" / str(node)
+        self._cgroup = Cgroup(request.attempt_id, node)
+        self._tree = Tree(self._cgroup)
+        self._control = ControlWatch(directory.path)
+        self._control_file = self._home / "rank-control.json"
+        self._stopping = Stopping(self._tree, journal, self._control_file)
+        self._selector = selectors.DefaultSelector()
+        self._watch = RankWatch()
+        self._step = request.launch.steps[0]
+        self._ends: list[ProcessEnd] = []
+        self._verdict: Verdict | None = None
+        self._deadline: float | None = None
+        self._probe: ReadinessProbe | None = None
+        self._ready_until = 0.0
+        self._dump: StackDump | None = None
+        self._dump_wanted = False
+        self.started_at: float | None = None
+        """Unix time at which all ranks were running."""
+
+    def run(self) -> Verdict:
+        """Do everything; why it ended. Afterwards nothing runs below this process.
+
+        Raises:
+            RunDirectoryGoneError: the job was deleted under our hands.
+        """
+        become_subreaper()
+        self._wake_on_children()
+        try:
+            return self._run()
+        except _StoppedError:
+            return replace(self._verdict_on_stop(), step=None)
+        except StagingError as error:
+            return Verdict(reason=Reason.BAD_INPUT, message=str(error))
+        except OSError as error:
+            traceback.print_exc()
+            reason = Reason.DISK_FULL if error.errno in FULL else Reason.STORAGE_UNAVAILABLE
+            return Verdict(reason=reason, message=f"the worker failed: {error}")
+        except RunDirectoryGoneError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            evidence = evidence_from(traceback.format_exc().encode(), b"")
+            return Verdict(reason=Reason.WORKER_LOST, message=f"the worker failed: {error!r}", evidence=evidence)
+        finally:
+            self._tree.kill_and_wait()
+            self._look(last=True)
+            self._cgroup.remove()
+
+    def _run(self) -> Verdict:
+        self._attend()
+        self._around = self._prepare()
+        first = self._around.first_rank
+        *preparing, workload = self._launch.steps
+        for step in preparing:
+            verdict = self._run_step(step, [first], rendezvous=None)
+            if verdict.reason is not Reason.SUCCEEDED:
+                return verdict
+        ranks = range(first, first + self._launch.ranks_per_node)
+        return self._run_step(workload, ranks, rendezvous=self._meet())
+
+    def _prepare(self) -> Surroundings:
+        """Stage what the job needs, and open what it will talk to."""
+        working_directory = stage(self._request, self._directory.path, on_chunk=self._attend)
+        self._journal.record("staged")
+        token_file = self._home / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(self._request.token)
+        metrics = metrics_stream(self._node, self._node * self._launch.ranks_per_node)
+        listener = KubeflowListener(self._selector, self._request.token, os.fspath(self._directory.path / metrics))
+        return Surroundings(
+            request=self._request,
+            node=self._node,
+            run_dir=self._directory.path,
+            working_directory=working_directory,
+            control_file=os.fspath(self._control_file),
+            token_file=os.fspath(token_file),
+            kubeflow_url=listener.url,
+            port=_free_port() if self._launch.lifetime is Lifetime.SERVICE else None,
+        )
+
+    def _meet(self) -> tuple[str, int]:
+        """Where the ranks of all nodes meet: node 0 says, the others wait to hear it."""
+        if self._node == 0:
+            place = (self._request.nodes[0].address, _free_port())
+            self._directory.put_document(RENDEZVOUS, {"host": place[0], "port": place[1]})
+            return place
+        while (document := self._directory.document(RENDEZVOUS)) is None:
+            self._attend(TICK_S)
+        return str(document["host"]), int(document["port"])
+
+    def _run_step(self, step: Step, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
+        """Run one step to its end, until nothing of it is left."""
+        self._attend()
+        self._begin(step, ranks)
+        self._journal.record("step_started", step=step.name)
+        pids = {}
+        try:
+            for rank in ranks:
+                variables = rank_environment(self._around, rank, base=os.environ, rendezvous=rendezvous)
+                pids[rank] = start_rank(step, rank, self._around, variables)
+                self._tree.add(rank, pids[rank])
+        except StartError as error:
+            self._fail(error.verdict)
+        else:
+            if not self._prepares:
+                self._on_started(pids)
+        while self._tree.ranks_running:
+            self._turn(TICK_S)
+        self._look()
+        self._collect_stacks()
+        verdict = self._verdict or self._verdict_at_end()
+        self._deadline = None
+        self._close_probe()
+        self._clear_strays()
+        self._look(last=True)
+        return verdict
+
+    @property
+    def _prepares(self) -> bool:
+        return self._step is not self._launch.steps[-1]
+
+    def _begin(self, step: Step, ranks: Sequence[int]) -> None:
+        self._step = step
+        self._ends = []
+        self._tree.calm_down()
+        logs = [self._around.log(step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
+        self._watch.follow(logs, {rank: self._around.events(rank) for rank in ranks})
+
+    def _on_started(self, pids: dict[int, int]) -> None:
+        now = time.monotonic()
+        self.started_at = time.time()
+        ranks = [{"rank": rank, "pid": pid, "start_time": start_time_of(pid)} for rank, pid in pids.items()]
+        self._journal.record("started", ranks=ranks)
+        self._hint()
+        if self._request.max_runtime_s is not None:
+            self._deadline = now + self._request.max_runtime_s
+        if self._around.port is not None:
+            readiness = self._launch.readiness or Readiness()
+            self._ready_until = now + readiness.timeout_s
+            self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness)
+
+    def _turn(self, wait_s: float) -> None:
+        """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""
+        now = time.monotonic()
+        moments = [now + wait_s, self._tree.next_due(), self._probe.next_due if self._probe else None]
+        due = min(moment for moment in moments if moment is not None)
+        for key, _ in self._selector.select(max(0.0, due - now)):
+            key.data()
+        now = time.monotonic()
+        for end in self._tree.reap():
+            self._on_end(end)
+        beats = now >= self._beat_due
+        if beats:
+            self._beat_due = now + Heartbeat.EVERY_S
+            self._heartbeat.beat()
+            self._journal.flush()
+        control = self._control.look(closely=beats)
+        # Read before the wish is acted upon: a rank that offered to save before it was made must get the chance.
+        self._look()
+        if control is not None:
+            self._on_control(control, now)
+        self._check_times(now)
+        self._tree.advance(now)
+        self._stopping.notice_missed_grace()
+
+    def _attend(self, wait_s: float = 0.0) -> None:
+        """A turn in which nothing runs yet, so that a stop ends everything."""
+        self._turn(wait_s)
+        if self._stopping.cause is not None:
+            raise _StoppedError
+
+    def _look(self, *, last: bool = False) -> None:
+        if self._watch.look(last=last):
+            self._hint()
+
+    def _check_times(self, now: float) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            if self._stopping.cause is None:
+                self._on_control(Control(seq=0, stop=StopCause.TIMEOUT, save=True, grace_s=self._launch.grace_s), now)
+        if self._probe is not None:
+            self._check_readiness(self._probe, now)
+        if self._dump is not None and now >= self._dump.due:
+            self._collect_stacks()
+
+    def _check_readiness(self, probe: ReadinessProbe, now: float) -> None:
+        probe.advance(now)
+        if probe.is_ready:
+            endpoint = {"host": self._address, "port": self._around.port}
+            self._directory.put_document(endpoint_document(self._node), {**endpoint, "ready_at": time.time()})
+            self._journal.record("ready", **endpoint)
+            self._close_probe()
+            self._hint()
+        elif now >= self._ready_until and self._stopping.cause is None:
+            message = (
+                f"the service did not answer at http://{self._address}:{self._around.port} in time: {probe.last_answer}"
+            )
+            evidence = self._evidence(self._around.first_rank)
+            self._close_probe()
+            self._fail(Verdict(reason=Reason.NOT_READY, message=message, step=self._step.name, evidence=evidence))
+
+    def _close_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    def _on_control(self, control: Control, now: float) -> None:
+        if control.dump_stacks and not self._dump_wanted and self._tree.ranks_running:
+            ranks = self._tree.rank_pids()
+            logs = {rank: self._around.log(self._step.name, rank, "err") for rank in ranks}
+            self._dump = StackDump(ranks, self._watch.dump_stacks, logs, now)
+        # It stays set in later wishes: one dump is enough until it was taken back.
+        self._dump_wanted = control.dump_stacks
+        if self._verdict is None:
+            said = self._watch.can_save if self._launch.can_save is None else self._launch.can_save
+            self._stopping.take(control, can_save=said and not self._prepares, now=now)
+
+    def _collect_stacks(self) -> None:
+        if self._dump is not None:
+            self._journal.record("stacks", stacks=self._dump.collect())
+            self._dump = None
+            self._hint()
+
+    def _on_end(self, end: ProcessEnd) -> None:
+        self._ends.append(end)
+        if not self._prepares:
+            self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
+        if end.failed and self._verdict is None and self._stopping.cause is None:
+            verdict = verdict_on_failure(
+                end,
+                step=self._step.name,
+                prepares=self._prepares,
+                evidence=self._evidence(end.rank),
+                retry_exit_codes=self._launch.retry_exit_codes,
+                oom_kills=self._cgroup.oom_kills(),
+                disk_is_full=disk_is_full(self._directory.path),
+            )
+            self._fail(verdict)
+
+    def _fail(self, verdict: Verdict) -> None:
+        """The first failure is the cause; who still runs is brought down."""
+        if self._verdict is None:
+            self._verdict = verdict
+        self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=TERM_S)
+
+    def _clear_strays(self) -> None:
+        """Bring down what ranks left behind when they ended."""
+        self._tree.reap()
+        if self._tree.is_empty:
+            return
+        count = len(descendants(os.getpid()))
+        if count:
+            self._journal.record("strays_killed", count=count)
+        self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=STRAY_TERM_S)
+        while not self._tree.is_empty:
+            self._turn(TICK_S)
+
+    def _verdict_at_end(self) -> Verdict:
+        """All processes of a step have ended, and none of them failed on its own."""
+        if self._stopping.cause is not None:
+            return self._verdict_on_stop()
+        return verdict_of_success(self._ends, step=self._step.name)
+
+    def _verdict_on_stop(self) -> Verdict:
+        cause = self._stopping.cause
+        assert cause is not None
+        # A preparing step that ended well has not done the job's work.
+        ends = [] if self._prepares else self._ends
+        verdict = verdict_on_stop(
+            cause, ends, step=self._step.name, signalled=self._tree.terminated, finished=self._watch.has_finished
+        )
+        if verdict.stop_cause is StopCause.TIMEOUT and self._request.max_runtime_s is not None:
+            return replace(verdict, message=f"stopped: it ran longer than {self._request.max_runtime_s:g} s")
+        if verdict.stop_cause is StopCause.PEER:
+            for peer in range(len(self._request.nodes)):
+                ended = self._directory.document(exit_document(peer)) if peer != self._node else None
+                if ended is not None:
+                    return replace(verdict, message=f"stopped: node {peer} ended first: {ended.get('message')}")
+        return verdict
+
+    def _evidence(self, rank: int) -> Evidence:
+        err, out = (read_tail(self._around.log(self._step.name, rank, channel)) for channel in ("err", "out"))
+        return evidence_from(err, out)
+
+    def _hint(self) -> None:
+        send_hint(self._request.hint_socket, self._request.attempt_id)
+
+    @property
+    def _address(self) -> str:
+        return self._request.nodes[self._node].address
+
+    def _wake_on_children(self) -> None:
+        reader, writer = socket.socketpair()
+        for end in (reader, writer):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup = writer
+        self._selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(4096))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

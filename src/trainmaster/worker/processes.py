@@ -1,0 +1,150 @@
+"""Finding and signalling processes: those below this one, and those that an attempt left behind. Linux.
+
+A worker is a child subreaper: whatever its ranks start becomes its own child at the latest when the
+parent in between ends, also after `setsid` or a double fork. So the processes below it are all there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+
+from trainmaster.protocol.environment import ATTEMPT_ID, NODE
+from trainmaster.worker.cgroups import members_pattern, remove_groups
+
+# Looked up here, so that a fresh child has nothing to resolve between fork and exec.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_SWEEP_PAUSE_S = 0.02
+
+
+def become_subreaper() -> None:
+    """Make orphans among the processes below this one its own children."""
+    if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; `parent` is who forked it."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        # It ended before the kernel was told.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_time_of(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot; also of one that has ended but was not reaped yet."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, parents before their children, zombies included."""
+    children_of = _listed_children if _kernel_lists_children() else _children_by_parent().get
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        children = list(children_of(frontier.pop()) or ())
+        found += children
+        frontier += children
+    return found
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each of these processes that still exists."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0) -> int:
+    """Kill every process of an attempt, or of one of its nodes; how many there were, once none is left.
+
+    They are known by the variables that ranks hand down to all that they start, and by their cgroup. The
+    worker itself is none of them, and neither is the caller.
+
+    Raises:
+        TimeoutError: some are still there after `patience_s`.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + patience_s
+    clean_scans = 0
+    # Two, because what a process forked during its last moments may have escaped one scan.
+    while clean_scans < 2:
+        found = list(_processes_of(attempt_id, node))
+        signal_all(found, signal.SIGKILL)
+        killed.update(found)
+        clean_scans = 0 if found else clean_scans + 1
+        if found:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes of {attempt_id} do not end: {found}")
+            time.sleep(_SWEEP_PAUSE_S)
+    remove_groups(attempt_id, node)
+    return len(killed)
+
+
+def _processes_of(attempt_id: str, node: int | None) -> Iterator[int]:
+    marks = {f"{ATTEMPT_ID}={attempt_id}".encode()}
+    if node is not None:
+        marks.add(f"{NODE}={node}".encode())
+    in_cgroup = members_pattern(attempt_id, node)
+    own = os.getpid()
+    for pid in _pids():
+        if pid == own:
+            continue
+        with contextlib.suppress(OSError):
+            marked = marks.issubset(_read(f"/proc/{pid}/environ").split(b"\0"))
+            if marked or in_cgroup.search(_read(f"/proc/{pid}/cgroup")):
+                fields = _stat(pid)
+                if fields and fields[0] not in ("Z", "X"):
+                    yield pid
+
+
+@functools.cache
+def _kernel_lists_children() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _listed_children(pid: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        # A child is listed under the thread that forked it.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                children += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    return children
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields:
+            children.setdefault(int(fields[1]), []).append(pid)
+    return children
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat from the state on; None when there is no such process."""
+    try:
+        text = _read(f"/proc/{pid}/stat").decode(errors="replace")
+    except OSError:
+        return None
+    # The command name before may hold spaces and parentheses.
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

@@ -1,0 +1,189 @@
+"""Starting the processes of a node: their environment, their output, and what happens between fork and exec."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmaster.protocol import environment as names
+from trainmaster.protocol.launch import Step
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream
+from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.verdict import ProcessEnd, Verdict
+
+_EXIT_NOT_FOUND = 127
+_EXIT_NOT_EXECUTABLE = 126
+_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+
+class StartError(Exception):
+    """A process could not be started; `verdict` says what that means."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all processes of one node have in common."""
+
+    request: AttemptRequest
+    node: int
+    run_dir: Path
+    working_directory: str
+    control_file: str
+    token_file: str
+    kubeflow_url: str
+    port: int | None = None
+    """For a service: where it shall listen."""
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest global rank of this node."""
+        return self.node * self.request.launch.ranks_per_node
+
+    def log(self, step: str, rank: int, channel: str) -> str:
+        """Where a process's raw output goes."""
+        return os.fspath(self.run_dir / log_stream(self.node, step, rank, channel))
+
+    def events(self, rank: int) -> str:
+        """Where a rank appends its events."""
+        return os.fspath(self.run_dir / events_stream(self.node, rank))
+
+    def metrics(self, rank: int) -> str:
+        """Where a rank appends its metrics."""
+        return os.fspath(self.run_dir / metrics_stream(self.node, rank))
+
+
+def rank_environment(
+    around: Surroundings, rank: int, *, base: Mapping[str, str], rendezvous: tuple[str, int] | None
+) -> dict[str, str]:
+    """The environment of one rank: the worker's own, the job's on top, then what we promise.
+
+    Args:
+        around: what the node's processes have in common.
+        rank: the global rank.
+        base: the worker's environment; what is ours in it does not concern the job.
+        rendezvous: where the ranks meet; None for a preparing step, which meets nobody.
+    """
+    request, launch = around.request, around.request.launch
+    inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}
+    local_world_size = launch.ranks_per_node
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        **inherited,
+        **launch.environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - around.first_rank),
+        "WORLD_SIZE": str(request.world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "NODE_RANK": str(around.node),
+        "GROUP_RANK": str(around.node),
+        "CUDA_VISIBLE_DEVICES": ",".join(request.nodes[around.node].gpus),
+        names.JOB_ID: request.job_id,
+        names.ATTEMPT: str(request.attempt),
+        names.ATTEMPT_ID: request.attempt_id,
+        names.NODE: str(around.node),
+        names.EVENTS_FILE: around.events(rank),
+        names.METRICS_FILE: around.metrics(rank),
+        names.CONTROL_FILE: around.control_file,
+        names.TOKEN_FILE: around.token_file,
+        names.CHECKPOINT_DIR: request.checkpoint_dir,
+        names.OUTPUT_DIR: request.output_dir,
+        # The client needs no CA certificate to speak plain HTTP on the loopback interface.
+        names.KUBEFLOW_URL: around.kubeflow_url,
+        names.KUBEFLOW_TOKEN: around.token_file,
+    }
+    if local_world_size > 1:
+        # As torchrun does, because every rank would otherwise start one thread per core.
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    if rendezvous is not None:
+        variables["MASTER_ADDR"], variables["MASTER_PORT"] = rendezvous[0], str(rendezvous[1])
+    if request.server_url is None:
+        variables[names.OWNER_FILE] = request.owner_file
+    else:
+        server = request.server_url.rstrip("/")
+        variables[names.OWNER_URL] = f"{server}/v1/worker/attempts/{request.attempt_id}/owner"
+    if request.resume_from is not None:
+        variables[names.RESUME_FROM] = request.resume_from
+    if launch.port_environment is not None and around.port is not None:
+        variables[launch.port_environment] = str(around.port)
+    return variables
+
+
+def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> int:
+    """Start one process of a step, writing to the node's log files; its pid. Nobody waits for it yet.
+
+    Raises:
+        StartError: it could not be started.
+    """
+    argv = [sys.executable, *step.argv] if step.python else list(step.argv)
+    worker = os.getpid()
+    # What is caught is reset by exec; what is ignored would stay so.
+    ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+
+    def become_rank() -> None:
+        die_with_parent(worker)
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    out = _open_log(around.log(step.name, rank, "out"))
+    err = _open_log(around.log(step.name, rank, "err"))
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=around.working_directory,
+            env=variables,
+            start_new_session=True,
+            preexec_fn=become_rank,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise StartError(_verdict_on_start(error, argv[0], step.name, rank)) from error
+    finally:
+        os.close(out)
+        os.close(err)
+    # The worker reaps all its children itself; this keeps `subprocess` from waiting for one of them.
+    process.returncode = 0
+    return process.pid
+
+
+def _open_log(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _verdict_on_start(error: Exception, command: str, step: str, rank: int) -> Verdict:
+    number = error.errno if isinstance(error, OSError) else None
+    exit_code = None
+    if number == errno.ENOENT:
+        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: command not found, or its interpreter is missing"
+        exit_code = _EXIT_NOT_FOUND
+    elif number == errno.ENOEXEC:
+        reason, message = (
+            Reason.COMMAND_NOT_FOUND,
+            f"{command}: cannot be executed (a script needs a first line with #!)",
+        )
+        exit_code = _EXIT_NOT_EXECUTABLE
+    elif number in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
+        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: cannot be executed: {os.strerror(number)}"
+        exit_code = _EXIT_NOT_EXECUTABLE
+    elif number == errno.ENOMEM:
+        reason, message = Reason.OUT_OF_MEMORY, f"{command}: no memory to start it"
+    elif number == errno.EAGAIN:
+        reason, message = Reason.ENGINE_UNAVAILABLE, f"{command}: the machine allows no further process"
+    else:
+        reason, message = Reason.BAD_INPUT, f"{command}: cannot be started: {error}"
+    end = ProcessEnd(rank=rank, exit_code=exit_code)
+    return Verdict(reason=reason, message=message, end=end, step=step)

@@ -1,0 +1,104 @@
+"""Whether a service answers: a probe that never blocks, asked again until it succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+
+from trainmaster.protocol.launch import Readiness
+
+_ANSWER_WITHIN_S = 5.0
+"""A service that accepted the connection but is busy starting may take this long before it is asked afresh."""
+
+
+class ReadinessProbe:
+    """Asks `GET path` until the answer's status is below 400. Its sockets live in the caller's selector."""
+
+    def __init__(self, selector: selectors.BaseSelector, host: str, port: int, readiness: Readiness) -> None:
+        self._selector = selector
+        self._address = (host, port)
+        self._readiness = readiness
+        self._socket: socket.socket | None = None
+        self._asked_at = 0.0
+        self._received = b""
+        self.next_due = 0.0
+        """When `advance` has something to do."""
+        self.is_ready = False
+        self.last_answer = "it was not asked"
+        """What the last probe met, in words."""
+
+    def advance(self, now: float) -> None:
+        """Ask if it is time to, and give up on an answer that takes too long."""
+        if self.is_ready or now < self.next_due:
+            return
+        if self._socket is not None:
+            self._conclude("no answer in time")
+        self._ask(now)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def _ask(self, now: float) -> None:
+        self._asked_at = now
+        self._received = b""
+        self.next_due = now + _ANSWER_WITHIN_S
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind, protocol)
+        except OSError as error:
+            self._socket = None
+            self._conclude(str(error))
+            return
+        self._socket.setblocking(False)
+        outcome = self._socket.connect_ex(address)
+        self._selector.register(self._socket, selectors.EVENT_WRITE, self._send)
+        if outcome not in (0, errno.EINPROGRESS):
+            self._conclude(os.strerror(outcome))
+
+    def _send(self) -> None:
+        assert self._socket is not None
+        outcome = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if outcome:
+            self._conclude(os.strerror(outcome))
+            return
+        host, port = self._address
+        question = f"GET {self._readiness.path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+        try:
+            # Short enough for the empty buffer of a new connection.
+            self._socket.sendall(question.encode())
+        except OSError as error:
+            self._conclude(str(error))
+            return
+        self._selector.modify(self._socket, selectors.EVENT_READ, self._receive)
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._conclude(str(error))
+            return
+        self._received += data
+        if data and b"\n" not in self._received:
+            return
+        status_line = self._received.partition(b"\n")[0].split()
+        if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/"):
+            self._conclude("the answer is not HTTP")
+            return
+        with contextlib.suppress(ValueError):
+            self.is_ready = int(status_line[1]) < 400
+        self._conclude(f"status {status_line[1].decode(errors='replace')}")
+
+    def _conclude(self, answer: str) -> None:
+        self.close()
+        self.last_answer = answer
+        self.next_due = self._asked_at + self._readiness.interval_s

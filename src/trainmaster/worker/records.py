@@ -1,0 +1,131 @@
+"""What a worker writes about itself: its journal, its heartbeat, and its exit, which a full disk must not swallow."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol.rundir import RunDirectory, beat_document, exit_document, worker_stream
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a disk that takes no more."""
+
+_RESERVE_BYTES = 64 << 10
+"""More than any exit document takes."""
+_RETRY_S = 0.5
+
+
+class RunDirectoryGoneError(Exception):
+    """The run directory was removed: the job is deleted, and nobody is left to report to."""
+
+
+class Journal:
+    """The worker's own stream. While the disk is full, records wait in memory."""
+
+    def __init__(self, directory: RunDirectory, node: int) -> None:
+        self._descriptor = os.open(
+            directory.path / worker_stream(node), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        self._unwritten = b""
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Append a record."""
+        line = json.dumps({"t": time.time(), "type": kind, **fields}, separators=(",", ":"))
+        self._unwritten += line.encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, as far as the disk lets us; a line that was cut off is completed later."""
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+
+class Heartbeat:
+    """The worker's sign of life."""
+
+    EVERY_S = 2.0
+
+    def __init__(self, directory: RunDirectory, node: int) -> None:
+        self._directory = directory
+        self._name = beat_document(node)
+        self._seq = 0
+
+    def beat(self) -> None:
+        """Say that the worker lives. A beat that a full disk swallows is no loss.
+
+        Raises:
+            RunDirectoryGoneError: there is no place for it any more.
+        """
+        self._seq += 1
+        try:
+            self._directory.put_document(self._name, {"t": time.time(), "seq": self._seq})
+        except FileNotFoundError as error:
+            raise RunDirectoryGoneError from error
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+
+class ExitRecord:
+    """The exit document, with room on the disk that was set aside when the worker began."""
+
+    def __init__(self, directory: RunDirectory, node: int) -> None:
+        self._target = directory.path / exit_document(node)
+        self._reserve = self._target.with_name(".reserve")
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+
+    def write(self, compose: Callable[[], Mapping[str, Any]], wait: Callable[[float], None]) -> None:
+        """Write the exit, however often that takes.
+
+        Args:
+            compose: makes the document; called for each try.
+            wait: called with the seconds until the next try.
+
+        Raises:
+            RunDirectoryGoneError: there is no place for it any more.
+        """
+        while True:
+            try:
+                self._fill_reserve(json.dumps(compose(), separators=(",", ":")).encode())
+                os.replace(self._reserve, self._target)
+                return
+            except FileNotFoundError as error:
+                raise RunDirectoryGoneError from error
+            except OSError:
+                wait(_RETRY_S)
+
+    def _fill_reserve(self, data: bytes) -> None:
+        # Written over the reserve, not beside it: this needs no free block and no new file.
+        descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], written)
+            os.ftruncate(descriptor, len(data))
+        finally:
+            os.close(descriptor)
+
+
+def disk_is_full(path: Path) -> bool:
+    """Whether nothing more can be written where `path` lies."""
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return False
+    free = usage.f_bavail if os.geteuid() else usage.f_bfree
+    return free * usage.f_frsize < _RESERVE_BYTES

@@ -1,0 +1,132 @@
+"""The processes below a worker: which are ranks, how they end, and how all of them are brought down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from trainmaster.worker.cgroups import Cgroup
+from trainmaster.worker.processes import descendants, signal_all
+from trainmaster.worker.verdict import ProcessEnd
+
+_ADOPT_AFTER_S = 0.05
+"""Moving a process into a cgroup makes the kernel wait, for up to 20 ms. That is kept off the path of a start, and
+of jobs that end at once."""
+_ADOPT_PASSES = 3
+_KILL_EVERY_S = 0.02
+
+
+class Tree:
+    """Everything that runs below this process."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self._ranks: dict[int, int] = {}
+        self._has_children = False
+        self._adopt_at: float | None = None
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._next_kill: float | None = None
+        self.terminated = False
+        """Whether SIGTERM was sent."""
+        self.killed = False
+        """Whether SIGKILL was sent."""
+
+    @property
+    def ranks_running(self) -> bool:
+        """Whether a process that was added has not ended."""
+        return bool(self._ranks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left, as of the last `reap`."""
+        return not self._has_children
+
+    def rank_pids(self) -> dict[int, int]:
+        """The running ranks and their processes."""
+        return {rank: pid for pid, rank in self._ranks.items()}
+
+    def add(self, rank: int, pid: int) -> None:
+        """Count a process that was just started as this rank."""
+        self._ranks[pid] = rank
+        self._has_children = True
+        if self._adopt_at is None:
+            self._adopt_at = time.monotonic() + _ADOPT_AFTER_S
+
+    def reap(self) -> list[ProcessEnd]:
+        """Take in all that ended; the ends of ranks, in order."""
+        ends: list[ProcessEnd] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._has_children = False
+                return ends
+            if pid == 0:
+                return ends
+            rank = self._ranks.pop(pid, None)
+            if rank is not None:
+                ends.append(_end(rank, status))
+
+    def bring_down(self, now: float, *, term_after_s: float, kill_after_s: float) -> None:
+        """End everything: SIGTERM after a while, SIGKILL after another. A second call can only hasten it."""
+        term_at, kill_at = now + term_after_s, now + kill_after_s
+        self._term_at = term_at if self._term_at is None else min(self._term_at, term_at)
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Do what is due by now."""
+        if self._adopt_at is not None and now >= self._adopt_at:
+            self._adopt_at = None
+            self._adopt_all()
+        if self._term_at is not None and not self.terminated and now >= self._term_at:
+            self.terminated = True
+            below = descendants(os.getpid())
+            signal_all(below, signal.SIGTERM)
+            signal_all(below, signal.SIGCONT)
+        if self._kill_at is not None and now >= max(self._kill_at, self._next_kill or 0.0):
+            # Again and again: what is killed leaves its children to us, and some fork faster than we look.
+            self.killed = True
+            self._next_kill = now + _KILL_EVERY_S
+            signal_all(descendants(os.getpid()), signal.SIGKILL)
+
+    def next_due(self) -> float | None:
+        """When `advance` has something to do."""
+        moments = [self._adopt_at, self._next_kill or self._kill_at]
+        if not self.terminated:
+            moments.append(self._term_at)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def calm_down(self) -> None:
+        """Forget a take-down that is complete, before another step starts."""
+        self._adopt_at = self._term_at = self._kill_at = self._next_kill = None
+        self.terminated = self.killed = False
+
+    def kill_and_wait(self) -> None:
+        """Kill everything and wait until nothing is left."""
+        while self.reap() or not self.is_empty:
+            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            time.sleep(_KILL_EVERY_S)
+
+    def _adopt_all(self) -> None:
+        adopted: set[int] = set()
+        # What they start after they were moved is in the group already; what they started before is found next time.
+        for _ in range(_ADOPT_PASSES):
+            new = set(descendants(os.getpid())) - adopted
+            if not new:
+                return
+            self._cgroup.adopt(new)
+            adopted |= new
+
+
+def _end(rank: int, status: int) -> ProcessEnd:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return ProcessEnd(rank=rank, exit_code=code)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return ProcessEnd(rank=rank, signal=name)

@@ -1,0 +1,200 @@
+"""A kept-alive connection to the server, on which every request is repeated until it is answered.
+
+All routes that it calls may be called twice with the same effect as once, so that a lost answer costs
+nothing but the repetition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from trainmaster.protocol.rundir import StreamGapError
+
+CHUNK = 1 << 20
+"""The most bytes that one request carries."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_REFUSALS = frozenset({401, 403, 404, 410})
+_DOWNLOAD_TRIES = 3
+"""A digest that is wrong this often is wrong at the server, not on the way."""
+
+_Answer = TypeVar("_Answer")
+
+
+class RefusedError(Exception):
+    """The server answered, and wants nothing of this attempt: it is gone, or its token is not valid any more."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"refused with status {status}")
+        self.status = status
+
+
+class ClosedError(Exception):
+    """The connection was closed from this side."""
+
+
+class _NoAnswerError(Exception):
+    """The server is away, or said what no server of ours says. Try again."""
+
+
+class _CutError(_NoAnswerError):
+    """The connection broke. An idle one may just have been closed by the other side."""
+
+
+class Uplink:
+    """A client of the worker routes. One thread at a time may call it; `close` may come from any.
+
+    `on_wait` is called again and again while a request or a download takes its time; it may raise to give up.
+    """
+
+    def __init__(
+        self, server_url: str, token: str, *, timeout_s: float = 30.0, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        parts = urlsplit(server_url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ValueError(f"no http or https address: {server_url!r}")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._prefix = parts.path.rstrip("/")
+        self._authorization = f"Bearer {token}"
+        self._on_wait = on_wait
+        self._closed = threading.Event()
+
+    def ask(self, method: str, path: str, *, document: object = None, data: bytes | None = None) -> Any:
+        """The `data` of the answer, however long the server is away.
+
+        Raises:
+            RefusedError: the attempt is not wanted any more.
+            StreamGapError: bytes were sent beyond a stream's end.
+            ClosedError: `close` was called.
+        """
+        body = json.dumps(document).encode() if document is not None else data
+        content_type = "application/json" if data is None else "application/octet-stream"
+        return self._persist(lambda: self._ask_once(method, path, body, content_type))
+
+    def download(self, path: str, target: Path, sha256: str) -> bool:
+        """Fetch a file whose digest is known; False when the server does not have it.
+
+        It appears under its name only when it is whole.
+        """
+        partial = target.with_name(f".{target.name}.partial")
+        for _ in range(_DOWNLOAD_TRIES):
+            digest = self._persist(lambda: self._download_once(path, partial))
+            if digest == sha256:
+                os.replace(partial, target)
+                return True
+            if digest is None:
+                break
+        partial.unlink(missing_ok=True)
+        return False
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            ClosedError: `close` was called.
+        """
+        if self._closed.wait(seconds):
+            raise ClosedError
+
+    def disconnect(self) -> None:
+        """Give the socket up; the next request opens another."""
+        self._connection.close()
+
+    def close(self) -> None:
+        """End a request that waits, and refuse all others."""
+        self._closed.set()
+        waiting = self._connection.sock
+        if waiting is not None:
+            with contextlib.suppress(OSError):
+                waiting.shutdown(socket.SHUT_RDWR)
+
+    def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self.pause(0)
+            was_idle = self._connection.sock is not None
+            try:
+                return attempt()
+            except _NoAnswerError as error:
+                self.disconnect()
+                self.pause(0)
+                if was_idle and isinstance(error, _CutError):
+                    continue
+                if pause_s == _FIRST_PAUSE_S:
+                    sys.stderr.write(f"courier: no answer from the server, trying on: {error}\n")
+            self._on_wait()
+            self.pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _ask_once(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
+        response = self._send(method, path, body, content_type)
+        envelope = _parse(_read(response))
+        if response.status in (200, 201) and envelope.get("status") == "ok":
+            return envelope.get("data")
+        error = envelope.get("error")
+        if envelope.get("status") == "error" and isinstance(error, dict):
+            if response.status == 409 and error.get("code") == "STREAM_GAP" and "next_offset" in error:
+                raise StreamGapError(int(error["next_offset"]))
+            if response.status in _REFUSALS:
+                raise RefusedError(response.status)
+        raise _NoAnswerError(f"{method} {path}: status {response.status}")
+
+    def _download_once(self, path: str, target: Path) -> str | None:
+        response = self._send("GET", path, None, "application/json")
+        if response.status != 200:
+            _read(response)
+            if response.status in _REFUSALS:
+                return None
+            raise _NoAnswerError(f"GET {path}: status {response.status}")
+        digest = hashlib.sha256()
+        with open(target, "wb") as file:
+            while chunk := _read(response, CHUNK):
+                file.write(chunk)
+                digest.update(chunk)
+                self._on_wait()
+        return digest.hexdigest()
+
+    def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> http.client.HTTPResponse:
+        headers = {"Authorization": self._authorization, "Content-Type": content_type}
+        with _network():
+            if self._connection.sock is None:
+                self._connection.connect()
+            # Looked at once there is a socket for `close` to cut: it may have come before.
+            self.pause(0)
+            self._connection.request(method, self._prefix + path, body=body, headers=headers)
+            return self._connection.getresponse()
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[None]:
+    # Kept apart from errors of our own disk, which no repetition mends.
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise _CutError(repr(error)) from error
+
+
+def _read(response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
+    with _network():
+        return response.read(limit)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        envelope = json.loads(body)
+    except ValueError:
+        return {}
+    return envelope if isinstance(envelope, dict) else {}

@@ -1,0 +1,149 @@
+"""What the end of a node's processes means. Pure: facts in, a reason and a sentence out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.worker.evidence import Evidence
+
+STOP_REASONS: Mapping[StopCause, Reason] = {
+    StopCause.CANCEL: Reason.CANCELLED,
+    StopCause.DELETE: Reason.DELETED,
+    StopCause.PAUSE: Reason.PAUSED,
+    StopCause.INACTIVE: Reason.INACTIVE,
+    StopCause.PREEMPT: Reason.PREEMPTED,
+    StopCause.TIMEOUT: Reason.TIMEOUT,
+    StopCause.STALL: Reason.STALLED,
+    StopCause.PEER: Reason.WORKER_LOST,
+}
+"""What an attempt that was told to stop ends with."""
+
+_STOP_MESSAGES: Mapping[StopCause, str] = {
+    StopCause.CANCEL: "stopped: cancelled",
+    StopCause.DELETE: "stopped: deleted",
+    StopCause.PAUSE: "stopped: paused",
+    StopCause.INACTIVE: "stopped: not used for too long",
+    StopCause.PREEMPT: "stopped: preempted",
+    StopCause.TIMEOUT: "stopped: it ran longer than it may",
+    StopCause.STALL: "stopped: it made no progress",
+    StopCause.PEER: "stopped: another node of its gang failed or was lost",
+}
+
+_OUT_OF_MEMORY = re.compile(r"MemoryError\b|CUDA out of memory|CUDA error: out of memory|std::bad_alloc|\[Errno 12\]")
+_DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
+# Launchers whose own traceback only says that a process below them failed.
+_HEARSAY = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException)\b")
+
+_SHELL_SAYS_SIGKILL = 128 + 9
+_NO_EVIDENCE = Evidence()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How the process of a rank, or of a preparing step, ended."""
+
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than with exit code 0."""
+        return self.exit_code != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a node's part of an attempt ended."""
+
+    reason: Reason
+    message: str
+    end: ProcessEnd | None = None
+    step: str | None = None
+    stop_cause: StopCause | None = None
+    evidence: Evidence = _NO_EVIDENCE
+    oom_kills: int | None = None
+
+
+def verdict_on_failure(
+    end: ProcessEnd,
+    *,
+    step: str,
+    prepares: bool,
+    evidence: Evidence,
+    retry_exit_codes: Collection[int],
+    oom_kills: int | None,
+    disk_is_full: bool,
+) -> Verdict:
+    """Why an attempt failed whose first failing process ended like this, without having been told to stop.
+
+    Args:
+        end: the process's end.
+        step: which step it ran.
+        prepares: whether that step only prepares the workload.
+        evidence: what the process left behind.
+        retry_exit_codes: codes of the workload that count as transient.
+        oom_kills: how many processes of this node the kernel killed for want of memory, if it is known.
+        disk_is_full: whether the process's logs could not grow any more.
+    """
+    subject = f"step {step}" if prepares else f"rank {end.rank}"
+    how = f"was killed by {end.signal}" if end.signal else f"exited with code {end.exit_code}"
+    killed = end.signal == "SIGKILL" or end.exit_code == _SHELL_SAYS_SIGKILL
+    if end.exit_code in retry_exit_codes and not prepares:
+        reason, what = Reason.RETRYABLE_EXIT, f"{subject} {how}, which this job wants retried"
+    elif killed and oom_kills:
+        reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory"
+    elif _shows(_OUT_OF_MEMORY, evidence):
+        reason, what = Reason.OUT_OF_MEMORY, f"{subject} {how}, out of memory"
+    elif _shows(_DISK_FULL, evidence) or disk_is_full:
+        reason, what = Reason.DISK_FULL, f"{subject} {how}, the disk was full"
+    elif end.signal:
+        reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
+    else:
+        reason, what = Reason.EXITED_NONZERO, f"{subject} {how}"
+    return Verdict(
+        reason=reason,
+        message=f"{what}: {evidence.error}" if evidence.error else what,
+        end=end,
+        step=step,
+        evidence=evidence,
+        oom_kills=oom_kills,
+    )
+
+
+def verdict_on_stop(
+    cause: StopCause, ends: Sequence[ProcessEnd], *, step: str | None, signalled: bool, finished: bool
+) -> Verdict:
+    """What became of an attempt that was told to stop.
+
+    Work that was complete counts as complete: ranks that all exit with 0 succeeded, unless we signalled
+    them before one of them said that it had finished.
+    """
+    if ends and not any(end.failed for end in ends) and (finished or not signalled):
+        return verdict_of_success(ends, step=step)
+    first_failed = next((end for end in ends if end.failed), None)
+    return Verdict(
+        reason=STOP_REASONS[cause],
+        message=_STOP_MESSAGES[cause],
+        end=first_failed or (ends[0] if ends else None),
+        step=step,
+        stop_cause=cause,
+    )
+
+
+def verdict_of_success(ends: Sequence[ProcessEnd], *, step: str | None) -> Verdict:
+    """All processes of a step did their work."""
+    return Verdict(reason=Reason.SUCCEEDED, message="finished", end=ends[0], step=step)
+
+
+def _shows(pattern: re.Pattern[str], evidence: Evidence) -> bool:
+    """Whether the process failed of this: its last error decides, its last lines when there is no telling error."""
+    if evidence.error is not None:
+        if pattern.search(evidence.error):
+            return True
+        if not _HEARSAY.search(evidence.error):
+            return False
+    return any(pattern.search(line) for line in evidence.last_lines)

@@ -1,0 +1,142 @@
+"""What a worker keeps an eye on: the control file, the events of its ranks, the growth of their logs.
+
+Each of them is cheap to look at (one `stat` when nothing changed), because it is looked at many times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.rundir import CONTROL, read_document, read_lines
+
+
+class ControlWatch:
+    """Sees a new wish of the server."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / CONTROL
+        self._name = os.fspath(self._path)
+        self._signature: tuple[int, int, int] | None = None
+        self._seq = -1
+
+    def look(self, *, closely: bool = False) -> Control | None:
+        """A control that is newer than all before, if there is one.
+
+        `closely` reads the file even when its times say that it is the one we know: they are as coarse
+        as the kernel's clock.
+        """
+        try:
+            status = os.stat(self._name)
+        except OSError:
+            return None
+        signature = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if signature == self._signature and not closely:
+            return None
+        try:
+            document = read_document(self._path)
+            control = Control.from_json(document) if document is not None else None
+        except (ValueError, KeyError, TypeError):
+            # Nothing that this version understands; the next one may be.
+            control = None
+        self._signature = signature
+        if control is None or control.seq <= self._seq:
+            return None
+        self._seq = control.seq
+        return control
+
+
+class RankWatch:
+    """What the ranks let us know by what they write: their logs and their events."""
+
+    def __init__(self) -> None:
+        self._logs: list[LogClock] = []
+        self._events: dict[int, EventWatch] = {}
+        self.can_save = False
+        """Whether one of them said that it saves when it is asked to stop."""
+        self.has_finished = False
+        """Whether one of them said that its work is complete."""
+        self.dump_stacks: set[int] = set()
+        """Those that print their stacks when they are asked to."""
+
+    def follow(self, logs: Iterable[str], events: Mapping[int, str]) -> None:
+        """Watch these logs from now on, and these event streams too."""
+        self._logs = [LogClock(path) for path in logs]
+        for rank, path in events.items():
+            self._events.setdefault(rank, EventWatch(path))
+
+    def look(self, *, last: bool = False) -> bool:
+        """Take in what is new; whether there was an event. `last` dates the logs to their very end."""
+        for log in self._logs:
+            log.look(last=last)
+        news = [(rank, event) for rank, watch in self._events.items() for event in watch.look()]
+        for rank, event in news:
+            match event.get("type"):
+                case "capable":
+                    self.can_save |= bool(event.get("save"))
+                    if event.get("stacks"):
+                        self.dump_stacks.add(rank)
+                case "finished":
+                    self.has_finished = True
+        return bool(news)
+
+
+class EventWatch:
+    """Reads along what a rank reports."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read = 0
+
+    def look(self) -> list[dict[str, Any]]:
+        """The events that were added since the last look."""
+        try:
+            if os.stat(self._path).st_size <= self._read:
+                return []
+            with open(self._path, "rb") as file:
+                file.seek(self._read)
+                records, taken = read_lines(file.read())
+        except OSError:
+            return []
+        self._read += taken
+        return records
+
+
+class LogClock:
+    """Dates the bytes of a log: a line `T N` beside it says that it had N bytes at the time T.
+
+    So a line of the log is as old as the first entry whose number lies beyond the line's start.
+    """
+
+    EVERY_S = 0.2
+    """How fine it is. A log that grows without pause would otherwise get an index of its own size."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._size = 0
+        self._due = 0.0
+
+    def look(self, *, last: bool = False) -> None:
+        """Note the time if the log has grown. A full disk costs the entry, not the log."""
+        now = time.monotonic()
+        if now < self._due and not last:
+            return
+        try:
+            size = os.stat(self._path).st_size
+        except OSError:
+            return
+        if size <= self._size:
+            return
+        self._due = now + self.EVERY_S
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"{self._path}.times", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, f"{time.time():.3f} {size}\n".encode())
+            finally:
+                os.close(descriptor)
+            self._size = size

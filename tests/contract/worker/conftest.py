@@ -1,0 +1,34 @@
+"""Real workers, forked by a real fork server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_attempts import Attempts, ForkServerProcess
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerProcess]:
+    """One for all tests of this process that do not harm it."""
+    server = ForkServerProcess(tmp_path_factory.mktemp("forkserver"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def mortal_fork_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
+    """One of the test's own."""
+    server = ForkServerProcess(tmp_path / "mortal")
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+@pytest.fixture
+def attempts(fork_server: ForkServerProcess, tmp_path: Path) -> Iterator[Attempts]:
+    made = Attempts(fork_server, tmp_path)
+    yield made
+    for attempt in made.made:
+        attempt.clean_up()
