@@ -41,7 +41,7 @@ from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.rundir import write_document
 from trainmaster.settings import Role, Settings, TransportKind
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store import accounts, checkpoints, keys
+from trainmaster.store import accounts, checkpoints, keys, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
@@ -146,7 +146,10 @@ def _coordinating(
             spool=settings.data_dir / "spool",
         )
     }
+    inventory = [node for backend in backends.values() for node in backend.inventory()]
+    database.write_now(lambda connection: nodes.put(connection, Scope.everything(), inventory))
     listener = HintListener(hint_socket)
+    stopping = threading.Event()
 
     def hint(subject: str) -> None:
         coordinator.hint(subject)
@@ -178,7 +181,7 @@ def _coordinating(
         chores=[Chores(database, roots, blob_keep_s=settings.blob_keep_s)],
         stalled_after_s=settings.stalled_after_s,
     )
-    warming = threading.Thread(target=_warm, args=(fork_server,), name="warm", daemon=True)
+    warming = threading.Thread(target=_keep_warm, args=(fork_server, stopping), name="warm", daemon=True)
     listening = threading.Thread(target=_pass_on, args=(listener, hint), name="hints", daemon=True)
     leadership.start()
     coordinator.start()
@@ -187,6 +190,7 @@ def _coordinating(
     try:
         yield hint
     finally:
+        stopping.set()
         coordinator.stop()
         leadership.stop()
         send_hint(str(hint_socket), _LAST_HINT)
@@ -195,6 +199,8 @@ def _coordinating(
         for backend in backends.values():
             backend.close()
 
+
+_WARM_EVERY_S = 60.0
 
 _LAST_HINT = "\0"
 """Ends the thread that passes hints on."""
@@ -210,12 +216,15 @@ def _pass_on(listener: HintListener, hint: Callable[[str], None]) -> None:
             hint(subject)
 
 
-def _warm(fork_server: ForkServer) -> None:
-    """Start the fork server before the first job needs it."""
-    try:
-        fork_server.ensure()
-    except ForkServerError as error:
-        _log.error("the local fork server does not start: %s", error)
+def _keep_warm(fork_server: ForkServer, stopping: threading.Event) -> None:
+    """Start the fork server before the first job needs it, and show it now and then that it is needed."""
+    while True:
+        try:
+            fork_server.ensure()
+        except ForkServerError as error:
+            _log.error("the local fork server does not start: %s", error)
+        if stopping.wait(_WARM_EVERY_S):
+            return
 
 
 def ensure_key(database: Database, path: Path) -> None:

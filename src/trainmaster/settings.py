@@ -54,6 +54,8 @@ class Settings:
     """How long a leader leads without renewing."""
     blob_keep_s: float = 24 * 3600.0
     """A blob that no job uses is removed after this long."""
+    stalled_after_s: float = 900.0
+    """A job that makes no step for so long, after its first one, is shown as stalled."""
 
     @property
     def database(self) -> str:

@@ -15,7 +15,9 @@ DUMP_PATIENCE_S = 10.0
 """Between asking for stacks and stopping a stalled attempt."""
 
 
-def due(job: Job, *, now: float, last_activity_at: float | None = None) -> Change | None:
+def due(
+    job: Job, *, now: float, last_activity_at: float | None = None, stalled_after_s: float = STALLED_AFTER_S
+) -> Change | None:
     """What the passing of time does to a job: stalls, and services that nobody uses."""
     if job.status not in RUNNING or job.attempt is None or job.attempt.stop is not None:
         return None
@@ -23,14 +25,14 @@ def due(job: Job, *, now: float, last_activity_at: float | None = None) -> Chang
     step_at = job.progress.step_at
     if job.status is JobStatus.TRAINING and not job.is_service and step_at is not None:
         quiet_s = now - max(step_at, job.status_at)
-        if job.stalled_at is None and quiet_s > STALLED_AFTER_S:
+        if job.stalled_at is None and quiet_s > stalled_after_s:
             draft.set(stalled_at=now)
             draft.set_attempt(stack_dump=True)
             draft.note(
                 "stalled",
                 actor=Actor.COORDINATOR,
                 reason=Reason.STALLED,
-                message=f"no step for {quiet_s / 60:.0f} min; the stacks of its ranks are asked for",
+                message=f"no step for {_told(quiet_s)}; the stacks of its ranks are asked for",
             )
         elif job.stalled_at is not None and now - job.stalled_at > DUMP_PATIENCE_S and may_retry(job):
             request_stop(draft, StopCause.STALL, save=False)
@@ -49,3 +51,7 @@ def due(job: Job, *, now: float, last_activity_at: float | None = None) -> Chang
                 message=f"not used for {job.inactivity_timeout_s:.0f} s: saved and parked",
             )
     return draft.change()
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -58,3 +58,9 @@ def get(connection: Connection, scope: Scope, attempt_id: str) -> Attempt:
         if row is not None:
             return attempt_from_row(row)
     raise NotFoundError("there is no such attempt")
+
+
+def job_of_token(connection: Connection, scope: Scope, token: str) -> str | None:
+    """The job whose attempt holds a token; None when none does."""
+    query = select(_attempts.c.job_id).where(_attempts.c.token == token)
+    return connection.execute(scope.limit(query, _attempts.c.account_id)).scalar()

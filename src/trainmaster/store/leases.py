@@ -21,7 +21,7 @@ class Lease:
 
     epoch: int
     holder: str
-    """The server that leads; an id of its own for each start."""
+    """The server that leads; no other may have the same name at the same time."""
     url: str
     """Where it answers."""
     expires_at: float

@@ -181,6 +181,7 @@ attempts = Table(
     _text("evidence"),
     _of_a_job(),
 )
+Index("attempts_by_token", attempts.c.token)
 
 allocations = Table(
     "allocations",

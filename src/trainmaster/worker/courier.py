@@ -74,6 +74,8 @@ def run_courier(server_url: str, token: str, attempt_id: str, node: int, directo
         return  # Another courier is at it.
     _Courier(server_url, token, attempt_id, node, home, lock).run()
     shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        home.parent.rmdir()  # the last node of the attempt on this host
 
 
 class _StopAskedError(Exception):

@@ -25,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,9 @@ LOG = "log"
 
 _MAX_REQUEST_BYTES = 64 << 10
 _MAX_LOG_BYTES = 1 << 20
+_IDLE_CHECK_S = 30.0
+_IDLE_EXIT_S = 600.0
+"""A server asks every few seconds; a fork server that nobody asked for so long has none any more."""
 
 
 def serve(directory: Path) -> int:
@@ -90,6 +94,8 @@ class _ForkServer:
         self._lock = lock
         self._selector = selectors.DefaultSelector()
         self._received: dict[socket.socket, bytes] = {}
+        self._children = 0
+        self._asked_at = time.monotonic()
         self._wakeup = socket.socketpair()
         self._wake_on_signals()
         self._listener = _listen()
@@ -110,13 +116,21 @@ class _ForkServer:
         # Objects that live for ever stay out of collections, which would copy their pages in every child.
         gc.freeze()
         try:
-            while True:
-                for key, _ in self._selector.select():
+            while not self._left_alone():
+                for key, _ in self._selector.select(_IDLE_CHECK_S):
                     key.data()
         except _RetiredError:
             return
 
+    def _left_alone(self) -> bool:
+        """Whether nobody will miss it: no worker of its own runs, and nobody asks or ever can again."""
+        if self._children:
+            return False
+        directory_removed = os.stat(".").st_nlink == 0
+        return directory_removed or time.monotonic() - self._asked_at > _IDLE_EXIT_S
+
     def _accept(self) -> None:
+        self._asked_at = time.monotonic()
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
@@ -202,6 +216,7 @@ class _ForkServer:
                 traceback.print_exc()
             finally:
                 os._exit(status)
+        self._children += 1
         return {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id()}
 
     def _leave(self, keep: socket.socket | None) -> None:
@@ -231,7 +246,7 @@ class _ForkServer:
     def _on_signals(self, numbers: bytes) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+                self._children -= 1
         if signal.SIGTERM in numbers:
             os.unlink(SOCKET)
             raise _RetiredError

@@ -193,7 +193,7 @@ class NodeRun:
         now = time.monotonic()
         self.started_at = time.time()
         ranks = [{"rank": rank, "pid": pid, "start_time": start_time_of(pid)} for rank, pid in pids.items()]
-        self._journal.record("started", ranks=ranks)
+        self._journal.record("started", ranks=ranks, reports_phases=self._launch.reports_phases)
         self._hint()
         if self._request.max_runtime_s is not None:
             self._deadline = now + self._request.max_runtime_s

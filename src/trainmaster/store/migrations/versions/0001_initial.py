@@ -129,6 +129,7 @@ def _of_jobs() -> None:
         sa.PrimaryKeyConstraint("job_id", "number", "account_id"),
         _of_a_job(),
     )
+    op.create_index("attempts_by_token", "attempts", ["token"])
     op.create_table(
         "allocations",
         sa.Column("job_id", sa.Text, nullable=False),

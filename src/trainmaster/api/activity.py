@@ -1,0 +1,55 @@
+"""When services were last used: kept in memory, and written every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+
+from sqlalchemy import Connection
+
+from trainmaster.api.context import ApiContext
+from trainmaster.store import activity
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+WRITE_EVERY_S = 2.0
+"""Small against any time after which a service is parked for want of use."""
+
+
+class Activity:
+    """Collects the use of services; belongs to one event loop."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._used: dict[str, float] = {}
+        self._due: asyncio.TimerHandle | None = None
+
+    def touch(self, job_id: str) -> None:
+        """A service is being used."""
+        self._used[job_id] = self._context.clock()
+        if self._due is None:
+            # The first use after a pause is written at once, so that nobody parks the service meanwhile.
+            self._write()
+            self._due = asyncio.get_running_loop().call_later(WRITE_EVERY_S, self._again)
+
+    def _again(self) -> None:
+        self._due = None
+        if self._used:
+            self._write()
+            self._due = asyncio.get_running_loop().call_later(WRITE_EVERY_S, self._again)
+
+    def _write(self) -> None:
+        used, self._used = self._used, {}
+
+        def work(connection: Connection) -> None:
+            for job_id, at in used.items():
+                activity.touch(connection, Scope.everything(), job_id, at)
+
+        self._context.database.write(work).add_done_callback(_report)
+
+
+def _report(written: Future[None]) -> None:
+    if not written.cancelled() and (error := written.exception()) is not None:
+        _log.warning("the use of services could not be recorded: %s", error)

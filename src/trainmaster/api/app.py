@@ -1,0 +1,94 @@
+"""Puts the application together."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from trainmaster.api import gateway, openapi
+from trainmaster.api.context import API, GATEWAY, ApiContext
+from trainmaster.api.envelope import failure, request_id_of
+from trainmaster.api.errors import InternalError, UnknownRouteError, WrongMethodError
+from trainmaster.api.follow import Followers
+from trainmaster.api.front import Front
+from trainmaster.api.requests import ALIAS, PREFIX
+from trainmaster.api.routes import blobs, controls, events, health, jobs, logs, metrics, nodes, worker
+from trainmaster.core.errors import Problem, SpecError, TrainmasterError
+
+_RESOURCES = (
+    jobs.submitting,
+    jobs.listing,
+    jobs.router,
+    controls.router,
+    logs.router,
+    metrics.router,
+    events.router,
+    nodes.router,
+    blobs.router,
+    worker.router,
+)
+
+
+def create_app(context: ApiContext) -> Front:
+    """The application of one server, with the routes of its roles."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False)
+    app.state.context = context
+    app.state.followers = Followers(context.database)
+    app.state.gateway = gateway.Gateway(context)
+    app.include_router(health.router)
+    routers: list[APIRouter] = []
+    if API in context.roles:
+        routers += _RESOURCES
+    if GATEWAY in context.roles:
+        routers.append(gateway.router)
+    for router in routers:
+        app.include_router(router, prefix=PREFIX)
+    for router in routers:
+        app.include_router(router, prefix=PREFIX + ALIAS, include_in_schema=False)
+    app.add_exception_handler(TrainmasterError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_parameters)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(Exception, _fail)
+    openapi.install(app, context.version)
+    return Front(app, context, app.state.followers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TrainmasterError)
+    return failure(error, request_id_of(request))
+
+
+async def _refuse_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        Problem(field=".".join(str(part) for part in found["loc"][1:]) or "request", message=found["msg"])
+        for found in error.errors()
+    ]
+    return failure(SpecError(problems), request_id_of(request))
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: an address or a method that it does not know."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return failure(WrongMethodError(), request_id_of(request), {"Allow": ", ".join(_methods(request))})
+    known = UnknownRouteError() if error.status_code == HTTPStatus.NOT_FOUND else InternalError()
+    return failure(known, request_id_of(request))
+
+
+def _methods(request: Request) -> list[str]:
+    """What an address does take; several routes may share it."""
+    return [
+        method
+        for method in gateway.METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+
+
+async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged where it is caught
+    """Our own mistakes: the envelope says no more than that it was one."""
+    return failure(InternalError(), request_id_of(request))

@@ -1,0 +1,229 @@
+"""One log file: its lines, when they were written, and where its last lines or those since a time begin.
+
+Output lies as the rank wrote it. Beside it, `.times` says how far it had grown at which time, one `<time> <size>` a
+line. A line is as old as the first entry that covers its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from trainmaster.protocol.rundir import RunDirectory
+
+BLOCK = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+"""A longer line is shown as several, so that nobody has to hold it in memory."""
+MAX_TAIL_BYTES = 16 << 20
+"""How far from its end a file is searched for its last lines."""
+
+_NAME = re.compile(r"nodes/(\d+)/logs/([a-z0-9-]+)\.(\d+)\.(out|err)")
+Stream = Literal["stdout", "stderr"]
+STREAMS: dict[str, Stream] = {"out": "stdout", "err": "stderr"}
+_INDEX_ENTRY_BYTES = 64
+"""More than an entry of the index ever has."""
+
+
+class Line(NamedTuple):
+    """One line, with where it begins and where the next one does."""
+
+    at: float
+    start: int
+    end: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """The output of one rank of one step on one channel, as far as it was seen."""
+
+    name: str
+    node: int
+    step: str
+    rank: int
+    channel: str
+    size: int
+
+    @property
+    def stream(self) -> Stream:
+        """`stdout` or `stderr`."""
+        return STREAMS[self.channel]
+
+
+def log_files(directory: RunDirectory) -> Iterator[LogFile]:
+    """The log files of an attempt, in a fixed order."""
+    for name, size in directory.streams():
+        if match := _NAME.fullmatch(name):
+            node, step, rank, channel = match.groups()
+            yield LogFile(name=name, node=int(node), step=step, rank=int(rank), channel=channel, size=size)
+
+
+def is_log_file(name: str) -> bool:
+    """Whether a log file can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def lines(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Line]:
+    """The lines of a file from `start`, which is the start of a line, up to its known size.
+
+    What has no line end yet is a line only when nothing will be added to it: when the attempt has `ended`.
+    """
+    if start >= file.size:
+        return
+    times = _Times(directory, file.name, start)
+    for begin, end, text in _split(directory, file, start, ended):
+        yield Line(times.of(end), begin, end, text)
+
+
+def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: bool) -> int:
+    """Where the last `count` lines of a file begin."""
+    if count == 0:
+        return file.size if ended else _line_start(directory, file, file.size)
+    position = file.size
+    wanted = count
+    trailing = True
+    while position > max(0, file.size - MAX_TAIL_BYTES):
+        size = min(BLOCK, position)
+        block = directory.read(file.name, position - size, size)
+        position -= size
+        end = len(block)
+        if trailing:
+            # The line end at the very end closes the last line; an open line counts only when it stays as it is.
+            trailing = False
+            if block.endswith(b"\n"):
+                end -= 1
+            elif not ended:
+                end = block.rfind(b"\n")
+                if end < 0:
+                    trailing = True
+                    continue
+        while (end := block.rfind(b"\n", 0, end)) >= 0:
+            wanted -= 1
+            if wanted == 0:
+                return position + end + 1
+    return _line_start(directory, file, position)
+
+
+def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: bool) -> int:
+    """Where the lines begin that are not older than `since`."""
+    before, _ = _bisect(directory, f"{file.name}.times", lambda entry: entry.at < since)
+    if before is None:
+        return 0
+    covered = before.size
+    return file.size if covered >= file.size and ended else _line_start(directory, file, min(covered, file.size))
+
+
+def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> Iterator[tuple[int, int, bytes]]:
+    position, rest = start, b""
+    while (begin := position + len(rest)) < file.size:
+        block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
+        if not block:
+            return  # The directory was removed under us.
+        *whole, rest = (rest + block).split(b"\n")
+        for text in whole:
+            while len(text) > MAX_LINE_BYTES:
+                yield position, position + MAX_LINE_BYTES, text[:MAX_LINE_BYTES]
+                position += MAX_LINE_BYTES
+                text = text[MAX_LINE_BYTES:]
+            yield position, position + len(text) + 1, text
+            position += len(text) + 1
+        while len(rest) > MAX_LINE_BYTES:
+            yield position, position + MAX_LINE_BYTES, rest[:MAX_LINE_BYTES]
+            position += MAX_LINE_BYTES
+            rest = rest[MAX_LINE_BYTES:]
+    if rest and ended:
+        yield position, position + len(rest), rest
+
+
+def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
+    """Where the line begins that `position` lies in."""
+    if position == 0:
+        return 0
+    size = min(MAX_LINE_BYTES, position)
+    block = directory.read(file.name, position - size, size)
+    found = block.rfind(b"\n")
+    return position - size + found + 1 if found >= 0 else position - size
+
+
+class _Grown(NamedTuple):
+    """An entry of an index: at this time the file had this size."""
+
+    at: float
+    size: int
+
+
+class _Times:
+    """Tells when lines were written that come in order."""
+
+    def __init__(self, directory: RunDirectory, name: str, start: int) -> None:
+        _, self._entries = _bisect(directory, f"{name}.times", lambda entry: entry.size <= start)
+        self._at, self._size = 0.0, -1
+        self._exhausted = False
+        self._path = directory.path / name
+
+    def of(self, end: int) -> float:
+        """The time of a line that ends at `end`."""
+        while self._size < end and not self._exhausted:
+            entry = next(self._entries, None)
+            if entry is not None:
+                self._at, self._size = entry
+                continue
+            # Not in the index yet: the file's own time is the last at which it is known to have grown.
+            self._exhausted = True
+            with contextlib.suppress(OSError):
+                self._at = max(self._at, os.stat(self._path).st_mtime)
+        return self._at
+
+
+def _bisect(
+    directory: RunDirectory, name: str, before: Callable[[_Grown], bool]
+) -> tuple[_Grown | None, Iterator[_Grown]]:
+    """The last entry of an index that comes `before` something, and all that follow it."""
+    try:
+        low, high = 0, os.stat(directory.path / name).st_size
+    except FileNotFoundError:
+        return None, iter(())
+    while high - low > BLOCK:
+        middle = (low + high) // 2
+        text = directory.read(name, middle, 2 * _INDEX_ENTRY_BYTES)
+        line_end = text.find(b"\n") + 1
+        entry = _entry(text[line_end:].partition(b"\n")[0])
+        if entry is not None and before(entry):
+            low = middle + line_end
+        else:
+            high = middle
+    last: _Grown | None = None
+    entries = _entries(directory, name, low)
+    for entry in entries:
+        if not before(entry):
+            return last, _chain(entry, entries)
+        last = entry
+    return last, iter(())
+
+
+def _chain(first: _Grown, rest: Iterator[_Grown]) -> Iterator[_Grown]:
+    yield first
+    yield from rest
+
+
+def _entries(directory: RunDirectory, name: str, position: int) -> Iterator[_Grown]:
+    rest = b""
+    while block := directory.read(name, position, BLOCK):
+        position += len(block)
+        *whole, rest = (rest + block).split(b"\n")
+        for text in whole:
+            entry = _entry(text)
+            if entry is not None:
+                yield entry
+
+
+def _entry(text: bytes) -> _Grown | None:
+    at, _, size = text.partition(b" ")
+    try:
+        return _Grown(float(at), int(size))
+    except ValueError:
+        return None  # A torn write of a full disk.

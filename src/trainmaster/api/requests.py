@@ -1,0 +1,99 @@
+"""Reading requests: bodies within bounds, JSON, idempotency keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from trainmaster.api.errors import TooLargeError
+from trainmaster.coordinator.commands import Idempotency
+from trainmaster.core.errors import Problem, SpecError
+from trainmaster.core.spec import parse
+
+MAX_BODY_BYTES = 8 << 20
+"""Larger things are files, and go to /v1/blobs."""
+PREFIX = "/v1"
+"""Where the routes lie."""
+ALIAS = "/modules/scaimind"
+"""Below the prefix: where they lie a second time."""
+
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLargeError: it has more than `limit` bytes.
+    """
+    said = request.headers.get("content-length")
+    if said is not None and said.isdecimal() and (len(said) > 18 or int(said) > limit):
+        raise _too_large(limit)
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def parse_json(body: bytes) -> object:
+    """The document of a body.
+
+    Raises:
+        SpecError: it is no JSON.
+    """
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except RecursionError:
+        message = "is nested too deeply"
+    except UnicodeDecodeError:
+        message = "is not UTF-8"
+    except json.JSONDecodeError as error:
+        message = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    except ValueError as error:
+        message = f"is not valid JSON: {error}"
+    raise SpecError([Problem(field="body", message=message)])
+
+
+def parse_optional(model: type[ModelT], body: bytes) -> ModelT:
+    """A body as a model; an empty body stands for all defaults.
+
+    Raises:
+        SpecError: it has a wrong shape or value; unknown fields are named with the nearest known one.
+    """
+    return parse(model, parse_json(body) if body.strip() else {})
+
+
+def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
+    """What makes a repetition of the request recognisable, if its sender wants that.
+
+    Raises:
+        SpecError: the key is not 1 to 255 printable characters.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise SpecError([Problem(field="Idempotency-Key", message="must have 1 to 255 printable ASCII characters")])
+    path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
+    digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
+    digest.update(request.scope["query_string"] + b"\n" + body)
+    return Idempotency(key=key, fingerprint=digest.hexdigest())
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"the body may have at most {limit} bytes")
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,1 @@
+"""The routes, one module for each resource. Each has a `router`."""

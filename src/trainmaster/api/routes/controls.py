@@ -1,0 +1,104 @@
+"""Controls: cancel, pause, resume, retry. An empty body is legal everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+
+from trainmaster.api.auth import Manager
+from trainmaster.api.context import ApiContext, Context
+from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.params import JobId
+from trainmaster.api.requests import idempotency_of, parse_optional, read_body
+from trainmaster.api.routes.jobs import REPLAYED, answer, view_of
+from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
+from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody
+from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_job
+from trainmaster.coordinator.commands import Outcome
+from trainmaster.store.scope import Scope
+
+router = APIRouter(route_class=StrictRoute, tags=["controls"])
+
+_ERRORS = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+_KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
+
+
+@router.post(
+    "/jobs/{job_id}/cancel",
+    response_model=Ok[JobResource],
+    responses=_ERRORS,
+    openapi_extra={**body(CancelBody), **_KEYED},
+)
+async def cancel(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """End a job for good. One that runs is CANCELLED once it has stopped; until then `cancel_requested` is true."""
+    document = await read_body(request)
+    wanted = parse_optional(CancelBody, document)
+    command = context.commands.cancel(
+        principal.scope, job_id, message=wanted.reason, idempotency=idempotency_of(request, document)
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(command))
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(PauseBody), **_KEYED},
+)
+async def pause(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Park a running job: it saves, stops, gives back what it holds, and is PAUSED then."""
+    document = await read_body(request)
+    wanted = parse_optional(PauseBody, document)
+    command = context.commands.pause(
+        principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency_of(request, document)
+    )
+    return await _controlled(context, principal.scope, await asyncio.wrap_future(command))
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(ResumeBody), **_KEYED},
+)
+async def resume(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Queue a paused job again; a service also after its end."""
+    document = await read_body(request)
+    wanted = parse_optional(ResumeBody, document)
+    command = context.commands.resume(
+        principal.scope, job_id, checkpoint_id=wanted.checkpoint_id, idempotency=idempotency_of(request, document)
+    )
+    return await _controlled(context, principal.scope, await asyncio.wrap_future(command))
+
+
+@router.post(
+    "/jobs/{job_id}/retry",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(RetryBody), **_KEYED},
+)
+async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
+    document = await read_body(request)
+    wanted = parse_optional(RetryBody, document)
+    resources = wanted.new_resource_config
+    command = context.commands.retry(
+        principal.scope,
+        job_id,
+        created_by=principal.name,
+        checkpoint_id=wanted.checkpoint_id,
+        modify_resources=wanted.modify_resources,
+        new_resource_config=None if resources is None else resources.model_dump(mode="json"),
+        idempotency=idempotency_of(request, document),
+    )
+    return await _controlled(context, principal.scope, await asyncio.wrap_future(command), status=HTTPStatus.CREATED)
+
+
+async def _controlled(
+    context: ApiContext, scope: Scope, outcome: Outcome, status: HTTPStatus = HTTPStatus.OK
+) -> Response:
+    view = await context.read(lambda connection: view_of(connection, context, scope, outcome.job))
+    return ok(controlled_job(view), status, REPLAYED if outcome.replayed else None)

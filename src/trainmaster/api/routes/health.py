@@ -1,0 +1,34 @@
+"""Is the server alive, and can it work?"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Response
+
+from trainmaster.api.context import Context
+from trainmaster.api.envelope import ErrorEnvelope, Ok, ok
+from trainmaster.api.openapi import OPEN
+from trainmaster.api.wire.health import Alive, Ready
+from trainmaster.store import queues
+from trainmaster.store.scope import Scope
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", response_model=Ok[Alive], openapi_extra=OPEN)
+async def alive(context: Context) -> Response:
+    """Whether the server answers at all."""
+    return ok(Alive(version=context.version))
+
+
+@router.get(
+    "/readyz",
+    response_model=Ok[Ready],
+    openapi_extra=OPEN,
+    responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": ErrorEnvelope, "description": "The database is away."}},
+)
+async def ready(context: Context) -> Response:
+    """Whether the server can do its work: the database answers."""
+    await context.read(lambda connection: queues.names(connection, Scope.everything()))
+    return ok(Ready(version=context.version))

@@ -1,0 +1,200 @@
+"""Jobs: submit, list, show, edit, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection
+
+from trainmaster.api.auth import Manager, Viewer, require
+from trainmaster.api.context import ApiContext, Context, context_of
+from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.params import JobId, PlainText
+from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
+from trainmaster.api.wire.commands import EditBody, SubmittedJob, submitted_job
+from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_resource, job_summary
+from trainmaster.coordinator.commands import Outcome
+from trainmaster.coordinator.explain import explain
+from trainmaster.core.errors import Problem, SpecError
+from trainmaster.core.job import Job
+from trainmaster.core.keys import KeyScope
+from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.core.states import JobStatus
+from trainmaster.core.workloads import kinds
+from trainmaster.store import attempts, checkpoints, jobs
+from trainmaster.store.jobs import JobQuery
+from trainmaster.store.scope import Scope
+
+REPLAYED = {"Idempotent-Replayed": "true"}
+LABEL_PREFIX = "labels."
+EVALUATION = "evaluation"
+"""The kind of workload that lists leave out unless it is asked for."""
+
+Order = Literal["created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name"]
+
+_LABELS_PARAMETER: dict[str, Any] = {
+    "name": "labels",
+    "in": "query",
+    "required": False,
+    "style": "form",
+    "explode": True,
+    "description": "`labels.team=vision`: only jobs with this label. Several labels must all fit; of several values "
+    "of one label, any.",
+    "schema": {
+        "type": "object",
+        "propertyNames": {"pattern": r"^labels\.[A-Za-z0-9._/-]{1,63}$"},
+        "additionalProperties": {"type": "string", "maxLength": 256},
+    },
+}
+
+
+class _ListRoute(StrictRoute):
+    prefixes: ClassVar[tuple[str, ...]] = (LABEL_PREFIX,)
+
+
+# A thousand submissions a second: nothing is solved or validated for this route that it does not do itself.
+submitting = APIRouter(route_class=RawRoute, tags=["jobs"])
+listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
+router = APIRouter(route_class=StrictRoute, tags=["jobs"])
+
+
+@submitting.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[SubmittedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": [IDEMPOTENCY_PARAMETER]},
+)
+async def submit(request: Request) -> Response:
+    """Submit a job.
+
+    The answer comes when the job is on disk; it is admitted, queued and run from then on, whatever happens.
+    """
+    context = context_of(request)
+    principal = require(request, KeyScope.MANAGE)
+    document = await read_body(request)
+    wanted = parse_submit(parse_json(document))
+    submission = context.commands.submit(
+        principal.scope, wanted, created_by=principal.name, idempotency=idempotency_of(request, document)
+    )
+    outcome = await asyncio.wrap_future(submission)
+    return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+
+
+@listing.get("/jobs", response_model=Ok[JobList], responses=errors(), openapi_extra={"parameters": [_LABELS_PARAMETER]})
+async def list_jobs(
+    request: Request,
+    principal: Viewer,
+    context: Context,
+    status: Annotated[list[JobStatus] | None, Query(description="Any of these.")] = None,
+    queue: Annotated[PlainText | None, Query()] = None,
+    kind: Annotated[list[PlainText] | None, Query(description="Kinds of workload; any of these.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=100)] = 20,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    order_by: Annotated[Order, Query(description="With a `-`, the greatest first.")] = "-created_at",
+) -> Response:
+    """List jobs."""
+    query = JobQuery(
+        statuses=tuple(status or ()),
+        labels=_labels(request),
+        queue=queue,
+        kinds=tuple(kind or _listed_kinds()),
+        order_by=order_by,
+        page_size=page_size,
+        page_token=page_token or None,
+    )
+    page = await context.read(lambda connection: jobs.page(connection, principal.scope, query))
+    now = context.clock()
+    return ok(
+        JobList(
+            jobs=[job_summary(job, now=now) for job in page.jobs],
+            next_page_token=page.next_page_token,
+            total_count=page.total_count,
+        )
+    )
+
+
+@router.get("/jobs/{job_id}", response_model=Ok[JobResource], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
+    """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
+
+    def find(connection: Connection) -> JobView:
+        return view_of(connection, context, principal.scope, jobs.get(connection, principal.scope, job_id))
+
+    return ok(job_resource(await context.read(find)))
+
+
+@router.patch(
+    "/jobs/{job_id}",
+    response_model=Ok[JobResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(EditBody), "parameters": [IDEMPOTENCY_PARAMETER]},
+)
+async def edit_job(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Change priority, queue or labels of a job that has not ended."""
+    document = await read_body(request)
+    wanted = parse_optional(EditBody, document)
+    edit = context.commands.edit(
+        principal.scope,
+        job_id,
+        priority=wanted.priority,
+        queue=wanted.queue,
+        labels=wanted.labels,
+        idempotency=idempotency_of(request, document),
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(edit))
+
+
+@router.delete(
+    "/jobs/{job_id}",
+    response_model=Ok[JobResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    openapi_extra={"parameters": [IDEMPOTENCY_PARAMETER]},
+)
+async def delete_job(
+    request: Request,
+    principal: Manager,
+    context: Context,
+    job_id: JobId,
+    purge: Annotated[bool, Query(description="Remove its checkpoints and files too.")] = False,
+) -> Response:
+    """Delete a job; one that runs is stopped first. Committed checkpoints stay unless it is purged."""
+    deletion = context.commands.delete(principal.scope, job_id, purge=purge, idempotency=idempotency_of(request, b""))
+    return await answer(context, principal.scope, await asyncio.wrap_future(deletion))
+
+
+async def answer(context: ApiContext, scope: Scope, outcome: Outcome) -> Response:
+    """A job after a command."""
+    view = await context.read(lambda connection: view_of(connection, context, scope, outcome.job))
+    return ok(job_resource(view), headers=REPLAYED if outcome.replayed else None)
+
+
+def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job) -> JobView:
+    """A job with what the store has around it."""
+    now = context.clock()
+    return JobView(
+        job=job,
+        attempts=attempts.of_job(connection, scope, job.job_id),
+        checkpoints=checkpoints.of_job(connection, scope, job.job_id),
+        waiting=explain(connection, scope, job, now=now),
+        now=now,
+    )
+
+
+def _labels(request: Request) -> dict[str, tuple[str, ...]]:
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name, value in request.query_params.multi_items():
+        if name.startswith(LABEL_PREFIX):
+            key = name.removeprefix(LABEL_PREFIX)
+            if not key or "\0" in key or "\0" in value:
+                raise SpecError([Problem(field=LABEL_PREFIX, message="write labels.KEY=VALUE")])
+            wanted[key] = (*wanted.get(key, ()), value)
+    return wanted
+
+
+def _listed_kinds() -> tuple[str, ...]:
+    return tuple(kind for kind in kinds() if kind != EVALUATION) if EVALUATION in kinds() else ()

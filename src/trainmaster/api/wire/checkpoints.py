@@ -1,0 +1,49 @@
+"""Checkpoints of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from pydantic import Field
+
+from trainmaster.api.envelope import Wire
+from trainmaster.api.wire.reported import clean, instant, number, numbers
+from trainmaster.core.job import Checkpoint, Job
+from trainmaster.storage import Location
+
+
+class CheckpointResource(Wire):
+    """A checkpoint that was committed."""
+
+    checkpoint_id: str
+    step: int
+    epoch: float | None
+    attempt: int
+    created_at: datetime
+    metrics: dict[str, float | None]
+    is_best: bool
+    is_latest: bool
+    size_bytes: int
+    uri: str = Field(description="The root that holds it, and the path there.")
+    status: str
+
+
+def checkpoint_resources(job: Job, checkpoints: Iterable[Checkpoint]) -> list[CheckpointResource]:
+    """A job's checkpoints as they are shown."""
+    return [
+        CheckpointResource(
+            checkpoint_id=clean(checkpoint.checkpoint_id),
+            step=checkpoint.step,
+            epoch=number(checkpoint.epoch),
+            attempt=checkpoint.attempt,
+            created_at=instant(checkpoint.created_at),
+            metrics=numbers(dict(checkpoint.metrics)),
+            is_best=checkpoint.checkpoint_id == job.best_checkpoint_id,
+            is_latest=checkpoint.checkpoint_id == job.latest_checkpoint_id,
+            size_bytes=checkpoint.size_bytes,
+            uri=clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
+            status=checkpoint.status,
+        )
+        for checkpoint in checkpoints
+    ]

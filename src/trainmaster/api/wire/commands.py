@@ -1,0 +1,80 @@
+"""Bodies of commands, and the answer to a submission."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from trainmaster.api.envelope import Wire
+from trainmaster.core.fields import Flag, Matches, Model, Name
+from trainmaster.core.job import Job
+from trainmaster.core.spec import ResourceConfig
+from trainmaster.core.spec.scheduling import Priority
+from trainmaster.core.spec.submit import Labels
+
+_PROPER = Matches(r"[^\x00]*", "must not hold a NUL character")
+CheckpointId = Annotated[str, StringConstraints(max_length=512), _PROPER]
+
+
+class CancelBody(Model):
+    """How to cancel a job."""
+
+    reason: Annotated[str, StringConstraints(max_length=1024), _PROPER] = Field(
+        default="", description="Kept with the job, for people."
+    )
+
+
+class PauseBody(Model):
+    """How to pause a job."""
+
+    save_checkpoint: Flag = Field(default=True, description="Save first; false stops it as it is.")
+
+
+class ResumeBody(Model):
+    """How to resume a job."""
+
+    checkpoint_id: CheckpointId = Field(default="", description="What to go on from; empty: the latest.")
+
+
+class RetryBody(Model):
+    """How to retry a job."""
+
+    checkpoint_id: CheckpointId = Field(default="", description="What to go on from; empty: the latest.")
+    modify_resources: Flag = Field(default=False, description="Use new_resource_config.")
+    new_resource_config: ResourceConfig | None = Field(
+        default=None, description="Replaces the whole resource_config of the job."
+    )
+
+
+class EditBody(Model):
+    """What to change about a job that has not ended; what is left out stays."""
+
+    priority: Priority | None = None
+    queue: Name | None = None
+    labels: Labels | None = Field(default=None, description="Replaces all labels.")
+
+
+class SubmittedJob(Wire):
+    """A job that was accepted."""
+
+    job_id: str
+    handle: str | None
+    name: str
+    status: str
+    message: str
+    estimated_wait_seconds: float | None
+    checkpoint_id: str | None = Field(description="What it will go on from.")
+
+
+def submitted_job(job: Job) -> SubmittedJob:
+    """The answer to a submission."""
+    return SubmittedJob(
+        job_id=job.job_id,
+        handle=job.handle,
+        name=job.name,
+        status=job.status,
+        message=f"job {job.handle or job.job_id} was accepted",
+        estimated_wait_seconds=None,
+        checkpoint_id=job.resume_checkpoint_id,
+    )

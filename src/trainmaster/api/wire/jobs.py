@@ -1,0 +1,264 @@
+"""Jobs: in lists, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from trainmaster.api.envelope import Wire
+from trainmaster.api.requests import PREFIX
+from trainmaster.api.wire.attempts import (
+    AttemptResource,
+    FailureResource,
+    Placement,
+    attempt_resource,
+    failure_of,
+    placement_of,
+)
+from trainmaster.api.wire.checkpoints import CheckpointResource, checkpoint_resources
+from trainmaster.api.wire.reported import clean, instant, number, numbers
+from trainmaster.coordinator.explain import Waiting
+from trainmaster.core.job import Attempt, Checkpoint, Job
+from trainmaster.core.spec import SubmitJobRequest, load_stored, redacted
+from trainmaster.core.states import Desired, JobStatus
+from trainmaster.storage import ARTIFACTS, Location
+
+CONFIGS = ("training_config", "data_config", "resource_config", "output_config", "scheduling_config")
+
+
+class ProgressResource(Wire):
+    """How far a job is."""
+
+    step: int | None
+    total_steps: int | None
+    epoch: float | None
+    percent: float | None
+    eta_seconds: float | None
+
+
+class Endpoint(Wire):
+    """Where a service answers."""
+
+    address: str = Field(description="host:port, where it runs.")
+    path: str = Field(description="Where it is reached through this server.")
+
+
+class Links(Wire):
+    """Where more is found."""
+
+    self: str
+    logs: str
+    metrics: str
+    events: str
+
+
+class Output(Wire):
+    """What a job leaves behind."""
+
+    model_uri: str | None = Field(description="Its output directory; null before it has ended well.")
+    hub_url: str | None
+
+
+class JobSummary(Wire):
+    """A job, as lists show it."""
+
+    job_id: str
+    handle: str | None
+    name: str
+    labels: dict[str, str]
+    kind: str = Field(description="Of its workload.")
+    parent_job_id: str | None = Field(description="The job that this one is a retry of.")
+    root_job_id: str
+    created_at: datetime
+    created_by: str
+    status: JobStatus
+    status_reason: str | None
+    status_message: str | None
+    error_type: str | None
+    error_message: str | None
+    desired: Desired = Field(description="What was asked of it.")
+    cancel_requested: bool
+    stalled: bool = Field(description="It has not made a step for too long.")
+    backend: str
+    queue: str
+    priority: int
+    attempt: int = Field(description="The number of the latest attempt; 0 before the first.")
+    max_retries: int
+    placement: Placement | None = Field(description="What it holds now.")
+    progress: ProgressResource
+    metrics: dict[str, float | None] = Field(description="The last value of each metric.")
+    latest_checkpoint_id: str | None
+    best_checkpoint_id: str | None
+    endpoint: Endpoint | None = Field(description="Of a service that answers.")
+    queued_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    paused_at: datetime | None
+    updated_at: datetime
+    runtime_seconds: float = Field(description="Over all attempts, with the present one.")
+    gpu_seconds: float
+    version: int = Field(description="Rises with every change.")
+    links: Links
+
+
+class JobResource(JobSummary):
+    """A job, whole."""
+
+    queue_position: int | None = Field(description="1 is next; null when it is not queued.")
+    pending_reason: str | None = Field(description="Why it waits.")
+    estimated_wait_seconds: float | None
+    retries_used: int
+    preemptions_used: int
+    workload: dict[str, Any] | None
+    training_config: dict[str, Any] | None
+    data_config: dict[str, Any] | None
+    resource_config: dict[str, Any]
+    output_config: dict[str, Any]
+    scheduling_config: dict[str, Any]
+    effective_batch_size: int | None = Field(description="Batch size × accumulation steps × ranks.")
+    attempts: list[AttemptResource]
+    checkpoints: list[CheckpointResource]
+    error: FailureResource | None = Field(description="Why it failed, and what to do.")
+    output: Output
+    can_save: bool = Field(description="It has shown or declared that it saves when asked, so it can be paused.")
+    stalled_at: datetime | None
+    last_activity_at: datetime | None = Field(description="When a service was last used.")
+
+
+class ControlledJob(JobResource):
+    """A job after a pause, a resume or a retry."""
+
+    checkpoint_id: str | None = Field(description="What it goes on from; null: from the start.")
+
+
+class JobList(Wire):
+    """One page of jobs."""
+
+    jobs: list[JobSummary]
+    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
+    total_count: int = Field(description="Over all pages; 10001 means more than 10000.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job with what the store has around it."""
+
+    job: Job
+    attempts: Sequence[Attempt]
+    checkpoints: Sequence[Checkpoint]
+    waiting: Waiting
+    now: float
+
+
+def job_summary(job: Job, *, now: float) -> JobSummary:
+    """A job, as lists show it."""
+    return JobSummary(**_summary(job, now))
+
+
+def job_resource(view: JobView) -> JobResource:
+    """A job, whole."""
+    return JobResource(**_whole(view))
+
+
+def controlled_job(view: JobView) -> ControlledJob:
+    """A job after a command that has to do with a checkpoint."""
+    chosen = view.job.resume_checkpoint_id or view.job.latest_checkpoint_id
+    return ControlledJob(**_whole(view), checkpoint_id=chosen)
+
+
+def _summary(job: Job, now: float) -> dict[str, Any]:
+    failed = job.status is JobStatus.FAILED
+    attempt = job.attempt
+    running_s = max(0.0, now - attempt.started_at) if attempt and attempt.started_at is not None else 0.0
+    gpus = sum(len(share.gpus) for share in attempt.shares) if attempt else 0
+    progress = job.progress
+    return {
+        "job_id": job.job_id,
+        "handle": job.handle,
+        "name": job.name,
+        "labels": dict(job.labels),
+        "kind": job.workload_kind,
+        "parent_job_id": job.parent_job_id,
+        "root_job_id": job.root_job_id,
+        "created_at": instant(job.created_at),
+        "created_by": job.created_by,
+        "status": job.status,
+        "status_reason": job.reason,
+        "status_message": clean(job.message),
+        "error_type": job.reason if failed else None,
+        "error_message": clean(job.message) if failed else None,
+        "desired": job.desired,
+        "cancel_requested": job.desired is Desired.STOP,
+        "stalled": job.stalled_at is not None,
+        "backend": job.backend,
+        "queue": job.queue,
+        "priority": job.priority,
+        "attempt": job.attempt_count,
+        "max_retries": job.max_retries,
+        "placement": placement_of(attempt) if attempt else None,
+        "progress": ProgressResource(
+            step=progress.step,
+            total_steps=progress.total_steps,
+            epoch=number(progress.epoch),
+            percent=number(progress.percent),
+            eta_seconds=number(progress.eta_s),
+        ),
+        "metrics": numbers(dict(progress.metrics)),
+        "latest_checkpoint_id": job.latest_checkpoint_id,
+        "best_checkpoint_id": job.best_checkpoint_id,
+        "endpoint": Endpoint(address=job.endpoint, path=f"{PREFIX}/jobs/{job.job_id}/proxy/") if job.endpoint else None,
+        "queued_at": instant(job.queued_at),
+        "started_at": instant(job.started_at),
+        "finished_at": instant(job.finished_at),
+        "paused_at": instant(job.paused_at),
+        "updated_at": instant(job.updated_at),
+        "runtime_seconds": round(job.runtime_s + running_s, 3),
+        "gpu_seconds": round(job.gpu_s + running_s * gpus, 3),
+        "version": job.version,
+        "links": _links(job),
+    }
+
+
+def _whole(view: JobView) -> dict[str, Any]:
+    job, waiting = view.job, view.waiting
+    request = load_stored(job.spec_version, job.spec)
+    shown = redacted(request)
+    return {
+        **_summary(job, view.now),
+        "queue_position": waiting.queue_position,
+        "pending_reason": waiting.pending_reason,
+        "estimated_wait_seconds": waiting.estimated_wait_s,
+        "retries_used": job.retries_used,
+        "preemptions_used": job.preemptions_used,
+        "workload": shown["workload"],
+        **{name: shown[name] for name in CONFIGS},
+        "effective_batch_size": _effective_batch_size(request),
+        "attempts": [attempt_resource(attempt) for attempt in view.attempts],
+        "checkpoints": checkpoint_resources(job, view.checkpoints),
+        "error": failure_of(job, view.attempts),
+        "output": _output(job),
+        "can_save": job.can_save,
+        "stalled_at": instant(job.stalled_at),
+        "last_activity_at": instant(job.last_activity_at),
+    }
+
+
+def _links(job: Job) -> Links:
+    own = f"{PREFIX}/jobs/{job.job_id}"
+    return Links(self=own, logs=f"{own}/logs", metrics=f"{own}/metrics", events=f"{own}/events")
+
+
+def _output(job: Job) -> Output:
+    location = Location(root=ARTIFACTS, path=f"{job.job_id}/output")
+    return Output(model_uri=location.uri if job.status is JobStatus.COMPLETED else None, hub_url=None)
+
+
+def _effective_batch_size(request: SubmitJobRequest) -> int | None:
+    data = request.data_config
+    if data is None:
+        return None
+    return data.batch_size * data.gradient_accumulation_steps * request.world_size

@@ -1,0 +1,46 @@
+"""Metrics of jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from trainmaster.api.envelope import Wire
+from trainmaster.api.wire.checkpoints import CheckpointResource
+
+Point = tuple[int | None, datetime | None, float | None]
+"""Step, time, value."""
+
+
+class MetricSeries(Wire):
+    """One metric over time."""
+
+    name: str
+    points: list[Point] = Field(description="[step, time, value], by step. A value that is no finite number is null.")
+
+
+class JobMetrics(Wire):
+    """How far a job is, and how it got there."""
+
+    job_id: str
+    status: str
+    step: int | None
+    epoch: float | None
+    latest: dict[str, float | None] = Field(description="The last value of each metric.")
+    series: list[MetricSeries]
+    checkpoints: list[CheckpointResource]
+    best_checkpoint_id: str | None
+
+
+class MetricsReport(Wire):
+    """What a job reported at one moment."""
+
+    ts: datetime | None
+    attempt: int
+    step: int | None
+    total_steps: int | None
+    epoch: float | None
+    percent: float | None
+    eta_seconds: float | None
+    values: dict[str, float | None]
