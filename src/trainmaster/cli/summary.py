@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from trainmaster.cli.progress import losses, steps
 
 if TYPE_CHECKING:
     from trainmaster.sdk.types import Failure, Job
+
+_PLACE = re.compile(r'File "[^"]*", line \d+(?:, in [^:]+)?')
 
 
 def ending(job: Job) -> list[str]:
@@ -29,7 +32,9 @@ def failure_lines(failure: Failure) -> Iterator[str]:
     """What went wrong, where, and what to do."""
     yield f"  {failure['error_type']}: {failure['error_message']}"
     if failure["frame"]:
-        yield f"  at {failure['frame']}"
+        # The frame ends with the error, which the message has named already.
+        place = _PLACE.match(failure["frame"])
+        yield f"  at {place[0] if place else failure['frame']}"
     if failure["fault"] != "none":
         yield f"  fault: {failure['fault']}"
     if failure["advice"]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 MAX_LINES = 20
 MAX_LINE_CHARACTERS = 500
+MAX_ERROR_CHARACTERS = 200
+"""Of an error's line where it is quoted; the last lines hold it whole."""
 TAIL_BYTES = 64 << 10
 
 # What launchers and exception groups put in front of a traceback's lines.
@@ -39,10 +41,12 @@ def evidence_from(err: bytes, out: bytes) -> Evidence:
         frame, error = _last_traceback(lines)
         if frame is not None:
             break
+    if error and len(error) > MAX_ERROR_CHARACTERS:
+        error = f"{error[:MAX_ERROR_CHARACTERS]}…"
     return Evidence(
         last_lines=tuple(line[:MAX_LINE_CHARACTERS] for line in last_lines),
-        frame=f"{frame}: {error}"[: 2 * MAX_LINE_CHARACTERS] if frame and error else frame,
-        error=error[:MAX_LINE_CHARACTERS] if error else None,
+        frame=f"{frame}: {error}" if frame and error else frame,
+        error=error,
     )
 
 

@@ -88,6 +88,7 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": str(local_world_size),
         "NODE_RANK": str(around.node),
         "GROUP_RANK": str(around.node),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which the driver numbers GPUs
         "CUDA_VISIBLE_DEVICES": ",".join(request.nodes[around.node].gpus),
         names.JOB_ID: request.job_id,
         names.ATTEMPT: str(request.attempt),
