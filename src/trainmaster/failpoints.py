@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
 ENVIRONMENT_VARIABLE = "TRAINMASTER_FAILPOINT"
+
+_SETTING = re.compile(r"(?P<point>.+?):(?P<count>[1-9]\d*)(?::(?P<signal>SIG(?:KILL|STOP)))?")
 
 _armed: Callable[[str], None] | None = None
 
@@ -26,22 +29,25 @@ def arm(action: Callable[[str], None] | None) -> None:
 def arm_from_environment() -> None:
     """Arm what `TRAINMASTER_FAILPOINT="point:n"` says: kill this process when it reaches the point for the n-th time.
 
+    `point:n:SIGSTOP` sends another signal than SIGKILL.
+
     Raises:
         ValueError: the variable has another form.
     """
     setting = os.environ.get(ENVIRONMENT_VARIABLE)
     if not setting:
         return
-    wanted, _, count = setting.rpartition(":")
-    if not wanted or not count.isdecimal() or int(count) == 0:
-        raise ValueError(f"{ENVIRONMENT_VARIABLE} must look like 'point:n', not {setting!r}")
-    remaining = int(count)
+    match = _SETTING.fullmatch(setting)
+    if match is None:
+        raise ValueError(f"{ENVIRONMENT_VARIABLE} must look like 'point:n' or 'point:n:SIGNAL', not {setting!r}")
+    wanted, remaining = match["point"], int(match["count"])
+    number = signal.Signals[match["signal"] or "SIGKILL"]
 
-    def kill_in_time(point: str) -> None:
+    def strike_in_time(point: str) -> None:
         nonlocal remaining
         if point == wanted:
             remaining -= 1
             if remaining == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), number)
 
-    arm(kill_in_time)
+    arm(strike_in_time)

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ import trainmaster
 from trainmaster import failpoints
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
+from trainmaster.api.front import Front
 from trainmaster.backends.base import Backend
 from trainmaster.backends.local import LocalBackend
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
@@ -86,6 +88,7 @@ def serve(settings: Settings) -> None:
                 backlog=4096,
             ),
             on_ready=lambda: _announce(settings, url),
+            on_stop=app.close,
         )
         server.run(sockets=[listener])
         with contextlib.suppress(FileNotFoundError):
@@ -93,17 +96,32 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A stop that was asked for is a good end: the signal is not raised again, which would cut the rest short."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
 
 @contextlib.contextmanager
-def _running(settings: Settings, url: str) -> Iterator[object]:
+def _running(settings: Settings, url: str) -> Iterator[Front]:
     """The application, with everything behind it running."""
     with contextlib.ExitStack() as stack:
         database = Database.open(settings.database)
@@ -233,11 +251,14 @@ def ensure_key(database: Database, path: Path) -> None:
         key = path.read_text().strip()
     else:
         key = new_key()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # Under its name only when it is whole: half a key would be found, and taken for one, by the next start.
+        draft = path.with_name(f".{path.name}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(key + "\n")
             file.flush()
             os.fsync(file.fileno())
+        os.replace(draft, path)
     scope = Scope(account_id=DEFAULT_ACCOUNT)
 
     def work(connection: Connection) -> None:

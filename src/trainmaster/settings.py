@@ -74,8 +74,8 @@ class Settings:
 
     @property
     def blobs(self) -> Path:
-        """Where shipped files lie."""
-        return self.data_dir / "blobs"
+        """Where shipped files lie; servers that share the artifacts share these too."""
+        return self.artifacts_root / "blobs" if self.artifacts_root else self.data_dir / "blobs"
 
 
 def default_data_dir() -> Path:

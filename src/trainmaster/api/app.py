@@ -17,6 +17,7 @@ from trainmaster.api.follow import Followers
 from trainmaster.api.front import Front
 from trainmaster.api.requests import ALIAS, PREFIX
 from trainmaster.api.routes import blobs, controls, events, health, jobs, logs, metrics, nodes, worker
+from trainmaster.api.routing import RawRoute
 from trainmaster.core.errors import Problem, SpecError, TrainmasterError
 
 _RESOURCES = (
@@ -54,7 +55,10 @@ def create_app(context: ApiContext) -> Front:
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _fail)
     openapi.install(app, context.version)
-    return Front(app, context, app.state.followers)
+    # A thousand submissions a second: on this route even the router is a cost.
+    submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
+    shortcuts = {("POST", f"{prefix}/jobs"): submit for prefix in (PREFIX, PREFIX + ALIAS) if API in context.roles}
+    return Front(app, context, app.state.followers, shortcuts)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

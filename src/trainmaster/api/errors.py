@@ -3,7 +3,8 @@
 Errors of the API itself, below the tree of `trainmaster.core.errors`:
 
     TrainmasterError
-    ├── UnauthenticatedError         401: no credentials, or wrong ones
+    ├── UnauthenticatedError         401: no credentials
+    │   └── InvalidTokenError        401: wrong ones
     ├── InsufficientScopeError       403: the key may not do that
     ├── UnknownRouteError            404
     ├── WrongMethodError             405

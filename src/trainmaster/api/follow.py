@@ -117,8 +117,7 @@ class Followers:
             watch = self._watches[source] = _Watch(source)
         watch.followers += 1
         try:
-            if watch.sight is None:
-                await self._look_first(watch)
+            await watch.first_look(self._database)
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._keep_looking(), name="followers")
             yield watch
@@ -126,15 +125,6 @@ class Followers:
             watch.followers -= 1
             if watch.followers == 0 and self._watches.get(source) is watch:
                 del self._watches[source]
-
-    async def _look_first(self, watch: _Watch) -> None:
-        def look() -> Any:
-            with self._database.read() as connection:
-                return watch.source.look(connection, None, changed=True)
-
-        sight = await run_in_threadpool(look)
-        if watch.sight is None:
-            watch.sight = sight
 
     async def _keep_looking(self) -> None:
         # What was missed while nobody followed anything does not matter: each watch is looked at anew.
@@ -147,7 +137,7 @@ class Followers:
                 seen, took_s = await run_in_threadpool(self._look_at_all, list(self._watches.values()))
             except StoreUnavailableError as error:
                 _log.warning("followers have to wait: %s", error)
-                seen, took_s = [], 0.0
+                seen, took_s = [], 1.0
             woken = 0
             for watch, sight in seen:
                 if sight != watch.sight:
@@ -177,12 +167,8 @@ class Followers:
             for watch in watches:
                 job_id = watch.source.job_id
                 changed = not watch.confirmed or (bool(changed_jobs) if job_id is None else job_id in changed_jobs)
-                try:
-                    seen.append((watch, watch.source.look(connection, watch.sight, changed=changed)))
-                    watch.confirmed = True
-                except OSError:
-                    _log.exception("cannot look at %s", watch.source)
-                    watch.confirmed = False
+                seen.append((watch, _look(watch.source, connection, watch.sight, changed=changed)))
+                watch.confirmed = True
         self._data_version, self._last_event = now_version, last_event
         return seen, time.monotonic() - began
 
@@ -197,7 +183,33 @@ class _Watch:
         self.confirmed = False
         """The sight is of a look at all: what happened after it will be noticed. The first one is a look apart."""
         self.changed = asyncio.Event()
+        self._first: asyncio.Task[None] | None = None
         self._pieces: dict[str, asyncio.Task[Piece]] = {}
+
+    async def first_look(self, database: Database) -> None:
+        """Look, unless that was done; once for all who begin to follow at the same time."""
+        if self._first is None:
+            self._first = asyncio.create_task(self._look(database))
+        await asyncio.shield(self._first)
+
+    async def _look(self, database: Database) -> None:
+        def look() -> Any:
+            with database.read() as connection:
+                return _look(self.source, connection, None, changed=True)
+
+        sight = await run_in_threadpool(look)
+        if self.sight is None:
+            self.sight = sight
+
+    def seen(self) -> Any:
+        """What was last seen.
+
+        Raises:
+            Exception: whatever the last look met.
+        """
+        if isinstance(self.sight, Exception):
+            raise self.sight
+        return self.sight
 
     def wake(self) -> None:
         """Have the followers look."""
@@ -211,11 +223,21 @@ class _Watch:
         if task is None:
             if len(self._pieces) >= _SHARED_PIECES:
                 self._pieces.clear()
-            reading = run_in_threadpool(self.source.read, self.sight, cursor)
+            reading = run_in_threadpool(self.source.read, self.seen(), cursor)
             task = self._pieces[cursor] = asyncio.create_task(reading)
             task.add_done_callback(_retrieve)
         # One follower that leaves must not take the piece from the others.
         return await asyncio.shield(task)
+
+
+def _look(source: Source, connection: Connection, before: Any, *, changed: bool) -> Any:
+    """What is to be seen, or the failure: one source that cannot be looked at must not hold up the others."""
+    try:
+        return source.look(connection, None if isinstance(before, Exception) else before, changed=changed)
+    except StoreUnavailableError:
+        raise
+    except Exception as error:
+        return error
 
 
 def _retrieve(task: asyncio.Task[Piece]) -> None:

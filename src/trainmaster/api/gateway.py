@@ -56,6 +56,8 @@ _HOP_BY_HOP = frozenset(
     )
 )
 """About one connection, and not to be passed on to the next."""
+_BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
+"""A request has a body if it has one of these."""
 
 
 @router.api_route(
@@ -90,11 +92,14 @@ class Gateway:
         host = dial(job)
         self._activity.touch(job.job_id)
         sent_all = asyncio.Event()
+        has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
+        if not has_body:
+            sent_all.set()
         onward = httpx.Request(
             request.method,
             _target(host, request),
             headers=_onward_headers(request, host),
-            content=_body(request, sent_all),
+            content=_body(request, sent_all) if has_body else None,
             # Only the connection has a time limit: a training step may well take an hour.
             extensions={"timeout": httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict()},
         )

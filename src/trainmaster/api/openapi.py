@@ -21,6 +21,7 @@ Logs, metrics and events are pages of JSON, or server-sent events for `Accept: t
 BY_TOKEN: dict[str, Any] = {"security": [{"attemptToken": []}]}
 """For `openapi_extra`: the route wants an attempt's token."""
 BY_EITHER: dict[str, Any] = {"security": [{"bearer": []}, {"apiKey": []}, {"attemptToken": []}]}
+"""For `openapi_extra`: the route takes a key or a token."""
 OPEN: dict[str, Any] = {"security": []}
 """For `openapi_extra`: the route is answered to anybody."""
 

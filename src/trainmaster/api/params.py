@@ -13,3 +13,4 @@ JobId = Annotated[str, Path(description="The job's id or handle.", min_length=1,
 Sha256 = Annotated[str, Path(description="The SHA-256 of the content, in hexadecimal.", pattern=r"^[0-9a-f]{64}$")]
 AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
 MAX_OFFSET = 2**62
+"""More than any file or table will ever have, and small enough for every database."""

@@ -84,7 +84,8 @@ class Commands:
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
         """Make a new job."""
-        request = with_server_defaults(request, seed=secrets.randbelow(2**31))
+        if request.data_config is not None:
+            request = with_server_defaults(request, seed=secrets.randbelow(2**31))
         change = self._new_job(scope, request, created_by=created_by)
         blobs_used = {blob.sha256 for blob in compile_launch(request).blobs}
 

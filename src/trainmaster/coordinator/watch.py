@@ -125,5 +125,5 @@ def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
         percent=percent if percent is not None else progress.percent,
         eta_s=float(record["eta_s"]) if record.get("eta_s") is not None else progress.eta_s,
         metrics={**progress.metrics, **values},
-        step_at=float(record["t"]) if step != progress.step else progress.step_at,
+        step_at=(_told_at(record) or progress.step_at) if step != progress.step else progress.step_at,
     )

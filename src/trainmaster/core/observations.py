@@ -94,6 +94,8 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
                 draft.set_attempt(started=attempt.started | {node})
         case "ready":
             draft.set_attempt(started=attempt.started | {node})
+            # Nobody could use it before: the time until it is parked begins here.
+            draft.set(last_activity_at=draft.now)
         case "phase":
             _take_phase(draft, str(record.get("phase")))
         case "checkpoint":

@@ -40,7 +40,7 @@ def due(
                 "stopping", actor=Actor.COORDINATOR, reason=Reason.STALLED, message="stalled: stopped for another try"
             )
     if job.is_service and job.desired is Desired.RUN and job.inactivity_timeout_s is not None:
-        used_at = max(filter(None, (last_activity_at, job.attempt.started_at)), default=now)
+        used_at = max(filter(None, (last_activity_at, job.last_activity_at, job.attempt.started_at)), default=now)
         if now - used_at > job.inactivity_timeout_s:
             draft.set(desired=Desired.PAUSE)
             request_stop(draft, StopCause.INACTIVE, save=True)

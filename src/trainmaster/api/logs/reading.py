@@ -121,7 +121,7 @@ class LogReader:
 
     def __init__(self, roots: Roots, job_id: str, chosen: LogFilter) -> None:
         self._roots = roots
-        self._job_id = job_id
+        self.job_id = job_id
         self._filter = chosen
 
     def look(self, job: Job) -> LogSight:
@@ -228,7 +228,7 @@ class LogReader:
         return filter(self._filter.admits, log_files(self._directory(attempt)))
 
     def _directory(self, attempt: int) -> RunDirectory:
-        return RunDirectory(self._roots.path(RUNS, f"{self._job_id}/{attempt}"))
+        return RunDirectory(self._roots.path(RUNS, f"{self.job_id}/{attempt}"))
 
 
 def has_ended(job: Job) -> bool:

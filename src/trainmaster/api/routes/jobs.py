@@ -25,7 +25,7 @@ from trainmaster.core.keys import KeyScope
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
-from trainmaster.store import attempts, checkpoints, jobs
+from trainmaster.store import activity, attempts, checkpoints, jobs
 from trainmaster.store.jobs import JobQuery
 from trainmaster.store.scope import Scope
 
@@ -56,7 +56,6 @@ class _ListRoute(StrictRoute):
     prefixes: ClassVar[tuple[str, ...]] = (LABEL_PREFIX,)
 
 
-# A thousand submissions a second: nothing is solved or validated for this route that it does not do itself.
 submitting = APIRouter(route_class=RawRoute, tags=["jobs"])
 listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
@@ -181,6 +180,7 @@ def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job)
         attempts=attempts.of_job(connection, scope, job.job_id),
         checkpoints=checkpoints.of_job(connection, scope, job.job_id),
         waiting=explain(connection, scope, job, now=now),
+        used_at=activity.get(connection, scope, job.job_id) if job.is_service else None,
         now=now,
     )
 

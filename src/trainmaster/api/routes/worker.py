@@ -206,7 +206,7 @@ async def control(
     async with followers.watching(source) as watch:
         while True:
             changed = watch.changed
-            wish: Wish = watch.sight
+            wish: Wish = watch.seen()
             found = wish.later_than(after)
             left_s = deadline - time.monotonic()
             if found is not None or left_s <= 0 or followers.closed:

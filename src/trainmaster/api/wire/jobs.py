@@ -151,6 +151,8 @@ class JobView:
     attempts: Sequence[Attempt]
     checkpoints: Sequence[Checkpoint]
     waiting: Waiting
+    used_at: float | None
+    """When a service was last reached through the gateway."""
     now: float
 
 
@@ -243,7 +245,7 @@ def _whole(view: JobView) -> dict[str, Any]:
         "output": _output(job),
         "can_save": job.can_save,
         "stalled_at": instant(job.stalled_at),
-        "last_activity_at": instant(job.last_activity_at),
+        "last_activity_at": instant(max(filter(None, (view.used_at, job.last_activity_at)), default=None)),
     }
 
 

@@ -1,0 +1,300 @@
+"""A real API over a real store, served on loopback, and jobs that are driven through the real core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from trainmaster.api.app import create_app
+from trainmaster.api.context import ApiContext
+from trainmaster.api.front import Front
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.launching import attempt_request, run_directory
+from trainmaster.core import observations
+from trainmaster.core.job import Change, Job, Progress
+from trainmaster.core.keys import KeyScope, key_digest, key_id_of, new_key
+from trainmaster.core.resources import Share
+from trainmaster.core.sight import Liveness, NodeSight, Sight
+from trainmaster.core.states import JobStatus
+from trainmaster.protocol.rundir import RunDirectory, log_stream, metrics_stream
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.store import accounts, jobs, keys
+from trainmaster.store.database import Database
+from trainmaster.store.keys import ApiKey
+from trainmaster.store.scope import Scope
+
+WAIT_S = 60.0
+"""Generous: a slow machine with other tests on it."""
+EVERYTHING = Scope.everything()
+COMMAND: dict[str, Any] = {
+    "name": "n",
+    "workload": {"kind": "command", "argv": ["sh", "-c", "echo hi"]},
+    "resource_config": {"gpu_count": 0},
+}
+SERVICE: dict[str, Any] = {
+    "name": "s",
+    "workload": {"kind": "service", "argv": ["serve"]},
+    "resource_config": {"gpu_count": 0},
+}
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What a condition gives once it gives something."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise TimeoutError(f"{condition} gave nothing in {WAIT_S:g} s")
+
+
+@dataclass(kw_only=True)
+class World:
+    """A store, files and commands; what the API stands on."""
+
+    database: Database
+    roots: Roots
+    commands: Commands
+    hints: list[str] = field(default_factory=list)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(directory: Path) -> Iterator[World]:
+        database = Database.open(f"sqlite:///{directory / 'store.db'}")
+        try:
+            roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
+            commands = Commands(
+                database,
+                backends=["local"],
+                default_backend="local",
+                admission=Admission(),
+                hint=lambda subject: None,
+            )
+            yield World(database=database, roots=roots, commands=commands)
+        finally:
+            database.close()
+
+    def context(self, **changes: Any) -> ApiContext:
+        return ApiContext(
+            **{
+                "database": self.database,
+                "commands": self.commands,
+                "roots": self.roots,
+                "hint": self.hints.append,
+                **changes,
+            }
+        )
+
+    def key(self, account_id: str, *scopes: KeyScope) -> str:
+        """A new key of an account."""
+        key = new_key()
+        stored = ApiKey(
+            key_id=key_id_of(key),
+            account_id=account_id,
+            name="tester",
+            scopes=tuple(scopes or KeyScope),
+            hash=key_digest(key),
+            created_at=time.time(),
+        )
+
+        def work(connection: Any) -> None:
+            accounts.ensure(connection, EVERYTHING, account_id, time.time())
+            keys.create(connection, EVERYTHING, stored)
+
+        self.database.write_now(work)
+        return key
+
+    def job(self, job_id: str) -> Job:
+        with self.database.read() as connection:
+            return jobs.get(connection, EVERYTHING, job_id, deleted=True)
+
+    def change(self, job_id: str, decide: Callable[[Job], Change | None]) -> Job:
+        """Have the core decide something about a job, and store it."""
+        change = decide(self.job(job_id))
+        assert change is not None
+        assert self.database.write_now(lambda connection: jobs.apply(connection, EVERYTHING, change))
+        return change.job
+
+    def queue(self, job_id: str) -> Job:
+        """Admit a job that waits for it."""
+        job = self.job(job_id)
+        if job.status is not JobStatus.PENDING:
+            return job
+        return self.change(job_id, lambda job: observations.admit(job, now=time.time()))
+
+    def place(self, job_id: str, *shares: Share) -> Job:
+        """Open an attempt and lay out its run directory."""
+        placed = self.change(
+            job_id,
+            lambda job: observations.place(
+                job, now=time.time(), shares=shares or (Share(node_id="here"),), token=secrets.token_urlsafe(24)
+            ),
+        )
+        request = attempt_request(
+            placed, nodes={}, roots=self.roots, resume=None, hint_socket=None, server_url="http://127.0.0.1:1"
+        )
+        self.directory(placed).create(request)
+        return placed
+
+    def see(self, job_id: str, *records: dict[str, Any], **more: Any) -> Job:
+        """Let every node of the current attempt say something."""
+        progress = more.pop("progress", None)
+
+        def observe(job: Job) -> Change | None:
+            node = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
+            nodes = [node] * len(job.live.shares)
+            sight = Sight(attempt=job.live.number, nodes=nodes, progress=progress)
+            return observations.observe(job, sight, now=time.time())
+
+        return self.change(job_id, observe)
+
+    def start(self, job_id: str, *shares: Share) -> Job:
+        """Bring a job from anywhere before its start to TRAINING."""
+        self.queue(job_id)
+        self.place(job_id, *shares)
+        return self.see(job_id, {"type": "claimed"}, {"type": "started"}, {"type": "ready"})
+
+    def report(self, job_id: str, progress: Progress) -> Job:
+        return self.see(job_id, progress=progress)
+
+    def save(self, job_id: str, checkpoint_id: str, step: int, **metrics: float) -> Job:
+        """Register a checkpoint."""
+        record = {
+            "type": "checkpoint",
+            "t": time.time(),
+            "checkpoint_id": checkpoint_id,
+            "step": step,
+            "metrics": metrics,
+            "size_bytes": 10,
+            "root": ARTIFACTS,
+            "path": f"{job_id}/checkpoints/{checkpoint_id}",
+        }
+        return self.see(job_id, record)
+
+    def end(self, job_id: str, reason: str = "SUCCEEDED", message: str = "", **more: Any) -> Job:
+        """End the current attempt."""
+        return self.see(job_id, exit={"reason": reason, "message": message, "ended_at": time.time(), **more})
+
+    def directory(self, job: Job) -> RunDirectory:
+        return run_directory(self.roots, job.job_id, job.attempt_count)
+
+    def write(self, job: Job, text: bytes | str, *, at: float | None = None, **where: Any) -> None:
+        """Let a rank of the current attempt write something, as the worker's index would tell of it."""
+        data = text.encode() if isinstance(text, str) else text
+        place = {"node": 0, "step": "main", "rank": 0, "channel": "out", **where}
+        path = self.directory(job).path / log_stream(**place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+        if at is not None:
+            with path.with_name(f"{path.name}.times").open("a") as file:
+                file.write(f"{at:.3f} {path.stat().st_size}\n")
+
+    def measure(self, job: Job, **record: Any) -> None:
+        """Let rank 0 of the current attempt report metrics."""
+        path = self.directory(job).path / metrics_stream(0, 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"t": time.time(), **record}) + "\n")
+
+
+@dataclass(kw_only=True)
+class Served:
+    """An application that is served on loopback."""
+
+    url: str
+    loop: asyncio.AbstractEventLoop
+    front: Front
+
+    @staticmethod
+    @contextlib.contextmanager
+    def serve(context: ApiContext) -> Iterator[Served]:
+        front = create_app(context)
+        config = uvicorn.Config(
+            front, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=5
+        )
+        server = uvicorn.Server(config)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))
+        thread.start()
+        try:
+            wait_for(lambda: server.started)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield Served(url=f"http://127.0.0.1:{port}", loop=loop, front=front)
+        finally:
+            loop.call_soon_threadsafe(front.close)
+            server.should_exit = True
+            thread.join()
+            loop.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """A client of one account."""
+
+    http: httpx.Client
+    world: World
+    account_id: str
+    key: str
+
+    def call(self, method: str, path: str, expect: int = 200, **options: Any) -> Any:
+        """The `data` or the `error` of an answer with the expected status."""
+        response = self.http.request(method, path, **options)
+        assert response.status_code == expect, response.text
+        assert response.headers["X-Request-Id"]
+        envelope = response.json()
+        if expect < 400:
+            assert envelope["status"] == "ok"
+            return envelope["data"]
+        assert envelope["status"] == "error"
+        assert envelope["meta"]["request_id"] == response.headers["X-Request-Id"]
+        return envelope["error"]
+
+    def submit(self, **fields: Any) -> str:
+        """A new job; returns its id."""
+        return str(self.call("POST", "/v1/jobs", 201, json={**COMMAND, **fields})["job_id"])
+
+    def show(self, job_id: str) -> Any:
+        return self.call("GET", f"/v1/jobs/{job_id}")
+
+    @contextlib.contextmanager
+    def stream(self, path: str, **headers: str) -> Iterator[Iterator[ServerEvent]]:
+        """The events of a stream."""
+        with self.http.stream("GET", path, headers={"Accept": "text/event-stream", **headers}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield server_events(response.iter_lines())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEvent:
+    id: str | None
+    event: str
+    data: str
+
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+
+def server_events(lines: Iterator[str]) -> Iterator[ServerEvent]:
+    fields: dict[str, str] = {}
+    for line in lines:
+        if not line:
+            if "data" in fields:
+                yield ServerEvent(id=fields.get("id"), event=fields.get("event", "message"), data=fields["data"])
+            fields = {}
+        elif not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value

@@ -1,0 +1,31 @@
+"""One served API for the tests of a module; each test has an account of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from api_world import WAIT_S, Api, Served, World
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with World.open(tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def served(world: World) -> Iterator[Served]:
+    with Served.serve(world.context()) as served:
+        yield served
+
+
+@pytest.fixture
+def api(world: World, served: Served) -> Iterator[Api]:
+    """A client with a new account."""
+    account_id = f"account-{secrets.token_hex(4)}"
+    key = world.key(account_id)
+    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as http:
+        yield Api(http=http, world=world, account_id=account_id, key=key)
