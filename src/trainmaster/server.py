@@ -7,6 +7,7 @@ import fcntl
 import functools
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -66,6 +67,7 @@ def serve(settings: Settings) -> None:
     failpoints.arm_from_environment()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    _allow_open_files()
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(settings.data_dir))
@@ -278,6 +280,12 @@ def ensure_key(database: Database, path: Path) -> None:
             )
 
     database.write_now(work)
+
+
+def _allow_open_files() -> None:
+    """Every follower of a log holds one; the usual limit of 1,024 is for programs that have few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextlib.contextmanager

@@ -90,7 +90,15 @@ def errors(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
 
 def stream_too() -> dict[int | str, dict[str, Any]]:
     """For the `responses` of a route that also answers with a stream of events."""
-    schema = {"type": "string", "description": "Server-sent events."}
+    schema = {
+        "type": "object",
+        "description": "One event of a stream of server-sent events.",
+        "properties": {
+            "id": {"type": "string", "description": "The cursor after it, for `Last-Event-ID`."},
+            "event": {"type": "string", "description": "What it is; `end` is the last but one."},
+            "data": {"type": "string", "description": "A JSON document, or `[DONE]` at the very end."},
+        },
+    }
     return {int(HTTPStatus.OK): {"content": {EVENT_STREAM: {"schema": schema}}}}
 
 

@@ -17,9 +17,8 @@ from trainmaster.core.states import TRANSITIONS, Action, Trigger
 from trainmaster.core.workloads import compile_launch, effective_workload
 from trainmaster.core.workloads.service import ServiceSpec
 
-
 _ALPHABET = string.digits + string.ascii_lowercase
-# Seeded once from the system: an id must be unique, not secret, and asking the kernel for each costs more than the rest.
+# Seeded once from the system: an id must be unique, not secret, and asking the kernel for each one costs time.
 _ids = random.Random(secrets.token_bytes(32))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from trainmaster.protocol.sockets import reachable
 
 _START_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 30.0
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""What this process was started with; jobs get the same, whatever the server needs for itself."""
 
 
 class ForkServerError(Exception):
@@ -85,7 +88,7 @@ class ForkServer:
     def _start(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         with open(self._directory / "log", "ab") as log:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(self._directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -93,6 +96,7 @@ class ForkServer:
                 cwd="/",
                 start_new_session=True,
             )
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ForkServerError):
