@@ -23,9 +23,15 @@ PATIENCE_S = 60.0
 """For anything that happens by itself; these machines may be slow."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
 
+# One for all: making a client costs more than most requests. No connection is kept, as servers die and come back.
+_http = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+
 
 class RealServer:
     """`trainmaster serve` on a data directory of its own."""
+
+    command: tuple[str | Path, ...] = (COMMAND,)
+    """What is run with `serve` and its options."""
 
     def __init__(self, directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.directory = directory
@@ -37,15 +43,15 @@ class RealServer:
     def start(self, **environment: str) -> RealServer:
         """Start it and wait for its ready line."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMASTER_")}
-        self.log = open(self.directory.parent / f"{self.directory.name}.log", "a")
-        self.process = subprocess.Popen(
-            [COMMAND, "serve", "--port", "0", "--data-dir", self.directory, *self.arguments],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**inherited, **self.environment, **environment},
-            start_new_session=True,
-        )
+        with open(self._log_path, "a") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "serve", "--port", "0", "--data-dir", self.directory, *self.arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**inherited, **self.environment, **environment},
+                start_new_session=True,
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready "), f"the server did not start: {self.log_text()}"
@@ -75,7 +81,6 @@ class RealServer:
     def _close(self) -> None:
         if self.process is not None and self.process.stdout is not None:
             self.process.stdout.close()
-        self.log.close()
         self.process = None
 
     def clean_up(self) -> None:
@@ -94,7 +99,11 @@ class RealServer:
 
     def log_text(self) -> str:
         """What it wrote to stderr."""
-        return (self.directory.parent / f"{self.directory.name}.log").read_text()
+        return self._log_path.read_text()
+
+    @property
+    def _log_path(self) -> Path:
+        return self.directory.parent / f"{self.directory.name}.log"
 
     # -- asking it --
 
@@ -105,7 +114,7 @@ class RealServer:
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
         """One request, with the key."""
         headers = {"Authorization": f"Bearer {self.key}", **options.pop("headers", {})}
-        return httpx.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=30, **options)
+        return _http.request(method, f"{self.url}{path}", json=body, headers=headers, **options)
 
     def data(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """The data of an answer that must be a success."""

@@ -51,6 +51,10 @@ from trainmaster.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 
+START_PATIENCE_S = 60.0
+"""How long a start waits for a database that another process holds: a server that was frozen in the middle of a
+write has it until it thaws or is killed."""
+
 
 class DataDirectoryInUseError(TrainmasterError):
     """Another server runs on this data directory."""
@@ -126,9 +130,10 @@ class _Server(uvicorn.Server):
 def _running(settings: Settings, url: str) -> Iterator[Front]:
     """The application, with everything behind it running."""
     with contextlib.ExitStack() as stack:
+        with contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as patient:
+            ensure_key(patient, settings.data_dir / "api-key")
         database = Database.open(settings.database)
         stack.callback(database.close)
-        ensure_key(database, settings.data_dir / "api-key")
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         hint_socket = settings.data_dir / "hints.sock"
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))

@@ -143,7 +143,10 @@ class Acting:
                 return lambda: self._launch(backend, job, view, memory)
             return None
         control = control_for(job)
-        if control is not None and not _same(control, memory.control):
+        if control is None:
+            # What was wanted was done, and may be wanted again.
+            memory.control = None
+        elif not _same(control, memory.control):
             memory.control = control
             return lambda: backend.stop(self._prepared(job, view, memory), control)
         if memory.lost:

@@ -113,6 +113,7 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
                 "it goes on from its last committed checkpoint",
             )
         case "stacks":
+            draft.set_attempt(stack_dump=False)
             draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=_stacks(record))
         case "strays_killed":
             draft.note(

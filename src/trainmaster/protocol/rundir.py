@@ -104,7 +104,10 @@ class RunDirectory:
             (self.path / "nodes" / str(node) / "logs").mkdir(parents=True, exist_ok=True)
         (self.path / "claims").mkdir(exist_ok=True)
         os.chmod(self.path, 0o700)
-        write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.token})
+        owner = read_document(self.path.parent / OWNER)
+        # A leader that was frozen on its way here must not take the job back from a newer attempt.
+        if owner is None or int(owner["attempt"]) < request.attempt:
+            write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.token})
         if not (self.path / REQUEST).exists():
             write_document(self.path / REQUEST, request.to_json())
 

@@ -76,7 +76,6 @@ class NodeRun:
         self._probe: ReadinessProbe | None = None
         self._ready_until = 0.0
         self._dump: StackDump | None = None
-        self._dump_wanted = False
         self.started_at: float | None = None
         """Unix time at which all ranks were running."""
 
@@ -268,12 +267,10 @@ class NodeRun:
             self._probe = None
 
     def _on_control(self, control: Control, now: float) -> None:
-        if control.dump_stacks and not self._dump_wanted and self._tree.ranks_running:
+        if control.dump_stacks and self._dump is None and self._tree.ranks_running:
             ranks = self._tree.rank_pids()
             logs = {rank: self._around.log(self._step.name, rank, "err") for rank in ranks}
             self._dump = StackDump(ranks, self._watch.dump_stacks, logs, now)
-        # It stays set in later wishes: one dump is enough until it was taken back.
-        self._dump_wanted = control.dump_stacks
         if self._verdict is None:
             said = self._watch.can_save if self._launch.can_save is None else self._launch.can_save
             self._stopping.take(control, can_save=said and not self._prepares, now=now)

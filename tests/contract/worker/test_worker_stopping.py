@@ -276,4 +276,6 @@ def test_worker_dumps_stacks_of_ranks_that_offer_it_and_the_kernels_view_of_othe
     stacks = attempt.record("stacks")["stacks"]
     assert "in stuck" in stacks["0"]
     assert "sh -c" in stacks["1"]
+    attempt.control(dump_stacks=True)
+    wait_for(lambda: len(attempt.records("stacks")) == 2, "a second dump")
     assert attempt.records("rank_exited") == []

@@ -268,11 +268,22 @@ def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_al
         )
     )
     assert timers.due(job, now=NOW + 800) is None
+    assert timers.due(job, now=NOW + 800, stalled_after_s=700) is not None
     job = settled(timers.due(job, now=NOW + 1000))
     assert (job.stalled_at, job.live.stack_dump, job.live.stop) == (NOW + 1000, True, None)
     job = settled(timers.due(job, now=NOW + 1020))
     assert job.live.stop is StopCause.STALL
     assert ended(job, Reason.STALLED).job.status is JobStatus.QUEUED
+
+
+def test_unused_service_is_parked_counting_from_when_it_could_be_used() -> None:
+    job = placed(new_job(service=True, workload={"kind": "service", "argv": ["x"], "inactivity_timeout_s": 60.0}))
+    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 600))
+    assert timers.due(job, now=NOW + 650) is None
+    assert timers.due(job, now=NOW + 700, last_activity_at=NOW + 690) is None
+    parked = settled(timers.due(job, now=NOW + 700))
+    assert (parked.desired, parked.live.stop) == (Desired.PAUSE, StopCause.INACTIVE)
 
 
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
@@ -281,6 +292,9 @@ def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = settled(observations.observe(job, told_step, now=NOW + 1))
     job = settled(timers.due(job, now=NOW + 1000))
     assert timers.due(job, now=NOW + 2000) is None
+    assert stopping.control_for(job) is not None
+    job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
+    assert stopping.control_for(job) is None
     moved = Sight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
     job = settled(observations.observe(job, moved, now=NOW + 2001))
     assert job.stalled_at is None

@@ -96,7 +96,8 @@ class ForkServer:
                 cwd="/",
                 start_new_session=True,
             )
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ForkServerError):

@@ -1,0 +1,252 @@
+"""Real servers over either transport, what they left running, and scripts for them to run.
+
+Over HTTP the fork server, and with it every worker, lives in a mount namespace of its own wherever the machine
+allows it: there the workers' spool is a file system that the server cannot see, and the server's run directories
+and blobs are hidden from the workers. What arrives has come by the API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from real_server import ENDED, RealServer, wait_for
+from trainmaster.backends.local.forkclient import ForkServer
+from trainmaster.protocol.rundir import RunDirectory, log_stream, read_lines, worker_stream
+
+TRANSPORTS = ("files", "http")
+PYTHON = sys.executable
+NO_GPU = {"gpu_count": 0}
+
+
+class LocalServer(RealServer):
+    """A server whose workers report over one of the transports."""
+
+    def __init__(self, directory: Path, transport: str, *arguments: str, **environment: str) -> None:
+        directory.mkdir(parents=True)
+        # Workers that report over HTTP know one address: it has to stay the same when the server is started again.
+        fixed = ("--port", str(_quiet_port()), "--transport", transport)
+        super().__init__(directory, *fixed, *arguments, environment=environment)
+        self.transport = transport
+        self.is_sealed = transport == "http" and bool(_seal())
+        self._fork_server: subprocess.Popen[bytes] | None = None
+        if self.is_sealed:
+            self._start_sealed_fork_server()
+
+    def _start_sealed_fork_server(self) -> None:
+        hidden = [self.directory / name for name in ("spool", "runs", "blobs")]
+        for path in hidden:
+            path.mkdir()
+        mounts = "".join(f"mount -t tmpfs none '{path}' && " for path in hidden)
+        self._fork_server = subprocess.Popen(
+            [
+                *_seal(),
+                "sh",
+                "-c",
+                f'{mounts}exec "$@"',
+                "sh",
+                *(PYTHON, "-m", "trainmaster.worker", "fork-server", "--directory", self.directory / "forkserver"),
+            ]
+        )
+        wait_for(lambda: (self.directory / "forkserver" / "socket").exists(), "the sealed fork server")
+
+    def clean_up(self) -> None:
+        """End everything; nothing of it may be left."""
+        super().clean_up()
+        if self._fork_server is not None:
+            self._fork_server.wait()
+        try:
+            wait_for(lambda: not processes_of(self.directory), f"the end of all that ran in {self.directory}")
+        finally:
+            for pid in processes_of(self.directory):
+                os.kill(pid, signal.SIGKILL)
+
+    def end_all_jobs(self) -> None:
+        """Cancel what still runs, and see to it that nothing of any job is left, neither processes nor claims."""
+        listed = self.data("GET", "/v1/jobs?page_size=100")["jobs"]
+        live = [job["job_id"] for job in listed if job["status"] not in (*ENDED, "PAUSED")]
+        for job_id in live:
+            self.ask("POST", f"/v1/jobs/{job_id}/cancel")
+        for job_id in live:
+            self.until(job_id, *ENDED, "PAUSED")
+        assert self.process is not None
+        expected = {self.process.pid, wait_for(self._fork_server_pid, "the fork server")}
+        wait_for(lambda: processes_of(self.directory) <= expected, "the end of all workers and ranks")
+        for node in self.data("GET", "/v1/nodes")["nodes"]:
+            assert all(gpu["free"] for gpu in node["gpus"])
+            assert node["slots"]["free"] == node["slots"]["total"]
+
+    def _fork_server_pid(self) -> int | None:
+        # Not by `ask`, which would start one as our own child when the server has not yet.
+        with contextlib.suppress(OSError):
+            return int(ForkServer(self.directory / "forkserver")._exchange({"op": "hello"})["pid"])
+        return None
+
+    def submit_workload(self, kind: str, workload: dict[str, Any], **document: Any) -> str:
+        """Submit a job of any kind that needs no GPU; its id."""
+        body = {"name": "test", "workload": {"kind": kind, **workload}, "resource_config": NO_GPU, **document}
+        return str(self.data("POST", "/v1/jobs", body)["job_id"])
+
+    def submit_python(self, script: Path, *arguments: object, workload: Any = None, **document: Any) -> str:
+        """Submit a Python script by its path; its id."""
+        named = {"path": str(script), "args": [str(argument) for argument in arguments], **(workload or {})}
+        return self.submit_workload("script", named, **document)
+
+    def ship(self, content: bytes) -> str:
+        """Upload a file by its content; its digest."""
+        digest = hashlib.sha256(content).hexdigest()
+        assert self.ask("PUT", f"/v1/blobs/{digest}", content=content).is_success
+        return digest
+
+    def control(self, job_id: str, action: str, **body: Any) -> Any:
+        """Give a command that must succeed."""
+        return self.data("POST", f"/v1/jobs/{job_id}/{action}", body)
+
+    def wait_until_deleted(self, job_id: str) -> None:
+        """Wait until nobody is shown the job any more."""
+        wait_for(lambda: self.ask("GET", f"/v1/jobs/{job_id}").status_code == 404, f"the deletion of {job_id}")
+
+    def follow(self, path: str, **headers: str) -> Iterator[dict[str, str]]:
+        """The server-sent events of a stream, from its start to its end, each with its fields."""
+
+        headers = {"Authorization": f"Bearer {self.key}", **headers}
+        with httpx.stream("GET", f"{self.url}{path}", headers=headers, timeout=60) as answer:
+            assert answer.status_code == 200
+            fields: dict[str, str] = {}
+            for line in answer.iter_lines():
+                if not line and fields:
+                    yield fields
+                    fields = {}
+                elif line and not line.startswith(":"):
+                    name, _, value = line.partition(": ")
+                    fields[name] = value
+
+    def run_directory(self, job_id: str, attempt: int = 1) -> RunDirectory:
+        """An attempt's run directory on the server's side."""
+        return RunDirectory(self.directory / "runs" / job_id / str(attempt))
+
+    def raw_log(self, job_id: str, channel: str = "out") -> bytes:
+        """What rank 0 wrote, to the byte."""
+        return (self.run_directory(job_id).path / log_stream(0, "main", 0, channel)).read_bytes()
+
+    def rank_pids(self, job_id: str, attempt: int = 1, nodes: int = 1) -> dict[int, int]:
+        """The process of each rank, once they all run."""
+        directory = self.run_directory(job_id, attempt)
+
+        def started() -> dict[int, int] | None:
+            records = [r for node in range(nodes) for r in read_lines(directory.read(worker_stream(node), 0))[0]]
+            begun = [record for record in records if record["type"] == "started"]
+            if len(begun) < nodes:
+                return None
+            return {rank["rank"]: rank["pid"] for record in begun for rank in record["ranks"]}
+
+        pids: dict[int, int] = wait_for(started, f"the ranks of {job_id}")
+        return pids
+
+    def events_of(self, job_id: str, kind: str) -> list[Any]:
+        """The events of one type."""
+        return [event for event in self.events(job_id) if event["type"] == kind]
+
+    def wait_for_event(self, job_id: str, kind: str) -> Any:
+        """The first event of a type."""
+        return wait_for(lambda: self.events_of(job_id, kind), f"the event '{kind}' of {job_id}")[0]
+
+    def wait_for_line(self, job_id: str, text: str) -> str:
+        """The first line of its log that holds a text."""
+        found = wait_for(lambda: [line for line in self.lines(job_id) if text in line], f"the line '{text}'")
+        return str(found[0])
+
+
+@contextlib.contextmanager
+def serving(directory: Path, transport: str, *arguments: str, **environment: str) -> Iterator[LocalServer]:
+    """A server that runs for the length of a block, and leaves nothing behind."""
+    server = LocalServer(directory, transport, *arguments, **environment)
+    try:
+        server.start()
+        yield server
+        server.end_all_jobs()
+    finally:
+        server.clean_up()
+
+
+def processes_of(directory: Path) -> set[int]:
+    """Every process that was started for a data directory: by its arguments, its environment or where it is."""
+    mark = os.fsencode(directory)
+    return {
+        pid
+        for pid in _pids()
+        if mark in _proc(pid, "cmdline") + _proc(pid, "environ") or (_cwd(pid) + b"/").startswith(mark + b"/")
+    }
+
+
+def processes_marked(job_id: str) -> set[int]:
+    """Every process that inherited the mark of a job."""
+    mark = f"TRAINMASTER_JOB_ID={job_id}".encode()
+    return {pid for pid in _pids() if mark in _proc(pid, "environ").split(b"\0")}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, be it a zombie."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
+
+
+def _proc(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _cwd(pid: int) -> bytes:
+    try:
+        return os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
+    except OSError:
+        return b""
+
+
+def json_lines(lines: list[str]) -> list[Any]:
+    """The lines of a log that are JSON objects."""
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def over(transport: str) -> pytest.MarkDecorator:
+    """Mark a test that has to do with one transport alone."""
+    return pytest.mark.parametrize("transport", [transport], indirect=True, scope="module")
+
+
+@functools.cache
+def _seal() -> tuple[str, ...]:
+    """What starts a command in a mount namespace of its own; empty where that is not allowed."""
+    for seal in (("unshare", "--mount"), ("unshare", "--mount", "--map-root-user")):
+        with contextlib.suppress(FileNotFoundError):
+            tried = [*seal, "mount", "-t", "tmpfs", "none", "/mnt"]
+            if subprocess.run(tried, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+                return seal
+    return ()
+
+
+def _quiet_port() -> int:
+    """A free port that nobody is given by chance: below those from which the kernel chooses."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
