@@ -120,8 +120,7 @@ def main() -> None:
         began = time.monotonic()
         names = ["".join(model.rng.choices(SYLLABLES, k=model.rng.randint(2, 3))) for _ in range(16)]
         loss = model.train(names, learning_rate=0.2)
-        report.progress(model.step, total_steps=arguments.steps)
-        report.metrics(step=model.step, loss=loss)
+        report.metrics(step=model.step, total_steps=arguments.steps, loss=loss)
         if model.step % 50 == 0:
             print(
                 f"step {model.step}: loss {loss:.3f}, samples {', '.join(model.sample() for _ in range(3))}", flush=True

@@ -70,14 +70,15 @@ class Reporter:
         *,
         step: SupportsInt | None = None,
         epoch: SupportsFloat | None = None,
+        total_steps: SupportsInt | None = None,
         **more: SupportsFloat,
     ) -> None:
-        """Report numbers: `metrics({"loss": 0.1}, step=3)` or `metrics(loss=0.1, step=3)`.
+        """Report numbers, and how far it is: `metrics({"loss": 0.1}, step=3)` or `metrics(loss=0.1, step=3)`.
 
         What is no number is left out. NaN and infinity have no place in a series; the first of each name
         becomes a note instead.
         """
-        self._write_metrics(_position(step, epoch), self._finite({**(values or {}), **more}, step))
+        self._write_metrics(_position(step, epoch, total_steps), self._finite({**(values or {}), **more}, step))
 
     def phase(self, phase: str) -> PhaseScope:
         """Say what the rank does from now on; as a context manager, only for the block.
@@ -242,7 +243,7 @@ class Reporter:
 
 
 def _position(
-    step: SupportsInt | None, epoch: SupportsFloat | None, total_steps: SupportsInt | None = None
+    step: SupportsInt | None, epoch: SupportsFloat | None, total_steps: SupportsInt | None
 ) -> dict[str, float]:
     position: dict[str, float] = {}
     if step is not None:

@@ -280,3 +280,9 @@ def test_reporter_from_several_threads_takes_a_save_once(rank: Any) -> None:
     for thread in threads:
         thread.join()
     assert taken == [1]
+
+
+def test_metrics_may_say_of_how_many_steps(rank: Any) -> None:
+    Reporter(rank.environ).metrics(step=3, total_steps=10, loss=0.5)
+    (record,) = rank.metrics()
+    assert (record["step"], record["total_steps"], record["values"]) == (3, 10, {"loss": 0.5})
