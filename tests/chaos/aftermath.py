@@ -91,7 +91,7 @@ def check_metrics(entries: Iterable[Entry], reports: Iterable[Mapping[str, Any]]
 def check_processes(ground: Ground, job_ids: Iterable[str]) -> None:
     """Nothing runs but servers, and no cgroup is left."""
     wait_for(
-        lambda: set(ground.processes()) <= ground.expected_processes(),
+        lambda: ground.processes() <= ground.expected_processes(),
         "the last process of the jobs to be gone",
     )
     group = own_group()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=0, help="0: it cannot save at all")
     parser.add_argument("--gate", type=Path, help="a file that must exist before it goes on")
     parser.add_argument("--gate-at", type=int, default=1, help="the number after which it waits there")
+    parser.add_argument("--stray", action="store_true", help="start something that wants to outlive it")
     wanted = parser.parse_args()
     ledger = os.open(wanted.ledger, os.O_WRONLY | os.O_APPEND)
     saves = wanted.save_every > 0
@@ -33,6 +35,8 @@ def main() -> None:
         with report.checkpoint(step=number) as directory:
             (directory / "number").write_text(str(number))
 
+    if wanted.stray:
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
     resumed = report.resume_path()
     first = verify(resumed).step if resumed else 0
     enter("start", first)

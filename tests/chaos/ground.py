@@ -16,6 +16,9 @@ import httpx
 
 from real_server import RealServer, wait_for
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.store import leases, sqlite
+from trainmaster.store.leases import Lease
+from trainmaster.store.scope import Scope
 
 COUNTING_JOB = Path(__file__).with_name("counting_job.py")
 MARK = "CHAOS_GROUND"
@@ -60,21 +63,29 @@ class Ground:
 
     # -- jobs --
 
-    def counting(self, numbers: int, *, save_every: int = 0, gate: str = "", gate_at: int = 1) -> list[str]:
+    def counting(
+        self, numbers: int, *, save_every: int = 0, gate: str = "", gate_at: int = 1, stray: bool = False
+    ) -> list[str]:
         """The command of a job that counts."""
         argv = [sys.executable, str(COUNTING_JOB), str(self.ledger_path), str(numbers)]
         if save_every:
             argv += ["--save-every", str(save_every)]
         if gate:
             argv += ["--gate", str(self.path / gate), "--gate-at", str(gate_at)]
+        if stray:
+            argv += ["--stray"]
         return argv
 
-    def counting_in_shell(self) -> list[str]:
-        """The command of a job that counts to one, and is quick about it."""
+    def quick_job(self) -> dict[str, Any]:
+        """The request for a job that counts to one, without Python."""
         enter = f'echo "%s $TRAINMASTER_ATTEMPT_ID $RANK %d $$" >> {self.ledger_path}'
         metrics = """echo '{"step":1,"values":{"number":1}}' >> $TRAINMASTER_METRICS_FILE"""
         script = [enter % ("start", 0), "echo line 1", metrics, enter % ("count", 1), enter % ("end", 1)]
-        return ["sh", "-c", "\n".join(script)]
+        return {
+            "name": "quick",
+            "workload": {"kind": "command", "argv": ["sh", "-c", "\n".join(script)]},
+            "resource_config": {"gpu_count": 0},
+        }
 
     def open_gate(self, gate: str) -> None:
         """Let the jobs go on that wait there."""
@@ -93,6 +104,8 @@ class Ground:
         wanted = f"{job_id}.{attempt}"
 
         def counted() -> Entry | None:
+            for server in self.servers:
+                server.revive()
             for entry in self.ledger():
                 if entry.attempt_id == wanted and entry.what == "count" and entry.number >= number:
                     return entry
@@ -103,15 +116,14 @@ class Ground:
 
     # -- processes --
 
-    def processes(self) -> dict[int, bytes]:
-        """Every living process that descends from our servers, and its environment."""
-        found = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError):
-                    environment = Path("/proc", name, "environ").read_bytes()
-                    if f"{MARK}={self.mark}".encode() in environment.split(b"\0"):
-                        found[int(name)] = environment
+    def processes(self) -> set[int]:
+        """Every living process that descends from our servers, and they themselves."""
+        mark = f"{MARK}={self.mark}".encode()
+        found = set()
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    found.add(int(name))
         return found
 
     def expected_processes(self) -> set[int]:
@@ -123,7 +135,8 @@ class Ground:
         """Stop what may run, as an operator would, and see to it that nothing else does."""
         for server in self.servers:
             if server.process is not None:
-                server.stop()
+                server.process.terminate()
+                assert server.wait() == 0, server.log_text()
             with contextlib.suppress(OSError, ForkServerError):
                 server.fork_server._exchange({"op": "retire"})
         wait_for(lambda: not self.processes(), "the last process to be gone")
@@ -137,6 +150,15 @@ class Ground:
             for server in self.servers:
                 if server.process is not None:
                     server.wait()
+
+
+def lease_in(database: Path) -> Lease | None:
+    """Who leads the servers of a database, or did until its time was over."""
+    engine = sqlite.reading_engine(database, 5.0)
+    with engine.connect() as connection:
+        lease = leases.current(connection, Scope.everything())
+    engine.dispose()
+    return lease
 
 
 class MortalServer(RealServer):
@@ -164,6 +186,12 @@ class MortalServer(RealServer):
                 self._take_death()
                 self.start()
 
+    def revive(self) -> None:
+        """Start it again if it was killed."""
+        if self.process is not None and self.process.poll() is not None:
+            self._take_death()
+            self.start()
+
     def all_jobs(self) -> list[Any]:
         """Every job that the server lists."""
         found: list[Any] = []
@@ -174,6 +202,14 @@ class MortalServer(RealServer):
             if not page["next_page_token"]:
                 return found
             token = {"page_token": page["next_page_token"]}
+
+    def claim_path(self, job_id: str, *, attempt: int = 1, node: int = 0) -> Path:
+        """Where the worker of a node wrote who it is."""
+        return self.directory / "runs" / job_id / str(attempt) / "claims" / f"{node}.json"
+
+    def worker_pid(self, job_id: str, *, attempt: int = 1, node: int = 0) -> int:
+        """Who runs a node of an attempt."""
+        return int(json.loads(self.claim_path(job_id, attempt=attempt, node=node).read_text())["pid"])
 
     def log_lines(self, job_id: str) -> list[Any]:
         """All lines of a job's log, with where they come from."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from aftermath import check
-from ground import Ground
+from ground import Ground, MortalServer
 
 from real_server import wait_for
 
@@ -13,13 +15,11 @@ POINTS = [
     "store.before_commit:4",
     "store.before_commit:7",
     "store.before_commit:12",
-    "store.after_commit:3",
     "store.after_commit:5",
     "store.after_commit:9",
     "store.after_commit:15",
     "act.before:1",
     "act.before:6",
-    "act.before_submit:2",
     "act.before_submit:5",
     "act.after:3",
     "act.after:7",
@@ -27,8 +27,19 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_server_killed_at_a_point_loses_nothing_and_doubles_nothing(ground: Ground, point: str) -> None:
-    server = ground.server().start(TRAINMASTER_FAILPOINT=point)
+def test_server_killed_loses_nothing_and_doubles_nothing(ground: Ground, point: str) -> None:
+    play(ground, ground.server().start(TRAINMASTER_FAILPOINT=point))
+
+
+def test_server_killed_over_http_loses_nothing_and_doubles_nothing(ground: Ground) -> None:
+    # Couriers come back to the address that they know.
+    server = ground.server("data", "--transport", "http", "--port", str(free_port()))
+    play(ground, server.start(TRAINMASTER_FAILPOINT="act.after:6"))
+    assert not list(server.directory.glob("spool/*")), "something was never delivered"
+
+
+def play(ground: Ground, server: MortalServer) -> None:
+    """Jobs of every sort, at one of whose moments the server dies."""
     cancelled = server.submit(*ground.counting(2, gate="never"))
     paused = server.submit(*ground.counting(5, save_every=2, gate="resumed", gate_at=3))
     short = server.submit(*ground.counting(3))
@@ -47,4 +58,11 @@ def test_server_killed_at_a_point_loses_nothing_and_doubles_nothing(ground: Grou
         server.until(job_id)
     assert server.deaths == 1
     assert [checkpoint["step"] for checkpoint in server.job(saving)["checkpoints"]] == [2, 4, 6]
+    assert [attempt["reason"] for attempt in server.job(paused)["attempts"]] == ["PAUSED", "SUCCEEDED"]
     check(ground, server, expected)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

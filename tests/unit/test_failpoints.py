@@ -45,7 +45,21 @@ def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: 
     assert killed.stdout == printed
 
 
-@pytest.mark.parametrize("setting", ["point", "point:", ":1", "point:0", "point:x"])
+def test_process_is_stopped_at_the_named_point_when_asked_to_be() -> None:
+    script = (
+        "from trainmaster import failpoints; failpoints.arm_from_environment(); failpoints.reach('a'); print('awake')"
+    )
+    stopped = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: "a:1:SIGSTOP"},
+        stdout=subprocess.PIPE,
+    )
+    assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.communicate(timeout=60)[0] == b"awake\n"
+
+
+@pytest.mark.parametrize("setting", ["point", "point:", ":1", "point:0", "point:x", "point:1:SIGTERM"])
 def test_malformed_setting_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(failpoints.ENVIRONMENT_VARIABLE, setting)
     with pytest.raises(ValueError, match="must look like"):

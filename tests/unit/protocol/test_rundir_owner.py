@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.rundir import OWNER, RunDirectory, read_document
+
+
+def lay_out(root: Path, attempt: int) -> None:
+    request = AttemptRequest(
+        job_id="j",
+        attempt=attempt,
+        token=f"token {attempt}",
+        launch=Launch(kind="command", steps=(Step(name="main", argv=("true",)),)),
+        nodes=(NodeAssignment(node_id="n"),),
+        checkpoint_dir="c",
+        output_dir="o",
+        owner_file="f",
+    )
+    RunDirectory(root / str(attempt)).create(request)
+
+
+def test_newer_attempt_becomes_the_owner(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        lay_out(tmp_path, attempt)
+        assert read_document(tmp_path / OWNER) == {"attempt": attempt, "token": f"token {attempt}"}
+
+
+def test_older_attempt_that_is_laid_out_late_does_not_take_the_job_back(tmp_path: Path) -> None:
+    lay_out(tmp_path, 2)
+    lay_out(tmp_path, 1)
+    assert read_document(tmp_path / OWNER) == {"attempt": 2, "token": "token 2"}

@@ -1,0 +1,140 @@
+"""The documentation says what is there: links, commands, options, routes, fields, and pages made from the code."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+
+from trainmaster.api.app import create_app
+from trainmaster.api.context import ApiContext
+from trainmaster.cli.app import app as command_line
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.commands import Commands
+from trainmaster.server import ensure_key
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.store.database import Database
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^|[\s`/$(])(?:trainmaster|tm) ([a-z][a-z-]*)")
+ROUTE = re.compile(r"`(GET|HEAD|POST|PUT|PATCH|DELETE) (/[^\s`?]*)[^`]*`")
+
+commands: dict[str, Any] = typer.main.get_command(command_line).commands  # type: ignore[attr-defined]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a forge makes of a page's headings."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCED.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{target} leads nowhere"
+        assert not anchor or anchor in anchors(linked), f"{target}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_pages_name_exist(page: Path) -> None:
+    named = {name for code in CODE.findall(page.read_text()) for name in COMMAND.findall(code)}
+    assert named <= set(commands), f"there are no commands {sorted(named - set(commands))}"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text()))
+    others = {"docs/job-fields.md"}  # reached from docs/jobs.md
+    assert {name_of(page) for page in PAGES} - {"README.md"} - others <= linked
+
+
+def test_every_command_is_described() -> None:
+    described = set(re.findall(r"^\| `trainmaster ([a-z]+)", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    assert described == set(commands)
+
+
+def test_options_that_the_command_page_names_exist() -> None:
+    for row in re.finditer(r"^\| `trainmaster ([a-z]+).*$", (DOCS / "cli.md").read_text(), re.MULTILINE):
+        assert set(re.findall(r"--[a-z-]+", row[0])) <= options(row[1]), f"`trainmaster {row[1]}` has not all of these"
+
+
+def test_every_setting_of_the_server_is_described() -> None:
+    described = set(re.findall(r"--[a-z-]+", (DOCS / "operations.md").read_text()))
+    assert options("serve") <= described
+
+
+def test_routes_of_the_rest_page_are_those_of_the_server(openapi: dict[str, Any]) -> None:
+    described = set(ROUTE.findall((DOCS / "rest.md").read_text()))
+    served = {(method.upper(), path) for path, methods in openapi["paths"].items() for method in methods}
+    assert described == served
+
+
+def test_every_field_of_a_job_is_described(openapi: dict[str, Any]) -> None:
+    described = set(re.findall(r"`(\w+)`", (DOCS / "rest.md").read_text()))
+    assert set(openapi["components"]["schemas"]["JobResource"]["properties"]) <= described
+
+
+def test_pages_made_from_the_code_are_current() -> None:
+    check = [sys.executable, ROOT / "scripts" / "make_docs.py", "--check"]
+    subprocess.run(check, check=True)
+
+
+def options(command: str) -> set[str]:
+    """The options of a command, without --help."""
+    named = {
+        option for parameter in commands[command].params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    return {option for option in named if option.startswith("--")} - {"--help"}
+
+
+@pytest.fixture
+def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What a server says of itself."""
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    try:
+        ensure_key(database, tmp_path / "api-key")
+        context = ApiContext(
+            database=database,
+            commands=Commands(
+                database,
+                backends=["local"],
+                default_backend="local",
+                admission=Admission(),
+                hint=lambda subject: None,
+            ),
+            roots=Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)}),
+        )
+        yield asyncio.run(fetch_openapi(context, (tmp_path / "api-key").read_text().strip()))
+    finally:
+        database.close()
+
+
+async def fetch_openapi(context: ApiContext, key: str) -> dict[str, Any]:
+    transport = httpx.ASGITransport(create_app(context))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers={"X-API-Key": key}) as http:
+        answer = await http.get("/openapi.json")
+        answer.raise_for_status()
+        document: dict[str, Any] = answer.json()
+        return document

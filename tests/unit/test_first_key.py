@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.core.keys import key_digest
+from trainmaster.server import ensure_key
+from trainmaster.store import keys
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database.open(f"sqlite:///{tmp_path / 'tm.db'}")
+    yield database
+    database.close()
+
+
+def is_known(database: Database, key: str) -> bool:
+    with database.read() as connection:
+        return keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is not None
+
+
+def test_first_key_is_made_once_for_its_owner_alone(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "api-key"
+    ensure_key(database, path)
+    key = path.read_text().strip()
+    assert key.startswith("eyJ")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert is_known(database, key)
+    ensure_key(database, path)
+    assert path.read_text().strip() == key
+
+
+def test_key_whose_writing_was_cut_short_is_made_anew(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "api-key"
+    (tmp_path / ".api-key").write_text("eyJ")
+    ensure_key(database, path)
+    assert len(path.read_text()) > 20
+    assert not is_known(database, "eyJ")
