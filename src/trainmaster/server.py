@@ -200,7 +200,7 @@ def _coordinating(
             checkpoint=checkpoint,
             hint=hint,
             hint_socket=str(hint_socket),
-            server_url=url if settings.transport is TransportKind.HTTP else None,
+            server_url=_worker_url(settings, url),
         ),
         admission=admission,
         chores=[Chores(database, roots, blob_keep_s=settings.blob_keep_s)],
@@ -229,6 +229,19 @@ _WARM_EVERY_S = 60.0
 
 _LAST_HINT = "\0"
 """Ends the thread that passes hints on."""
+
+
+def _worker_url(settings: Settings, url: str) -> str | None:
+    """Where workers report over HTTP; None when they share the server's files.
+
+    Raises:
+        ValueError: this server has no routes for them, and no other was named.
+    """
+    if settings.transport is TransportKind.FILES:
+        return None
+    if not settings.advertise_url and Role.API not in settings.roles:
+        raise ValueError("workers report over HTTP, and this server has no api role: say where with --advertise-url")
+    return settings.advertise_url.rstrip("/") or url
 
 
 def _pass_on(listener: HintListener, hint: Callable[[str], None]) -> None:

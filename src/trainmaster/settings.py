@@ -45,6 +45,8 @@ class Settings:
     """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
     roles: frozenset[Role] = ALL_ROLES
     transport: TransportKind = TransportKind.FILES
+    advertise_url: str = ""
+    """Where workers reach an API when they report over HTTP; empty means this server itself."""
     simulated_gpus: str = ""
     """`H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node, semicolons part nodes."""
     slots_per_node: int = 0

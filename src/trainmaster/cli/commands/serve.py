@@ -36,6 +36,9 @@ def run(
     stalled_after_s: Annotated[
         float, typer.Option("--stalled-after-s", min=0.1, help="A job without a step for so long is shown as stalled.")
     ] = 900.0,
+    advertise_url: Annotated[
+        str, typer.Option("--advertise-url", metavar="URL", help="Where workers that report by http reach an API.")
+    ] = "",
     slots: Annotated[int, typer.Option("--slots", min=0, help="Jobs on a node at a time; 0: by its cores.")] = 0,
     simulated_gpus: Annotated[
         str,
@@ -61,6 +64,7 @@ def run(
         data_roots=tuple(root.absolute() for root in data_root),
         roles=frozenset(_choice(Role, role.strip(), "--roles") for role in roles.split(",")),
         transport=_choice(TransportKind, transport, "--transport"),
+        advertise_url=advertise_url,
         simulated_gpus=simulated_gpus,
         slots_per_node=slots,
         stalled_after_s=stalled_after_s,
