@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the code: `docs/states.md`.
+"""Writes the pages of docs/ that are made from the code: `states.md` and `job-fields.md`.
 
 `--check` writes nothing and fails when a page is not up to date.
 """
@@ -8,8 +8,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from job_fields import job_fields_page
+
 from trainmaster.core.reasons import CONSEQUENCES
-from trainmaster.core.states import ACTIVE, RUNNING, TERMINAL, TRANSITIONS, WAITING, Action, JobStatus, allowed_from
+from trainmaster.core.states import (
+    ACTIVE,
+    RUNNING,
+    TERMINAL,
+    TRANSITIONS,
+    WAITING,
+    Action,
+    JobStatus,
+    Trigger,
+    allowed_from,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -56,7 +68,10 @@ def states_page() -> str:
         "| from | to | trigger | set by | meaning |",
         "|---|---|---|---|---|",
     ]
-    for (source, trigger), edge in TRANSITIONS.items():
+    statuses, triggers = [None, *JobStatus], list(Trigger)
+    # The table is a mapping without an order of its own; the page must not change from run to run.
+    for source, trigger in sorted(TRANSITIONS, key=lambda key: (triggers.index(key[1]), statuses.index(key[0]))):
+        edge = TRANSITIONS[source, trigger]
         note = " (services only)" if edge.service_only else ""
         lines.append(f"| {source or '–'} | {edge.to} | {trigger} | {edge.actor} | {edge.meaning}{note} |")
     lines += ["", "## What may be asked, and when", "", f"| action | {' | '.join(JobStatus)} |"]
@@ -94,16 +109,19 @@ def _class(status: JobStatus) -> str:
     return "parked" if status is JobStatus.PAUSED else "starting"
 
 
+PAGES = {"states.md": states_page, "job-fields.md": job_fields_page}
+
+
 def main() -> int:
     """Write the pages, or check them."""
-    page, text = DOCS / "states.md", states_page()
     if "--check" not in sys.argv[1:]:
-        page.write_text(text)
+        for name, page in PAGES.items():
+            (DOCS / name).write_text(page())
         return 0
-    if page.exists() and page.read_text() == text:
-        return 0
-    sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")
-    return 1
+    stale = [name for name, page in PAGES.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != page()]
+    for name in stale:
+        sys.stderr.write(f"docs/{name} is out of date: run `make docs`\n")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":
