@@ -33,4 +33,4 @@ docs: setup  ## write the generated pages
 	$(PY) scripts/make_docs.py
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .venvs .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 NEXT = """
 Now try, with `alias tm={tm}`:
   tm ps -a                      every job so far
-  tm show JOB                   all about one: attempts, checkpoints, events
+  tm show JOB                   all about one: attempts, checkpoints, needs
   tm submit examples/names.yaml --set workload.args='["--steps","3000"]'
   tm logs -f JOB                follow it; Ctrl-C leaves it running
   tm pause JOB; tm resume JOB   it goes on from its checkpoint

@@ -127,7 +127,8 @@ def main() -> None:
             )
 
         stop = report.stop_requested()
-        if model.step % arguments.save_every == 0 or report.save_requested() or (stop and stop.save):
+        last = model.step == arguments.steps
+        if last or model.step % arguments.save_every == 0 or report.save_requested() or (stop and stop.save):
             with report.checkpoint(step=model.step, metrics={"loss": loss}) as directory:
                 model.save(directory)
         if stop:
@@ -135,8 +136,6 @@ def main() -> None:
             report.exit_stopped()
         time.sleep(max(0.0, arguments.step_seconds - (time.monotonic() - began)))
 
-    with report.checkpoint(step=model.step, name="final", metrics={"loss": loss}) as directory:
-        model.save(directory)
     report.finished()
     print(f"done after {model.step} steps", file=sys.stderr)
 

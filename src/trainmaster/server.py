@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import logging
 import os
 import resource
@@ -70,12 +71,13 @@ def serve(settings: Settings) -> None:
     """
     failpoints.arm_from_environment()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for chatty in ("alembic", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     _allow_open_files()
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(settings.data_dir))
-        listener = stack.enter_context(_listening(settings.host, settings.port))
+        listener = stack.enter_context(_listening(settings.host, settings.port, settings.data_dir / "port"))
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         app = stack.enter_context(_running(settings, url))
@@ -96,6 +98,7 @@ def serve(settings: Settings) -> None:
             on_ready=lambda: _announce(settings, url),
             on_stop=app.close,
         )
+        _shorten_collections()
         server.run(sockets=[listener])
         with contextlib.suppress(FileNotFoundError):
             (settings.data_dir / "server.json").unlink()
@@ -306,6 +309,12 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _shorten_collections() -> None:
+    """Leave what exists by now out of garbage collections, and have fewer of them: each one stops every thread."""
+    gc.freeze()
+    gc.set_threshold(10_000)
+
+
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
     """The data directory belongs to one server at a time; the kernel frees it when the server dies."""
@@ -330,11 +339,17 @@ def _name_of_lock(data_dir: Path) -> str:
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, remembered: Path) -> Iterator[socket.socket]:
+    """A socket on the port; where any will do, on the one before: workers and clients may still know it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        if port == 0 and remembered.exists():
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                listener.bind((host, int(remembered.read_text())))
+        if listener.getsockname()[1] == 0:
+            listener.bind((host, port))
+        remembered.write_text(str(listener.getsockname()[1]))
         yield listener
 
 

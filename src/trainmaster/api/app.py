@@ -69,10 +69,15 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _refuse_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [
-        Problem(field=".".join(str(part) for part in found["loc"][1:]) or "request", message=found["msg"])
+        Problem(field=str(found["loc"][1]) if len(found["loc"]) > 1 else "request", message=_in_words(found["msg"]))
         for found in error.errors()
     ]
     return failure(SpecError(problems), request_id_of(request))
+
+
+def _in_words(message: str) -> str:
+    """What the framework says of a parameter, as our other messages put it."""
+    return message.removeprefix("Input ").replace("should be", "must be", 1)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

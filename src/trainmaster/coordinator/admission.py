@@ -46,7 +46,7 @@ class Admission:
         if not script.is_absolute():
             return (
                 f"script {script} is a relative path, and the server cannot know to what; "
-                "name it absolutely, or ship it (`trainmaster submit` does)"
+                "name it absolutely, or make it the path of a script workload, which `trainmaster submit` ships"
             )
         return self._outside(str(script), "script") or (
             None if script.is_file() else f"there is no script {script} on the server; ship it, or check the path"

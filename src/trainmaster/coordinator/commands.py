@@ -172,7 +172,7 @@ class Commands:
                 chosen = (
                     _checkpoint(connection, scope, parent, checkpoint_id).checkpoint_id
                     if checkpoint_id
-                    else parent.latest_checkpoint_id
+                    else parent.latest_checkpoint_id or parent.resume_checkpoint_id
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
                 used = {blob.sha256 for blob in compile_launch(request).blobs}

@@ -120,6 +120,7 @@ class Coordinator:
                 return
             try:
                 self.run_pass(hinted)
+                self._leadership.progressed()
             except NotLeaderError:
                 _log.warning("another server leads now")
                 self._leadership.lost()
@@ -131,7 +132,6 @@ class Coordinator:
                 _log.exception("pass failed; the next one starts from the committed state")
                 self._epoch = None
                 self._pause_after_failure()
-            self._leadership.progressed()
 
     def run_pass(self, hinted: frozenset[str] = frozenset()) -> None:
         """One pass, if this server leads."""

@@ -47,8 +47,8 @@ def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
         )
     if save and not job.can_save:
         raise ConflictError(
-            "this workload has not shown that it can save; pause it with save_checkpoint=false to stop it "
-            "without saving (it resumes from its last committed checkpoint, or from the start)"
+            "this workload has not shown that it can save; pause it without saving (save_checkpoint=false, or "
+            "--no-save), and it resumes from its last committed checkpoint, or from the start"
         )
     draft = Draft(job, now)
     draft.set(desired=Desired.PAUSE)
@@ -60,11 +60,13 @@ def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
 def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Change | None:
     """Queue a parked job again, from `checkpoint` or else from its latest one; a service also after its end."""
     check_allowed(job, Action.RESUME)
-    chosen = checkpoint.checkpoint_id if checkpoint else job.latest_checkpoint_id
+    # A job that has saved nothing yet still goes on from what it was given.
+    inherited = job.resume_checkpoint_id if job.latest_checkpoint_id is None else None
+    chosen = checkpoint.checkpoint_id if checkpoint else job.latest_checkpoint_id or inherited
     draft = Draft(job, now)
     draft.set(
         desired=Desired.RUN,
-        resume_checkpoint_id=checkpoint.checkpoint_id if checkpoint else None,
+        resume_checkpoint_id=checkpoint.checkpoint_id if checkpoint else inherited,
         queued_at=now,
         not_before=0.0,
         paused_at=None,

@@ -29,15 +29,18 @@ _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class PhaseScope:
     """Returned by `phase`: used with `with`, it goes back to the phase before at the end of the block."""
 
-    def __init__(self, reporter: Reporter, before: Phase) -> None:
+    def __init__(self, reporter: Reporter, before: Phase, phase: Phase) -> None:
         self._reporter = reporter
         self._before = before
+        self._phase = phase
 
     def __enter__(self) -> None:
         """The phase was announced already."""
 
     def __exit__(self, *_: object) -> None:
-        self._reporter.phase(self._before)
+        # Nothing comes after an export but the end.
+        if self._phase is not Phase.EXPORTING:
+            self._reporter.phase(self._before)
 
 
 class Reporter:
@@ -89,7 +92,7 @@ class Reporter:
         with self._lock:
             before, self._phase = self._phase, Phase(phase)
             self._write_event({"type": "phase", "phase": self._phase})
-        return PhaseScope(self, before)
+        return PhaseScope(self, before, Phase(phase))
 
     def note(self, message: str) -> None:
         """Leave a remark among the job's events."""
@@ -157,6 +160,7 @@ class Reporter:
             world_size=int(self._environ.get("WORLD_SIZE", "1")),
             created_at=time.time(),
         )
+        began = time.monotonic()
         with self.phase(Phase.CHECKPOINTING), draft(root, job_id=job_id, attempt=attempt) as directory:
             yield directory
             manifest = seal(directory, manifest)
@@ -165,7 +169,8 @@ class Reporter:
             # Not dropped when it fails: an attempt that goes on believing in a checkpoint that nobody knows of
             # would lose more than this step.
             with self._lock:
-                self._events.append(_checkpoint_event(manifest, path), sync=True)
+                took_s = time.monotonic() - began
+                self._events.append(_checkpoint_event(manifest, path, took_s), sync=True)
 
     def resume_path(self) -> Path | None:
         """The committed checkpoint to go on from; None on a start from nothing."""
@@ -262,7 +267,7 @@ def _names(name: str, attempt: int) -> Iterator[str]:
         yield f"{name}-attempt-{attempt}-{number}"
 
 
-def _checkpoint_event(manifest: Manifest, path: Path) -> dict[str, Any]:
+def _checkpoint_event(manifest: Manifest, path: Path, took_s: float) -> dict[str, Any]:
     return {
         "type": "checkpoint",
         "checkpoint_id": manifest.checkpoint_id,
@@ -271,4 +276,5 @@ def _checkpoint_event(manifest: Manifest, path: Path) -> dict[str, Any]:
         "metrics": dict(manifest.metrics),
         "path": str(path),
         "size_bytes": manifest.size_bytes,
+        "duration_s": round(took_s, 3),
     }

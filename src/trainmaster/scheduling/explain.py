@@ -40,7 +40,7 @@ def pending_reason(
         if ahead:
             return f"{ahead} {'job is' if ahead == 1 else 'jobs are'} before it, and what is free is kept for the first"
         return "is about to be placed"
-    return _not_now(job, nodes, free) + _held_by(view, visible)
+    return _not_now(job, nodes, free) + _held_by(view, job, nodes, visible)
 
 
 def _asks(job: Job, nodes: Sequence[Node]) -> str:
@@ -83,9 +83,21 @@ def _not_now(job: Job, nodes: Sequence[Node], free: dict[str, Free]) -> str:
     return f"{_asks(job, nodes)}; {have}"
 
 
-def _held_by(view: ClusterView, visible: Callable[[str], bool]) -> str:
-    holders = sorted((job for job in view.active() if visible(job.account_id)), key=lambda job: job.status_at)
+def _held_by(view: ClusterView, job: Job, nodes: Sequence[Node], visible: Callable[[str], bool]) -> str:
+    """Who holds what the job waits for, as far as the one who asks may know."""
+    wanted = {node.node_id: set(matching_gpus(job.needs, node, whole(node))) for node in nodes}
+    needs_gpus = gpus_wanted(job.needs, nodes) > 0
+    holders = [
+        other
+        for other in view.active()
+        if visible(other.account_id)
+        and any(
+            share.node_id in wanted and (not needs_gpus or wanted[share.node_id] & set(share.gpus))
+            for share in other.live.shares
+        )
+    ]
     if not holders:
         return ""
-    named = ", ".join(job.handle or job.job_id for job in holders[:3])
+    holders.sort(key=lambda other: other.status_at)
+    named = ", ".join(other.handle or other.job_id for other in holders[:3])
     return f"; held by {named}{f' and {len(holders) - 3} more' if len(holders) > 3 else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.resources import Node, NodeState
@@ -19,7 +19,10 @@ _OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 
 
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
-    """Store nodes as a backend reports them now; one that is being drained, or was, stays so."""
+    """Store nodes as a backend reports them now; one that is being drained, or was, stays so.
+
+    A report is whole for the hosts that it names: other nodes of the same backend there are gone.
+    """
     scope.require_everything()
     states = {row.node_id: row.state for row in connection.execute(select(_nodes.c.node_id, _nodes.c.state))}
     for node in inventory:
@@ -30,10 +33,17 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
         if states[node.node_id] in _OPERATORS:
             del row["state"]
         connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
+    for backend, hostname in {(node.backend, node.hostname) for node in inventory}:
+        here = [node.node_id for node in inventory if (node.backend, node.hostname) == (backend, hostname)]
+        connection.execute(
+            delete(_nodes).where(
+                _nodes.c.backend == backend, _nodes.c.hostname == hostname, _nodes.c.node_id.not_in(here)
+            )
+        )
 
 
 def all(connection: Connection, scope: Scope) -> list[Node]:  # noqa: A001, ARG001 - `nodes.all`; nodes are everybody's
-    """Every node that was ever reported."""
+    """Every node there is."""
     query = select(*(_nodes.c[name] for name in NODE_FIELDS)).order_by(_nodes.c.node_id)
     return [node_from_row(row) for row in connection.execute(query)]
 

@@ -43,6 +43,14 @@ def changed(node: Node, **fields: Any) -> Node:
     return Node(**{**{name: getattr(node, name) for name in Node.__dataclass_fields__}, **fields})
 
 
+def test_node_that_its_host_reports_no_more_is_gone_and_others_stay(database: Database) -> None:
+    elsewhere = changed(NODE, node_id="n3", hostname="another")
+    put(database, NODE, changed(NODE, node_id="n2"))
+    put(database, elsewhere)
+    put(database, NODE)
+    assert all_nodes(database) == [NODE, elsewhere]
+
+
 def test_node_comes_back_as_it_was_reported(database: Database) -> None:
     put(database, NODE)
     assert all_nodes(database) == [NODE]

@@ -385,3 +385,11 @@ def test_unknown_reason_of_a_newer_worker_is_a_lost_worker() -> None:
     job = training(new_job())
     change = observations.observe(job, sight(job, seen(ended={"reason": "FROM_THE_FUTURE"})), now=NOW)
     assert settled(change).reason is Reason.WORKER_LOST
+
+
+def test_resume_of_a_retry_that_saved_nothing_goes_on_from_what_it_was_given() -> None:
+    job = training(new_job().evolve(resume_checkpoint_id="parents"))
+    job = settled(commands.pause(job, now=NOW, save=False))
+    job = settled(commands.resume(ended(job, Reason.PAUSED).job, now=NOW))
+    job = placed(job)
+    assert job.live.resume_checkpoint_id == "parents"

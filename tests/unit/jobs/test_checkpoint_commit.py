@@ -98,7 +98,9 @@ def test_commit_leaves_a_sealed_directory_and_one_event(rank: Any) -> None:
         "metrics": {"loss": 0.5},
         "path": str(path),
         "size_bytes": 12,
+        "duration_s": event["duration_s"],
     }
+    assert event["duration_s"] >= 0
     kinds = [event.get("phase", event["type"]) for event in rank.events()]
     assert kinds == ["note", "checkpointing", "checkpoint", "training"]
 

@@ -67,16 +67,16 @@ def test_phase_as_a_block_returns_to_the_phase_before(rank: Any) -> None:
     reporter.phase("training")
     with reporter.phase("evaluating"):
         reporter.note("in between")
-    with reporter.phase("exporting"), reporter.phase("evaluating"):
+    with reporter.phase("evaluating"), reporter.phase("checkpointing"):
         pass
     assert [event["phase"] for event in rank.events_of("phase")] == [
         "preparing",
         "training",
         "evaluating",
         "training",
-        "exporting",
         "evaluating",
-        "exporting",
+        "checkpointing",
+        "evaluating",
         "training",
     ]
 
@@ -286,3 +286,9 @@ def test_metrics_may_say_of_how_many_steps(rank: Any) -> None:
     Reporter(rank.environ).metrics(step=3, total_steps=10, loss=0.5)
     (record,) = rank.metrics()
     assert (record["step"], record["total_steps"], record["values"]) == (3, 10, {"loss": 0.5})
+
+
+def test_phase_of_an_export_is_the_last(rank: Any) -> None:
+    with Reporter(rank.environ).phase("exporting"):
+        pass
+    assert [event["phase"] for event in rank.events_of("phase")] == ["exporting"]

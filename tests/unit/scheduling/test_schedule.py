@@ -177,3 +177,13 @@ def test_plan_says_which_jobs_need_not_be_tried_until_something_is_freed() -> No
         now=NOW,
     )
     assert full.blocks(queued("anything"))
+
+
+def test_waiting_job_blames_only_those_who_hold_what_it_wants() -> None:
+    nodes = [node("a", gpus=1, kind="H100"), node("b", gpus=1, kind="A100")]
+    view = ClusterView().with_nodes(nodes)
+    view = view.with_jobs([running(queued("other", gpu_count=1, gpu_type="A100"), view)])
+    view = view.with_jobs([running(queued("holder", gpu_count=1, gpu_type="H100"), view)])
+    text = pending_reason(view, queued("j", gpu_count=1, gpu_type="H100"), now=NOW, position=1)
+    assert text is not None
+    assert text.endswith("held by holder")

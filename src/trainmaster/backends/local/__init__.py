@@ -7,7 +7,6 @@ would from a machine elsewhere.
 from __future__ import annotations
 
 import json
-import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -128,8 +127,6 @@ def _liveness(directory: RunDirectory, node: int) -> Liveness:
         return Liveness.UNCLAIMED
     if claimant.get("revoked"):
         return Liveness.REVOKED
-    if claimant.get("host") != socket.gethostname():
-        return Liveness.UNKNOWN  # Its pid means nothing here.
     identity = ProcessIdentity.from_json(claimant)
     if identity.boot_id != boot_id():
         return Liveness.REBOOTED

@@ -31,6 +31,7 @@ def run(job: JobArgument, as_json: JsonOption = False) -> None:
             Text("  ".join(f"{name} {number(value)}" for name, value in checkpoint["metrics"].items())),
             Text(size(checkpoint["size_bytes"])),
             Text(age(checkpoint["created_at"])),
+            Text(checkpoint["uri"], style="dim"),
             Text(
                 ", ".join(
                     word
@@ -45,5 +46,5 @@ def run(job: JobArgument, as_json: JsonOption = False) -> None:
         )
         for checkpoint in checkpoints
     ]
-    headings = ("CHECKPOINT", "STEP", "EPOCH", "METRICS", "SIZE", "AGE", "")
-    draw(table(headings, rows, right=("STEP", "EPOCH", "SIZE", "AGE"), cut=("METRICS",)))
+    headings = ("CHECKPOINT", "STEP", "EPOCH", "METRICS", "SIZE", "AGE", "WHERE", "")
+    draw(table(headings, rows, right=("STEP", "EPOCH", "SIZE", "AGE"), cut=("METRICS", "WHERE")))

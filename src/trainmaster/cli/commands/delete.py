@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainmaster.cli.each import for_each
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.options import JobsArgument, JsonOption
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.types import Job
 
 
 def run(
@@ -27,6 +30,12 @@ def run(
     for_each(
         jobs,
         lambda client, job: client.delete(job, purge=purge),
-        lambda _: "is deleted, with its checkpoints" if purge else "is deleted",
+        lambda job: _said(job, purge),
         as_json=as_json,
     )
+
+
+def _said(job: Job, purge: bool) -> str:
+    with_it = ", with its checkpoints" if purge else ""
+    ended = job["status"] in ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
+    return f"is deleted{with_it}" if ended else f"is being stopped, and will then be deleted{with_it}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,12 @@ def _facts(job: Job) -> dict[str, Any]:
         "finished": clock(job["finished_at"]),
         "ran": duration(job["runtime_seconds"]) if job["runtime_seconds"] else None,
         "GPU time": duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
-        "attempt": f"{job['attempt']} (of {job['max_retries'] + 1})" if job["attempt"] else None,
+        "attempt": _attempts(job),
         "checkpoints": _checkpoints(job),
         "retry of": job["parent_job_id"],
+        "runs": _command(job),
+        "needs": _needs(job),
+        "results": job["output"]["model_uri"] if job["status"] == "COMPLETED" else None,
     }
 
 
@@ -76,6 +80,26 @@ def _reason(job: Job) -> str | None:
     if not job["status_reason"]:
         return job["status_message"]
     return f"{job['status_reason']}: {job['status_message']}" if job["status_message"] else job["status_reason"]
+
+
+def _attempts(job: Job) -> str | None:
+    if not job["attempt"]:
+        return None
+    retries = f", {job['retries_used']} of {job['max_retries']} retries used" if job["max_retries"] else ""
+    return f"{job['attempt']}{retries}"
+
+
+def _command(job: Job) -> str | None:
+    workload = job["workload"] or {}
+    words = workload.get("argv") or [workload.get("path", ""), *workload.get("args", ())]
+    return " ".join(shlex.quote(str(word)) for word in words if word) or None
+
+
+def _needs(job: Job) -> str | None:
+    asked = {name: value for name, value in job["resource_config"].items() if value not in (None, [], 0)}
+    if asked.get("node_count") == 1:
+        del asked["node_count"]
+    return ", ".join(f"{name} {value}" for name, value in asked.items()) or None
 
 
 def _placement(job: Job) -> str | None:
