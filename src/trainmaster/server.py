@@ -9,11 +9,9 @@ import gc
 import logging
 import os
 import resource
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,26 +24,17 @@ from trainmaster import failpoints
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
 from trainmaster.api.front import Front
-from trainmaster.backends.base import Backend
-from trainmaster.backends.local import LocalBackend
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
-from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.chores import Chores
 from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.launching import run_directory
-from trainmaster.coordinator.leadership import Leadership
-from trainmaster.coordinator.loop import Coordinator
+from trainmaster.coordinator.running import CoordinatorRole
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
-from trainmaster.protocol.hints import HintListener, send_hint
+from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.rundir import write_document
-from trainmaster.settings import Role, Settings, TransportKind
+from trainmaster.settings import Role, Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store import accounts, checkpoints, keys, nodes
+from trainmaster.store import accounts, keys
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
@@ -140,10 +129,24 @@ def _running(settings: Settings, url: str) -> Iterator[Front]:
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         hint_socket = settings.data_dir / "hints.sock"
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
+        healthy: Callable[[], str | None] = _always_healthy
         admission = Admission(data_roots=settings.data_roots)
         if Role.COORDINATOR in settings.roles:
-            hint = stack.enter_context(_coordinating(settings, url, database, roots, admission, hint_socket))
-        commands = Commands(database, backends=["local"], default_backend="local", admission=admission, hint=hint)
+            role = CoordinatorRole(
+                settings,
+                url=url,
+                holder=_name_of_lock(settings.data_dir),
+                database=database,
+                roots=roots,
+                admission=admission,
+                hint_socket=hint_socket,
+            )
+            role.start()
+            stack.callback(role.stop)
+            hint, healthy = role.hint, role.problem
+        commands = Commands(
+            database, backends=settings.backends, default_backend=settings.backends[0], admission=admission, hint=hint
+        )
         yield create_app(
             ApiContext(
                 database=database,
@@ -154,118 +157,13 @@ def _running(settings: Settings, url: str) -> Iterator[Front]:
                 clock=time.time,
                 version=trainmaster.__version__,
                 max_blob_bytes=settings.max_blob_bytes,
+                healthy=healthy,
             )
         )
 
 
-@contextlib.contextmanager
-def _coordinating(
-    settings: Settings, url: str, database: Database, roots: Roots, admission: Admission, hint_socket: Path
-) -> Iterator[Callable[[str], None]]:
-    """The leader's loop in its threads; yields how to hint to it."""
-    fork_server = ForkServer(settings.data_dir / "forkserver")
-    backends: dict[str, Backend] = {
-        "local": LocalBackend(
-            fork_server=fork_server,
-            inventory=LocalInventory(
-                storage=settings.data_dir, simulated_gpus=settings.simulated_gpus, slots=settings.slots_per_node
-            ),
-            run_directory=lambda request: run_directory(roots, request.job_id, request.attempt),
-            spool=settings.data_dir / "spool",
-        )
-    }
-    inventory = [node for backend in backends.values() for node in backend.inventory()]
-    database.write_now(lambda connection: nodes.put(connection, Scope.everything(), inventory))
-    listener = HintListener(hint_socket)
-    stopping = threading.Event()
-
-    def hint(subject: str) -> None:
-        coordinator.hint(subject)
-
-    def checkpoint(job: Job, checkpoint_id: str) -> Checkpoint:
-        with database.read() as connection:
-            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
-
-    leadership = Leadership(
-        database,
-        holder=_name_of_lock(settings.data_dir),
-        url=url,
-        lease_s=settings.lease_s,
-        on_change=lambda: hint(""),
-    )
-    coordinator = Coordinator(
-        database,
-        backends=backends,
-        leadership=leadership,
-        acting=Acting(
-            backends=backends,
-            roots=roots,
-            checkpoint=checkpoint,
-            hint=hint,
-            hint_socket=str(hint_socket),
-            server_url=_worker_url(settings, url),
-        ),
-        admission=admission,
-        chores=[Chores(database, roots, blob_keep_s=settings.blob_keep_s)],
-        stalled_after_s=settings.stalled_after_s,
-    )
-    warming = threading.Thread(target=_keep_warm, args=(fork_server, stopping), name="warm", daemon=True)
-    listening = threading.Thread(target=_pass_on, args=(listener, hint), name="hints", daemon=True)
-    leadership.start()
-    coordinator.start()
-    warming.start()
-    listening.start()
-    try:
-        yield hint
-    finally:
-        stopping.set()
-        coordinator.stop()
-        leadership.stop()
-        send_hint(str(hint_socket), _LAST_HINT)
-        listening.join()
-        listener.close()
-        for backend in backends.values():
-            backend.close()
-
-
-_WARM_EVERY_S = 60.0
-
-_LAST_HINT = "\0"
-"""Ends the thread that passes hints on."""
-
-
-def _worker_url(settings: Settings, url: str) -> str | None:
-    """Where workers report over HTTP; None when they share the server's files.
-
-    Raises:
-        ValueError: this server has no routes for them, and no other was named.
-    """
-    if settings.transport is TransportKind.FILES:
-        return None
-    if not settings.advertise_url and Role.API not in settings.roles:
-        raise ValueError("workers report over HTTP, and this server has no api role: say where with --advertise-url")
-    return settings.advertise_url.rstrip("/") or url
-
-
-def _pass_on(listener: HintListener, hint: Callable[[str], None]) -> None:
-    while True:
-        select.select([listener], [], [])
-        subjects = listener.drain()
-        if _LAST_HINT in subjects:
-            return
-        for subject in subjects:
-            hint(subject)
-
-
-def _keep_warm(fork_server: ForkServer, stopping: threading.Event) -> None:
-    """Start the fork server before the first job needs it, and show it now and then that it is needed."""
-    while True:
-        try:
-            fork_server.ensure()
-        except ForkServerError as error:
-            _log.error("the local fork server does not start: %s", error)
-        if stopping.wait(_WARM_EVERY_S):
-            return
+def _always_healthy() -> None:
+    """A server without a coordinator of its own has nothing that could be stuck."""
 
 
 def ensure_key(database: Database, path: Path) -> None:

@@ -44,6 +44,8 @@ class Settings:
     data_roots: tuple[Path, ...] = ()
     """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
     roles: frozenset[Role] = ALL_ROLES
+    backends: tuple[str, ...] = ("local",)
+    """Where jobs can run; the first is the default."""
     transport: TransportKind = TransportKind.FILES
     advertise_url: str = ""
     """Where workers reach an API when they report over HTTP; empty means this server itself."""

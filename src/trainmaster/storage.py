@@ -62,18 +62,10 @@ class Roots:
                 return Location(root=root, path=plain[len(str(directory)) + 1 :])
         raise OutsideRootError(f"{absolute} lies in none of the configured roots")
 
-    def exists(self, location: Location) -> bool:
-        """Whether something is there."""
-        return self.path(location.root, location.path).exists()
-
     def remove(self, location: Location) -> None:
         """Remove a file or a whole directory; nothing there is fine."""
         path = self.path(location.root, location.path)
         if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-    def free_bytes(self, root: str) -> int:
-        """Room left on a root's disk."""
-        return shutil.disk_usage(self._directories[root]).free

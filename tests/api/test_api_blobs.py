@@ -70,6 +70,9 @@ def test_token_fetches_the_blobs_of_its_job_alone(api: Api, world: World) -> Non
     token = {"Authorization": f"Bearer {world.place(job_id).live.token}"}
     assert api.http.get(f"/v1/blobs/{DIGEST}", headers=token).content == DATA
     assert api.call("GET", f"/v1/blobs/{other}", 404, headers=token)["code"] == "NOT_FOUND"
+    world.see(job_id, {"type": "started"})
+    world.end(job_id)
+    assert api.call("GET", f"/v1/blobs/{DIGEST}", 401, headers=token)["code"] == "AUTH_TOKEN_INVALID"
 
 
 def test_job_that_names_a_missing_blob_is_refused(api: Api) -> None:

@@ -122,6 +122,17 @@ def test_readiness_without_a_database_is_refused(tmp_path: Path) -> None:
     assert response.json()["error"]["code"] == "UNAVAILABLE"
 
 
+def test_readiness_says_what_keeps_the_server_from_its_work(world: World) -> None:
+    problems: list[str | None] = ["the coordinator has ended", None]
+    with Served.serve(world.context(healthy=lambda: problems[0])) as served:
+        response = httpx.get(f"{served.url}/readyz")
+        assert response.status_code == 503
+        assert response.json()["error"] == {"code": "UNHEALTHY", "message": "the coordinator has ended"}
+        assert httpx.get(f"{served.url}/healthz").status_code == 200
+        del problems[0]
+        assert httpx.get(f"{served.url}/readyz").status_code == 200
+
+
 def test_unknown_route_has_the_envelope(api: Api) -> None:
     assert api.call("GET", "/v1/nothing", 404)["code"] == "ROUTE_NOT_FOUND"
     assert api.call("GET", "/v1/jobs/", 404)["code"] == "ROUTE_NOT_FOUND"
@@ -180,7 +191,7 @@ def test_client_that_leaves_in_the_middle_of_its_body_does_no_harm(
         ("/v1/jobs?page_size=" + "9" * 4000, "page_size"),
         ("/v1/jobs?page_token=xyz", "page_token"),
         ("/v1/jobs?order_by=colour", "order_by"),
-        ("/v1/jobs?status=RUNNING", "status.0"),
+        ("/v1/jobs?status=RUNNING", "status"),
         ("/v1/jobs?queue=%00", "queue"),
         ("/v1/jobs?labels.=1", "labels."),
         ("/v1/events?after=-1", "after"),

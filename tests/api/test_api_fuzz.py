@@ -32,7 +32,7 @@ class Target:
     key: str
     job_id: str
     attempt_id: str
-    token: str
+    tokens: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,21 @@ def target(world: World, served: Served) -> Target:
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=served.url, headers=headers, timeout=WAIT_S) as http:
         document = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
-        job_id = http.post("/v1/jobs", json=document).json()["data"]["job_id"]
+        job_id, running_id = (http.post("/v1/jobs", json=document).json()["data"]["job_id"] for _ in range(2))
         job = world.start(job_id)
         world.write(job, "a line\n")
         world.measure(job, step=1, values={"loss": 1.0})
         world.save(job_id, "f1", 1)
         world.end(job_id)  # so that whoever follows it comes to an end
+        running = world.start(running_id).live  # so that workers may still report
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers=headers)
-    return Target(schema=schema, key=key, job_id=job_id, attempt_id=f"{job_id}.1", token=job.live.token)
+    return Target(
+        schema=schema,
+        key=key,
+        job_id=job_id,
+        attempt_id=f"{running_id}.1",
+        tokens={"attemptToken": running.token, "rankToken": running.rank_token},
+    )
 
 
 @pytest.mark.parametrize("tag", TAGS)
@@ -71,7 +78,8 @@ def fuzz(operation: Any, target: Target) -> None:
             case.path_parameters.update({name: value for name, value in known.items() if name in case.path_parameters})
         if "wait_s" in (case.query or {}):
             case.query["wait_s"] = 0
-        key = target.token if "worker" in operation.tags else target.key
+        (wanted, *_) = next(iter(operation.definition.raw.get("security") or [{"bearer": []}]))
+        key = target.tokens.get(wanted, target.key)
         case.call_and_validate(headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S, checks=CHECKS)
 
     send()
@@ -81,7 +89,7 @@ def test_document_names_what_each_route_wants(target: Target, served: Served) ->
     document = httpx.get(f"{served.url}/openapi.json", headers={"X-API-Key": target.key}).json()
     assert document["security"] == [{"bearer": []}, {"apiKey": []}]
     assert document["paths"]["/healthz"]["get"]["security"] == []
-    assert document["paths"]["/v1/worker/attempts/{attempt_id}/owner"]["get"]["security"] == [{"attemptToken": []}]
+    assert document["paths"]["/v1/worker/attempts/{attempt_id}/owner"]["get"]["security"] == [{"rankToken": []}]
     submit = document["paths"]["/v1/jobs"]["post"]
     assert submit["requestBody"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/SubmitJobRequest"

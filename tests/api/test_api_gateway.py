@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -29,6 +30,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         if self.path == "/stream":
             return self.stream()
+        if self.path == "/slow":
+            self.gate.wait(60)
         if self.path == "/die":
             return self.die()
         size = self.headers.get("Content-Length")
@@ -168,16 +171,48 @@ def test_answer_that_breaks_off_does_not_look_whole(api: Api, job_id: str) -> No
         api.http.get(f"/v1/jobs/{job_id}/proxy/die")
 
 
+def last_use(world: World, job_id: str) -> float:
+    with world.database.read() as connection:
+        return activity.get(connection, Scope.everything(), job_id) or 0.0
+
+
+def goes_on_being_used(world: World, job_id: str) -> bool:
+    """Whether use is recorded again and again, for longer than one round of writing takes."""
+    latest = last_use(world, job_id)
+    for _ in range(3):
+        latest = wait_for(lambda before=latest: (now := last_use(world, job_id)) > before and now)
+    return True
+
+
 def test_use_is_recorded(api: Api, world: World, job_id: str) -> None:
     echo(api, "GET", f"/v1/jobs/{job_id}/proxy/")
-
-    def last_use() -> float | None:
-        with world.database.read() as connection:
-            return activity.get(connection, Scope.everything(), job_id)
-
-    first = wait_for(last_use)
+    first = wait_for(lambda: last_use(world, job_id))
     echo(api, "GET", f"/v1/jobs/{job_id}/proxy/")
-    wait_for(lambda: (last_use() or 0) > first)
+    wait_for(lambda: last_use(world, job_id) > first)
+
+
+@pytest.mark.parametrize("path", ["slow", "stream"])
+def test_service_that_takes_its_time_is_in_use_until_it_has_answered(
+    api: Api, world: World, job_id: str, path: str
+) -> None:
+    Handler.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(api.http.get, f"/v1/jobs/{job_id}/proxy/{path}")
+        try:
+            assert goes_on_being_used(world, job_id)
+            assert not answer.done()
+        finally:
+            Handler.gate.set()
+        assert answer.result(60).status_code == 200
+
+
+def test_service_is_in_use_while_a_request_is_being_sent(api: Api, world: World, job_id: str) -> None:
+    def body() -> Iterator[bytes]:
+        yield b"one"
+        assert goes_on_being_used(world, job_id)
+        yield b"two"
+
+    assert echo(api, "POST", f"/v1/jobs/{job_id}/proxy/", content=body())["body"] == "onetwo"
 
 
 def test_job_that_is_no_service_is_refused(api: Api) -> None:

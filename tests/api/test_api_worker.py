@@ -34,6 +34,11 @@ class Worker:
             timeout=WAIT_S,
         )
 
+    @property
+    def rank_headers(self) -> dict[str, str]:
+        """The credentials of the attempt's ranks."""
+        return {"Authorization": f"Bearer {self.job.live.rank_token}"}
+
     def call(self, method: str, path: str, expect: int = 200, **options: Any) -> Any:
         return Api(http=self.http, world=self.api.world, account_id="", key="").call(method, path, expect, **options)
 
@@ -188,11 +193,51 @@ def test_control_waits_for_a_wish(worker: Worker, world: World) -> None:
 
 
 def test_only_the_current_attempt_is_the_owner(worker: Worker, world: World) -> None:
-    assert worker.call("GET", "owner") == {"owner": True}
+    rank = worker.rank_headers
+    assert worker.call("GET", "owner", headers=rank) == {"owner": True}
     job_id = worker.job.job_id
     world.see(job_id, {"type": "started"})
     world.end(job_id)
-    assert worker.call("GET", "owner") == {"owner": False}
+    assert worker.call("GET", "owner", headers=rank) == {"owner": False}
+
+
+def test_token_of_ranks_is_good_for_the_owner_alone(worker: Worker, api: Api, world: World) -> None:
+    rank = worker.rank_headers
+    assert worker.job.live.token not in rank["Authorization"]
+    end = {"reason": "SUCCEEDED", "message": "", "ended_at": 1.0, "streams": {}}
+    for method, path, options in (
+        ("GET", "request", {}),
+        ("GET", "control", {}),
+        ("GET", "documents/rendezvous.json", {}),
+        ("POST", "claims/0", {"json": CLAIMANT}),
+        ("POST", f"streams/{STREAM}?offset=0", {"content": b"x"}),
+        ("PUT", "documents/nodes/0/exit.json", {"json": end}),
+    ):
+        assert worker.call(method, path, 401, headers=rank, **options)["code"] == "AUTH_TOKEN_INVALID"
+    for path in ("/v1/jobs", f"/v1/blobs/{'0' * 64}"):
+        assert api.call("GET", path, 401, headers=rank)["code"] == "AUTH_TOKEN_INVALID"
+    assert worker.call("GET", "owner", 401)["code"] == "AUTH_TOKEN_INVALID"
+    assert world.directory(worker.job).document("nodes/0/exit.json") is None
+
+
+def test_attempt_that_has_ended_takes_nothing_more(worker: Worker, world: World) -> None:
+    worker.call("POST", f"streams/{STREAM}?offset=0", content=b"all")
+    end = {"reason": "SUCCEEDED", "message": "", "ended_at": 1.0, "streams": {}}
+    for node in (0, 1):
+        worker.call("PUT", f"documents/nodes/{node}/exit.json", json=end)
+    job_id = worker.job.job_id
+    world.see(job_id, {"type": "started"})
+    assert world.end(job_id).status == "COMPLETED"
+    for method, path, options in (
+        ("GET", "request", {}),
+        ("GET", "control", {}),
+        ("POST", "claims/0", {"json": CLAIMANT}),
+        ("POST", f"streams/{STREAM}?offset=3", {"content": b" lies"}),
+        ("PUT", "documents/nodes/0/exit.json", {"json": {**end, "reason": "CANCELLED"}}),
+    ):
+        assert worker.call(method, path, 410, **options)["code"] == "ATTEMPT_ENDED"
+    assert world.directory(worker.job).read(STREAM, 0) == b"all"
+    assert world.directory(worker.job).document("nodes/0/exit.json") == end
 
 
 def test_worker_of_a_removed_run_directory_is_sent_away(worker: Worker, world: World) -> None:

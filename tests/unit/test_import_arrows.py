@@ -22,7 +22,7 @@ OURS: dict[str, set[str]] = {
     "scheduling": {"core", "protocol"},
     "store": {"core", "protocol", "failpoints"},
     "backends": {"core", "protocol"},
-    "coordinator": {"scheduling", "store", "backends", "core", "protocol", "storage", "failpoints"},
+    "coordinator": {"scheduling", "store", "backends", "core", "protocol", "storage", "settings", "failpoints"},
     "api": {"coordinator", "scheduling", "store", "core", "protocol", "storage", "settings"},
     "sdk": {"protocol"},
     "cli": {"sdk", "protocol"},

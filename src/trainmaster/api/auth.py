@@ -1,4 +1,4 @@
-"""Who is asking: API keys for people and programs, one token for each attempt's worker.
+"""Who is asking: API keys for people and programs, one token for each attempt's workers, another for its ranks.
 
 A key is known by its digest alone. A token is good for the routes of its attempt and for nothing else, and a
 key is not good there.

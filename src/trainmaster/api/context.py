@@ -26,6 +26,11 @@ def _no_hint(subject: str) -> None:
     """Whoever is not told finds out by looking."""
 
 
+def _fine() -> str | None:
+    """Nothing is known to be wrong."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
     """Handed to `create_app`; the same for every request."""
@@ -37,6 +42,8 @@ class ApiContext:
     """`api`: all routes but the gateway's; `gateway`: those."""
     hint: Callable[[str], None] = _no_hint
     """Called with an attempt's id after its worker reported something."""
+    healthy: Callable[[], str | None] = _fine
+    """None while the rest of this process does its work; else what keeps it from that. Must not wait."""
     clock: Callable[[], float] = time.time
     version: str = __version__
     max_blob_bytes: int = 2 << 30

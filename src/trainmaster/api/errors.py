@@ -9,9 +9,11 @@ Errors of the API itself, below the tree of `trainmaster.core.errors`:
     ├── UnknownRouteError            404
     ├── WrongMethodError             405
     ├── StreamGapConflictError       409: a worker sent bytes beyond the end of a stream
+    ├── AttemptEndedError            410: a worker reported after its attempt's end
     ├── TooLargeError                413
     ├── InternalError                500: our fault; the log says more
     ├── BadGatewayError              502: the service broke off
+    ├── UnhealthyError               503: a part of the server does not work
     └── ServiceNotReadyError         503: there is nothing (yet) that could answer
 """
 
@@ -85,6 +87,12 @@ class StreamGapConflictError(TrainmasterError):
         return (Problem(field="offset", message=str(self.next_offset)),)
 
 
+class AttemptEndedError(TrainmasterError):
+    """This attempt has ended: nothing more is taken for it."""
+
+    code = "ATTEMPT_ENDED"
+
+
 class TooLargeError(TrainmasterError):
     """The body is too large."""
 
@@ -99,6 +107,12 @@ class BadGatewayError(TrainmasterError):
     """The service broke the connection off."""
 
     code = "SERVICE_UNREACHABLE"
+
+
+class UnhealthyError(TrainmasterError):
+    """The server answers, but cannot do its work."""
+
+    code = "UNHEALTHY"
 
 
 class ServiceNotReadyError(TrainmasterError):
@@ -126,8 +140,10 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         UnknownRouteError: HTTPStatus.NOT_FOUND,
         WrongMethodError: HTTPStatus.METHOD_NOT_ALLOWED,
         StreamGapConflictError: HTTPStatus.CONFLICT,
+        AttemptEndedError: HTTPStatus.GONE,
         TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         BadGatewayError: HTTPStatus.BAD_GATEWAY,
+        UnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
         ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
         TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
     }

@@ -1,12 +1,13 @@
 """The gateway: what is sent to `/v1/jobs/{id}/proxy/...` reaches the service that the job is.
 
-Bodies flow through in both directions as they come. Our own credentials stay here. Every request, and every piece
-of a long answer, counts as use of the service.
+Bodies flow through in both directions as they come. Our own credentials stay here. A request counts as use of the
+service from its first byte to the last one of its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -90,7 +91,13 @@ class Gateway:
             BadGatewayError: it broke off before it answered.
         """
         host = dial(job)
-        self._activity.touch(job.job_id)
+        with contextlib.ExitStack() as use:
+            use.enter_context(self._activity.use(job.job_id))
+            answer = await self._exchange(request, job, host)
+            return Response(status_code=_CLIENT_GONE) if answer is None else _Answer(answer, use.pop_all(), job.job_id)
+
+    async def _exchange(self, request: Request, job: Job, host: str) -> httpx.Response | None:
+        """The beginning of the service's answer; None when the client left before."""
         sent_all = asyncio.Event()
         has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
         if not has_body:
@@ -107,11 +114,9 @@ class Gateway:
         leaving = asyncio.ensure_future(_departure(request, sent_all))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                return Response(status_code=_CLIENT_GONE)
-            return _Answer(await sending, self._activity, job.job_id)
+            return await sending if sending.done() else None
         except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
+            return None
         except httpx.TransportError as error:
             raise BadGatewayError(
                 f"the service of job {job.job_id} broke off: {error or type(error).__name__}"
@@ -148,11 +153,11 @@ def dial(job: Job) -> str:
 
 
 class _Answer(Response):
-    """A service's answer, passed on as it comes."""
+    """A service's answer, passed on as it comes; `use` is closed when it is through."""
 
-    def __init__(self, answer: httpx.Response, activity: Activity, job_id: str) -> None:
+    def __init__(self, answer: httpx.Response, use: contextlib.ExitStack, job_id: str) -> None:
         self._answer = answer
-        self._activity = activity
+        self._use = use
         self._job_id = job_id
         self.status_code = answer.status_code
         self.background = None
@@ -177,12 +182,12 @@ class _Answer(Response):
             for task in (passing, leaving):
                 task.cancel()
             await asyncio.gather(passing, leaving, return_exceptions=True)
+            self._use.close()
             await asyncio.shield(self._answer.aclose())
 
     async def _pass_on(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for piece in self._answer.aiter_raw():
-            self._activity.touch(self._job_id)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -20,6 +20,8 @@ Logs, metrics and events are pages of JSON, or server-sent events for `Accept: t
 
 BY_TOKEN: dict[str, Any] = {"security": [{"attemptToken": []}]}
 """For `openapi_extra`: the route wants an attempt's token."""
+BY_RANK_TOKEN: dict[str, Any] = {"security": [{"rankToken": []}]}
+"""For `openapi_extra`: the route wants the token of an attempt's ranks."""
 BY_EITHER: dict[str, Any] = {"security": [{"bearer": []}, {"apiKey": []}, {"attemptToken": []}]}
 """For `openapi_extra`: the route takes a key or a token."""
 OPEN: dict[str, Any] = {"security": []}
@@ -29,6 +31,7 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key."},
     "attemptToken": {"type": "http", "scheme": "bearer", "description": "The token of one attempt's worker."},
+    "rankToken": {"type": "http", "scheme": "bearer", "description": "The token of one attempt's ranks."},
 }
 
 

@@ -23,6 +23,7 @@ _MEANINGS = {
     HTTPStatus.FORBIDDEN: "The key lacks a scope.",
     HTTPStatus.NOT_FOUND: "There is no such thing, or it is not yours to see.",
     HTTPStatus.CONFLICT: "Not now.",
+    HTTPStatus.GONE: "It has ended.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A wrong shape or value; the details name the fields.",
     HTTPStatus.BAD_GATEWAY: "The service broke off.",

@@ -6,21 +6,38 @@ Registered by name and imported on first use, so that the server starts without 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-BACKENDS: Mapping[str, str] = {
-    "local": "trainmaster.backends.local:LocalBackend",
-    "scripted": "trainmaster.backends.scripted:ScriptedBackend",
-}
-"""Name -> where its class is."""
+if TYPE_CHECKING:
+    from trainmaster.backends.base import Backend
+    from trainmaster.protocol.request import AttemptRequest
+    from trainmaster.protocol.rundir import RunDirectory
+
+BACKENDS: Mapping[str, str] = {"local": "trainmaster.backends.local:make"}
+"""Name -> the function that makes it from a `BackendContext`."""
 
 
-def backend_class(name: str) -> type:
-    """The class of a backend.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendContext:
+    """What a server tells its backends."""
+
+    data_dir: Path
+    """Where a backend may keep state of its own."""
+    run_directory: Callable[[AttemptRequest], RunDirectory]
+    """The server's side of an attempt's files."""
+    simulated_gpus: str = ""
+    slots_per_node: int = 0
+
+
+def make_backend(name: str, context: BackendContext) -> Backend:
+    """A backend by its name.
 
     Raises:
         KeyError: there is no such backend.
     """
-    module, _, attribute = BACKENDS[name].partition(":")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
+    module, _, function = BACKENDS[name].partition(":")
+    made: Backend = getattr(importlib.import_module(module), function)(context)
+    return made

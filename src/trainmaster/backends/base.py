@@ -50,6 +50,10 @@ class Backend(Protocol):
     name: str
     capabilities: Capabilities
 
+    def open(self) -> None:
+        """Get ready; called once, when a server starts to coordinate."""
+        ...
+
     def inventory(self) -> Sequence[Node]:
         """The nodes there are now."""
         ...
@@ -72,6 +76,10 @@ class Backend(Protocol):
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """Pass a control on to the workers."""
+        ...
+
+    def kill(self, request: AttemptRequest) -> None:
+        """End workers that did not react to a stop, by force."""
         ...
 
     def revoke(self, request: AttemptRequest) -> None:

@@ -110,6 +110,9 @@ class ScriptedBackend:
         self.broken: str | None = None
         """Set to a message to make every launch fail."""
 
+    def open(self) -> None:
+        """There is nothing to get ready."""
+
     def inventory(self) -> Sequence[Node]:
         """The nodes that it was given."""
         return self._nodes
@@ -153,6 +156,13 @@ class ScriptedBackend:
             worker = self._world.workers.get((request.attempt_id, node))
             if worker is not None and control.stop is not None:
                 worker.stop = control
+
+    def kill(self, request: AttemptRequest) -> None:
+        """The workers are gone without a word."""
+        for node in range(len(request.nodes)):
+            worker = self._world.workers.get((request.attempt_id, node))
+            if worker is not None:
+                worker.gone = True
 
     def revoke(self, request: AttemptRequest) -> None:
         """Take every claim that is still free."""

@@ -6,8 +6,8 @@ save doing it again on every pass.
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from trainmaster import failpoints
 from trainmaster.backends.base import Backend, LaunchError
 from trainmaster.coordinator.launching import attempt_request, run_directory
 from trainmaster.coordinator.watch import look
-from trainmaster.core.endings import refuse_launch
+from trainmaster.core.endings import name_attempt, refuse_launch
 from trainmaster.core.errors import NotFoundError, TrainmasterError
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.sight import Liveness, Sight
@@ -25,7 +25,7 @@ from trainmaster.core.stopping import control_for
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import exit_document
+from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.storage import Roots
 
@@ -37,20 +37,40 @@ LAUNCH_TIMEOUT_S = 120.0
 """An attempt that nobody claimed by then is withdrawn, and the job is placed anew."""
 
 
+STOP_OVERDUE_S = 45.0
+"""Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
+BACKOFF_S = 1.0
+BACKOFF_MAX_S = 30.0
+
+
 @dataclass(slots=True)
 class _Memory:
     """What this process did for one attempt."""
 
+    request: AttemptRequest | None = None
     launched_at: float | None = None
     revoked: bool = False
+    killed: bool = False
     control: Control | None = None
     lost: set[int] = field(default_factory=set)
     """Nodes whose worker died without a word; what they left running is to be swept."""
     swept: set[int] = field(default_factory=set)
     busy: bool = False
-    failure: tuple[str, Reason] | None = None
+    failures: int = 0
+    """Acts that failed in a row; the next one waits the longer."""
+    not_before: float = 0.0
+    refusal: tuple[str, Reason] | None = None
     """Why a launch failed of which nothing runs."""
-    request: AttemptRequest | None = None
+    handle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """One thing to do for an attempt."""
+
+    work: Callable[[], None]
+    slow: bool = False
+    """May wait for processes to end or for deliveries; must not hold up launches."""
 
 
 class Acting:
@@ -74,17 +94,17 @@ class Acting:
         self._hint_socket = hint_socket
         self._server_url = server_url
         self._memory: dict[str, _Memory] = {}
-        self._lock = threading.Lock()
         self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
+        self._slow_pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="sweep")
 
     def forget(self) -> None:
         """Trust nothing of an earlier reign."""
-        with self._lock:
-            self._memory = {}
+        self._memory = {}
 
     def close(self) -> None:
-        """Finish what is under way."""
-        self._pool.shutdown(wait=True)
+        """Finish what is under way; what has not begun is done by the next leader."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._slow_pool.shutdown(wait=False, cancel_futures=True)
 
     def act(self, view: ClusterView, now: float) -> None:
         """Start the acts that the committed jobs call for."""
@@ -93,101 +113,125 @@ class Acting:
             attempt_id = f"{job.job_id}.{job.live.number}"
             live.add(attempt_id)
             memory = self._memory.setdefault(attempt_id, _Memory())
-            if memory.busy:
+            if memory.busy or now < memory.not_before:
                 continue
-            work = self._next(job, view, memory, now)
-            if work is not None:
+            act = self._next(job, view, memory, now)
+            if act is not None:
                 memory.busy = True
-                self._pool.submit(self._run, attempt_id, memory, work)
+                pool = self._slow_pool if act.slow else self._pool
+                pool.submit(self._run, attempt_id, memory, act.work, now)
         if len(self._memory) > len(live):
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
 
-    def look(self, job: Job) -> Sight | None:
+    def look(self, job: Job, view: ClusterView) -> Sight | None:
         """What is to be seen of a job's attempt now; None when it was not launched yet."""
         memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
         directory = run_directory(self._roots, job.job_id, job.live.number)
-        try:
-            request = memory.request or directory.request()
-        except FileNotFoundError:
+        if memory.request is None:
+            memory.request = _readable(directory)
+        if memory.request is None and not job.live.claimed:
             return None
-        memory.request = request
+        request = self._prepared(job, view, memory)
         liveness = list(self._backends[job.live.backend].observe(request))
         for node, alive in enumerate(liveness):
-            lost = alive in (Liveness.GONE, Liveness.REBOOTED) and node not in job.live.exits
-            if lost and node not in memory.swept and directory.document(exit_document(node)) is None:
-                # Its strays may still be writing; until they are swept it is not known to be gone.
-                memory.lost.add(node)
-                liveness[node] = Liveness.UNKNOWN
+            if alive is Liveness.UNCLAIMED and node in job.live.claimed:
+                alive = Liveness.GONE  # The claim itself was lost, with whoever had it.
+            if alive in (Liveness.GONE, Liveness.REBOOTED) and node not in job.live.exits:
+                ended = directory.document(exit_document(node)) is not None
+                if not ended and node not in memory.swept:
+                    # Its strays may still be writing; until they are swept it is not known to be gone.
+                    memory.lost.add(node)
+                    alive = Liveness.UNKNOWN
+            liveness[node] = alive
         return look(job, directory, liveness, ranks_per_node=request.launch.ranks_per_node, roots=self._roots)
 
-    def take_failure(self, job: Job, now: float) -> Change | None:
-        """What a launch that failed makes of its job."""
+    def take_outcome(self, job: Job, now: float) -> Change | None:
+        """What a launch that was carried out, or refused, makes of its job."""
         memory = self._memory.get(f"{job.job_id}.{job.live.number}")
-        if memory is None or memory.failure is None:
+        if memory is None:
             return None
-        (message, reason), memory.failure = memory.failure, None
-        return refuse_launch(job, now=now, attempt=job.live.number, message=message, reason=reason)
+        if memory.refusal is not None:
+            (message, reason), memory.refusal = memory.refusal, None
+            return refuse_launch(job, now=now, attempt=job.live.number, message=message, reason=reason)
+        if memory.handle != job.live.handle and memory.handle is not None:
+            return name_attempt(job, now=now, handle=memory.handle)
+        return None
 
-    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Callable[[], None] | None:
+    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
         """The one thing to do next for an attempt, if any."""
         attempt = job.live
         backend = self._backends[attempt.backend]
-        unclaimed = len(attempt.claimed) < len(attempt.shares)
-        withdrawn = attempt.stop is not None or now - attempt.created_at > LAUNCH_TIMEOUT_S
-        if job.status is JobStatus.SCHEDULING and unclaimed and withdrawn and not memory.revoked:
-            memory.revoked = True
-            return lambda: backend.revoke(self._prepared(job, view, memory))
-        if job.status is JobStatus.SCHEDULING and unclaimed and not withdrawn:
-            if memory.launched_at is None or now - memory.launched_at > LAUNCH_AGAIN_S:
-                memory.launched_at = now
-                return lambda: self._launch(backend, job, view, memory)
-            return None
+        if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
+            act = self._next_for_unclaimed(job, view, memory, now)
+            if act is not None or attempt.stop is None:
+                return act
         control = control_for(job)
         if control is None:
             # What was wanted was done, and may be wanted again.
             memory.control = None
         elif not _same(control, memory.control):
             memory.control = control
-            return lambda: backend.stop(self._prepared(job, view, memory), control)
+            return _Act(lambda: backend.stop(self._prepared(job, view, memory), control))
         if memory.lost:
-            return lambda: self._sweep(backend, job, view, memory)
+            return _Act(lambda: self._sweep(backend, job, view, memory), slow=True)
+        overdue = attempt.stop_at is not None and now > attempt.stop_at + attempt.stop_grace_s + STOP_OVERDUE_S
+        if overdue and not memory.killed:
+            memory.killed = True
+            return _Act(lambda: backend.kill(self._prepared(job, view, memory)))
         return None
 
-    def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None]) -> None:
+    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
+        backend = self._backends[job.live.backend]
+        if job.live.stop is not None or now - job.live.created_at > LAUNCH_TIMEOUT_S:
+            if memory.revoked:
+                return None
+            memory.revoked = True
+            return _Act(lambda: self._launch(backend.revoke, job, view, memory))
+        if memory.launched_at is not None and now - memory.launched_at <= LAUNCH_AGAIN_S:
+            return None
+        memory.launched_at = now
+        return _Act(lambda: self._launch(backend.submit, job, view, memory))
+
+    def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
         try:
             work()
+            memory.failures = 0
         except Exception:
-            _log.exception("%s: an act failed; it is tried again", attempt_id)
+            wait_s = min(BACKOFF_S * 2**memory.failures, BACKOFF_MAX_S)
+            _log.exception("%s: an act failed; it is tried again in %.0f s", attempt_id, wait_s)
+            memory.failures += 1
+            memory.not_before = now + wait_s
             memory.control = None
-            memory.revoked = False
+            memory.revoked = memory.killed = False
         failpoints.reach("act.after")
         memory.busy = False
         self._hint(attempt_id)
 
-    def _launch(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:
+    def _launch(
+        self, verb: Callable[[AttemptRequest], str | None], job: Job, view: ClusterView, memory: _Memory
+    ) -> None:
+        """Lay an attempt out and hand it to its backend, to be started or to be withdrawn."""
         try:
             request = self._prepared(job, view, memory)
             failpoints.reach("act.before_submit")
-            backend.submit(request)
+            memory.handle = verb(request)
         except LaunchError as error:
-            memory.failure = (str(error), error.reason)
+            memory.refusal = (str(error), error.reason)
         except TrainmasterError as error:
-            memory.failure = (error.message, Reason.LAUNCH_REFUSED)
+            memory.refusal = (error.message, Reason.LAUNCH_REFUSED)
         except OSError as error:
             if memory.request is not None:
                 raise  # It was laid out: somebody may have claimed it.
-            memory.failure = (f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
-        if memory.failure is not None:
-            _log.warning("%s was not launched: %s", job.job_id, memory.failure[0])
+            memory.refusal = (f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
+        if memory.refusal is not None:
+            _log.warning("%s was not launched: %s", job.job_id, memory.refusal[0])
 
     def _prepared(self, job: Job, view: ClusterView, memory: _Memory) -> AttemptRequest:
-        """The attempt's request, laid out on disk."""
-        directory = run_directory(self._roots, job.job_id, job.live.number)
-        try:
-            memory.request = memory.request or directory.request()
-        except FileNotFoundError:
-            request = self._new_request(job, view)
+        """The attempt's request, laid out on disk; made anew from the job where a crash has left none."""
+        if memory.request is None:
+            directory = run_directory(self._roots, job.job_id, job.live.number)
+            request = _readable(directory) or self._new_request(job, view)
             directory.create(request)
             memory.request = request
         return memory.request
@@ -216,6 +260,14 @@ class Acting:
             backend.sweep(request, node)
             memory.swept.add(node)
             memory.lost.discard(node)
+
+
+def _readable(directory: RunDirectory) -> AttemptRequest | None:
+    """The request of a run directory; None when there is none, or a power cut left nothing of it."""
+    try:
+        return directory.request()
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        return None
 
 
 def _same(one: Control, other: Control | None) -> bool:

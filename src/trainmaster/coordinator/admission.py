@@ -32,6 +32,8 @@ class Admission:
             problem = self._problem(job)
         except TrainmasterError as error:
             problem = error.message
+        except (OSError, ValueError) as error:
+            problem = f"what it names on the server cannot be looked at: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
     def _problem(self, job: Job) -> str | None:

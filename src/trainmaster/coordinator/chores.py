@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
@@ -20,20 +23,49 @@ IDEMPOTENCY_KEEP_S = 24 * 3600.0
 
 
 class Chores:
-    """Called on every timed pass of the leader; does something only when it is time."""
+    """Done by a thread of its own every so often, while this server leads: removing much takes long."""
 
-    def __init__(self, database: Database, roots: Roots, *, blob_keep_s: float, every_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        roots: Roots,
+        *,
+        leads: Callable[[], bool],
+        blob_keep_s: float,
+        every_s: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._database = database
         self._roots = roots
+        self._leads = leads
         self._blob_keep_s = blob_keep_s
         self._every_s = every_s
-        self._done_at = 0.0
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
 
-    def __call__(self, now: float) -> None:
-        """Do what is due."""
-        if now - self._done_at < self._every_s:
-            return
-        self._done_at = now
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; what is under way is left to the next leader."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        # The first round comes soon: a server that starts has the most to tidy up.
+        wait_s = 2.0
+        while not self._stopping.wait(wait_s):
+            wait_s = self._every_s
+            if self._leads():
+                try:
+                    self.do()
+                except Exception:
+                    _log.exception("a chore failed; it is tried again")
+
+    def do(self) -> None:
+        """Do what is due, once."""
+        now = self._clock()
         self._purge_jobs()
         self._collect_blobs(now)
         self._database.write_now(

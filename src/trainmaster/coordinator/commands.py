@@ -143,9 +143,13 @@ class Commands:
     def delete(
         self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
     ) -> Future[Outcome]:
-        """Stop a job and hide it."""
+        """Stop a job and hide it. With `purge`, one that was deleted before is found by its id once more."""
         return self._command(
-            scope, job_id, idempotency, lambda _, job: decide.delete(job, now=self._clock(), purge=purge)
+            scope,
+            job_id,
+            idempotency,
+            lambda _, job: decide.delete(job, now=self._clock(), purge=purge),
+            deleted=purge,
         )
 
     def retry(
@@ -172,7 +176,7 @@ class Commands:
                 chosen = (
                     _checkpoint(connection, scope, parent, checkpoint_id).checkpoint_id
                     if checkpoint_id
-                    else parent.latest_checkpoint_id or parent.resume_checkpoint_id
+                    else parent.own_checkpoint_id or parent.resume_checkpoint_id
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
                 used = {blob.sha256 for blob in compile_launch(request).blobs}
@@ -224,9 +228,13 @@ class Commands:
         job_id: str,
         idempotency: Idempotency | None,
         decision: Callable[[Connection, Job], Change | None],
+        *,
+        deleted: bool = False,
     ) -> Future[Outcome]:
         def work(connection: Connection) -> Outcome:
-            return self._once(connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision))
+            return self._once(
+                connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision, deleted)
+            )
 
         return self._write(work)
 
@@ -259,10 +267,14 @@ class Commands:
 
 
 def _decide(
-    connection: Connection, scope: Scope, job_id: str, decision: Callable[[Connection, Job], Change | None]
+    connection: Connection,
+    scope: Scope,
+    job_id: str,
+    decision: Callable[[Connection, Job], Change | None],
+    deleted: bool,
 ) -> Outcome:
     for _ in range(_TRIES):
-        job = jobs.get(connection, scope, job_id)
+        job = jobs.get(connection, scope, job_id, deleted=deleted)
         change = decision(connection, job)
         if change is None:
             return Outcome(job=job)

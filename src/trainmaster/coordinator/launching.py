@@ -34,6 +34,7 @@ def attempt_request(
         job_id=job.job_id,
         attempt=attempt.number,
         token=attempt.token,
+        rank_token=attempt.rank_token,
         launch=compile_launch(load_stored(job.spec_version, job.spec)),
         nodes=tuple(
             NodeAssignment(

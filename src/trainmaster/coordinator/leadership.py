@@ -45,6 +45,7 @@ class Leadership:
         """A loop that did not finish a pass for so long is stuck, and somebody else should lead."""
         self._lease: Lease | None = None
         self._progress_at = time.monotonic()
+        self._not_before = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -81,16 +82,23 @@ class Leadership:
         while True:
             try:
                 self._renew()
-            except TrainmasterError as error:
-                _log.warning("lease not renewed: %s", error.message)
+            except Exception as error:
+                _log.warning("lease not renewed: %s", error)
                 self._lease = None
             if self._stopping.wait(self._lease_s / 5):
                 return
 
+    def _give_up(self, lease: Lease) -> None:
+        """Let somebody else lead, and leave them the time to take over."""
+        _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
+        self._lease = None
+        self._not_before = time.monotonic() + 2 * self._lease_s
+        self._database.write_now(lambda connection: leases.release(connection, Scope.everything(), lease))
+
     def _renew(self) -> None:
         if self._lease is not None and time.monotonic() - self._progress_at > self._patience_s:
-            _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
-            self._lease = None
+            self._give_up(self._lease)
+        if time.monotonic() < self._not_before:
             return
         before = self._lease
         now = self._clock()

@@ -19,9 +19,11 @@ from trainmaster.backends.base import Backend
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.leadership import Leadership
+from trainmaster.coordinator.waking import Alarm
 from trainmaster.core import observations, timers
-from trainmaster.core.errors import NotLeaderError, TrainmasterError
+from trainmaster.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
+from trainmaster.core.resources import Node
 from trainmaster.core.states import ACTIVE, RUNNING, JobStatus
 from trainmaster.scheduling.schedule import Plan, schedule
 from trainmaster.scheduling.view import ClusterView
@@ -40,8 +42,12 @@ class Pace:
     poll_s: float = 1.0
     """Running attempts and timers."""
     inventory_s: float = 15.0
-    foreign_s: float = 0.1
-    """Whether another process has written to the database."""
+    gap_s: float = 30.0
+    """A pause between two looks that is longer means that the machine slept, or that nobody led."""
+
+
+STUCK_AFTER_S = 60.0
+"""A loop that led and finished no pass for so long is no use to anybody."""
 
 
 class Coordinator:
@@ -55,7 +61,6 @@ class Coordinator:
         leadership: Leadership,
         acting: Acting,
         admission: Admission,
-        chores: Iterable[Callable[[float], None]] = (),
         stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
@@ -65,22 +70,19 @@ class Coordinator:
         self._leadership = leadership
         self._acting = acting
         self._admission = admission
-        self._chores = tuple(chores)
         self._stalled_after_s = stalled_after_s
         self._clock = clock
         self._pace = pace or Pace()
-        self._wake = threading.Condition()
-        self._hinted: set[str] = set()
-        self._awake = False
-        self._stopping = False
+        self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
         self._view = ClusterView()
         self._plan = Plan()
         self._cursor = 0
-        self._polled_at = 0.0
-        self._inventory_at = 0.0
-        self._data_version = 0
+        self._polled_at: float | None = None
+        self._inventory_at: float | None = None
+        self._awake_since = 0.0
+        self._finished_at = time.monotonic()
 
     @property
     def view(self) -> ClusterView:
@@ -91,11 +93,14 @@ class Coordinator:
 
     def hint(self, subject: str) -> None:
         """Look soon: at one attempt (by its id), or at the feed of events."""
-        with self._wake:
-            if subject:
-                self._hinted.add(subject)
-            self._awake = True
-            self._wake.notify()
+        self._alarm.hint(subject)
+
+    def problem(self) -> str | None:
+        """Why nothing is being coordinated here; None when all is well."""
+        if self._thread is not None and not self._thread.is_alive():
+            return "the coordinator's thread has ended"
+        idle_s = time.monotonic() - self._finished_at
+        return f"the coordinator finished no pass for {idle_s:.0f} s" if idle_s > STUCK_AFTER_S else None
 
     def start(self) -> None:
         """Run the loop in a thread of its own."""
@@ -104,9 +109,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Finish the pass and stop; what runs goes on."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._alarm.stop()
         if self._thread is not None:
             self._thread.join()
         self._acting.close()
@@ -114,12 +117,10 @@ class Coordinator:
     # -- the loop --
 
     def _run(self) -> None:
-        while True:
-            hinted = self._wait()
-            if self._stopping:
-                return
+        while not self._alarm.stopped:
             try:
-                self.run_pass(hinted)
+                self.run_pass(self._alarm.wait())
+                self._finished_at = time.monotonic()
                 self._leadership.progressed()
             except NotLeaderError:
                 _log.warning("another server leads now")
@@ -127,11 +128,11 @@ class Coordinator:
                 self._epoch = None
             except TrainmasterError as error:
                 _log.warning("pass given up: %s", error.message)
-                self._pause_after_failure()
+                self._alarm.rest(0.5)
             except Exception:
                 _log.exception("pass failed; the next one starts from the committed state")
                 self._epoch = None
-                self._pause_after_failure()
+                self._alarm.rest(0.5)
 
     def run_pass(self, hinted: frozenset[str] = frozenset()) -> None:
         """One pass, if this server leads."""
@@ -142,10 +143,7 @@ class Coordinator:
         if epoch != self._epoch:
             self._take_over(epoch)
         now = self._clock()
-        timed = now - self._polled_at >= self._pace.poll_s
-        if timed:
-            self._polled_at = now
-            self._refresh_inventory(now)
+        timed = self._is_time(now)
         before = self._view
         self._catch_up()
         changes = self._observe(now, hinted, everything=timed)
@@ -155,9 +153,19 @@ class Coordinator:
             self._place(now, ahead, changes)
         self._commit(epoch, changes.values())
         self._acting.act(self._view, now)
-        if timed:
-            for chore in self._chores:
-                chore(now)
+
+    def _is_time(self, now: float) -> bool:
+        """Whether this pass looks at everything; by a clock that nobody sets."""
+        tick = time.monotonic()
+        if self._polled_at is not None and tick - self._polled_at < self._pace.poll_s:
+            return False
+        if self._polled_at is None or tick - self._polled_at > self._pace.gap_s:
+            self._awake_since = now
+        self._polled_at = tick
+        if self._inventory_at is None or tick - self._inventory_at >= self._pace.inventory_s:
+            self._inventory_at = tick
+            self._refresh_inventory()
+        return True
 
     def _take_over(self, epoch: int) -> None:
         """Rebuild the view from the database; nothing of an earlier reign is trusted."""
@@ -167,7 +175,7 @@ class Coordinator:
             known = nodes.all(connection, _EVERYTHING)
         self._view = ClusterView().with_nodes(known).with_jobs(unfinished)
         self._acting.forget()
-        self._polled_at = self._inventory_at = 0.0
+        self._polled_at = self._inventory_at = None
         self._epoch = epoch
 
     def _catch_up(self) -> None:
@@ -196,7 +204,11 @@ class Coordinator:
             latest = change.job if change else job
             if everything and latest.status in RUNNING:
                 timed = timers.due(
-                    latest, now=now, last_activity_at=used.get(job.job_id), stalled_after_s=self._stalled_after_s
+                    latest,
+                    now=now,
+                    last_activity_at=used.get(job.job_id),
+                    stalled_after_s=self._stalled_after_s,
+                    awake_since=self._awake_since,
                 )
                 if timed is not None:
                     change = merge(change, timed) if change else timed
@@ -206,10 +218,10 @@ class Coordinator:
 
     def _observe_one(self, job: Job, now: float) -> Change | None:
         try:
-            failed = self._acting.take_failure(job, now)
-            if failed is not None:
-                return failed
-            sight = self._acting.look(job)
+            told = self._acting.take_outcome(job, now)
+            if told is not None:
+                return told
+            sight = self._acting.look(job, self._view)
             return observations.observe(job, sight, now=now) if sight else None
         except Exception:
             # One unreadable run directory must not hold up every other job.
@@ -220,7 +232,11 @@ class Coordinator:
         """Let new jobs in, or refuse them."""
         for job in self._view.jobs.values():
             if job.status is JobStatus.PENDING:
-                admitted = self._admission.decide(job, now=now)
+                try:
+                    admitted = self._admission.decide(job, now=now)
+                except Exception:
+                    _log.exception("job %s could not be looked at for admission", job.job_id)
+                    continue
                 if admitted is not None:
                     changes[job.job_id] = admitted
 
@@ -258,11 +274,12 @@ class Coordinator:
 
         try:
             applied = self._database.write_now(work)
-        except TrainmasterError:
+        except (NotLeaderError, StoreUnavailableError):
             raise
         except Exception:
-            _log.exception("a commit failed; its changes are tried one by one")
+            _log.exception("a commit failed; its changes are tried one by one, and the view is built anew")
             applied = self._commit_singly(epoch, wanted)
+            self._epoch = None
         self._view = self._view.with_jobs(applied)
         if len(applied) < len(wanted):
             self.hint("")
@@ -278,7 +295,7 @@ class Coordinator:
             try:
                 if self._database.write_now(work):
                     applied.append(change.job)
-            except TrainmasterError:
+            except (NotLeaderError, StoreUnavailableError):
                 raise
             except Exception:
                 _log.exception("a change of job %s cannot be committed", change.job.job_id)
@@ -290,11 +307,8 @@ class Coordinator:
         with self._database.read() as connection:
             return activity.all(connection, _EVERYTHING)
 
-    def _refresh_inventory(self, now: float) -> None:
-        if now - self._inventory_at < self._pace.inventory_s:
-            return
-        self._inventory_at = now
-        found = [node for backend in self._backends.values() for node in backend.inventory()]
+    def _refresh_inventory(self) -> None:
+        found = inventory_of(self._backends.values())
 
         def work(connection: Connection) -> None:
             nodes.put(connection, _EVERYTHING, found)
@@ -303,29 +317,13 @@ class Coordinator:
         with self._database.read() as connection:
             self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING))
 
-    # -- waiting --
 
-    def _wait(self) -> frozenset[str]:
-        """Until a hint, a foreign write or the next poll."""
-        deadline = time.monotonic() + self._pace.poll_s
-        with self._wake:
-            while not (self._awake or self._stopping):
-                left = deadline - time.monotonic()
-                if left <= 0 or self._written_by_others():
-                    break
-                self._wake.wait(min(left, self._pace.foreign_s))
-            hinted = frozenset(self._hinted)
-            self._hinted.clear()
-            self._awake = False
-        return hinted
-
-    def _written_by_others(self) -> bool:
-        version = self._database.data_version()
-        changed = version != self._data_version
-        self._data_version = version
-        return changed
-
-    def _pause_after_failure(self) -> None:
-        with self._wake:
-            if not self._stopping:
-                self._wake.wait(0.5)
+def inventory_of(backends: Iterable[Backend]) -> list[Node]:
+    """The nodes of all backends; one that cannot tell now keeps those that are known."""
+    found: list[Node] = []
+    for backend in backends:
+        try:
+            found += backend.inventory()
+        except Exception:
+            _log.exception("backend %s cannot tell its nodes", backend.name)
+    return found

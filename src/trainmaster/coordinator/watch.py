@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.protocol.rundir import (
@@ -18,7 +19,14 @@ from trainmaster.protocol.rundir import (
     read_lines,
     worker_stream,
 )
-from trainmaster.storage import OutsideRootError, Roots
+from trainmaster.storage import Roots
+
+LONGEST_LINE = 1 << 20
+"""A longer one is passed over: no report needs it, and one must not stop all that come after it."""
+_OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
+"""What a rank may report; everything else is its worker's to say."""
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{1,255}")
+_MAX_ETA_S = 1e10
 
 
 def look(
@@ -29,14 +37,48 @@ def look(
     `liveness` must have been taken before the call: a worker that was found gone has written all it
     ever will, so nothing that it said can be missed here.
     """
-    attempt = job.live
-    offsets: dict[str, int] = {}
+    streams = _Streams(directory, job.live)
     nodes = [
-        _look_at_node(job, directory, node, alive, ranks_per_node, offsets, roots)
+        _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots)
         for node, alive in enumerate(liveness)
     ]
-    progress = _progress(job, directory, attempt, offsets)
-    return Sight(attempt=attempt.number, nodes=nodes, offsets={**attempt.offsets, **offsets}, progress=progress)
+    # After the exit of node 0 was looked for: they are complete when that is there.
+    metrics, passed_over = streams.fresh(metrics_stream(0, 0))
+    nodes[0] = replace(nodes[0], records=[*nodes[0].records, *passed_over])
+    return Sight(
+        attempt=job.live.number, nodes=nodes, offsets=streams.offsets, progress=_progress(job.progress, metrics)
+    )
+
+
+class _Streams:
+    """Reads streams on from where they were taken in, and remembers how far it came."""
+
+    def __init__(self, directory: RunDirectory, attempt: Attempt) -> None:
+        self._directory = directory
+        self.offsets = dict(attempt.offsets)
+
+    def fresh(self, stream: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The whole lines that a stream has beyond what was taken in, and a note on each that was passed over."""
+        start = self.offsets.get(stream, 0)
+        records: list[dict[str, Any]] = []
+        notes: list[dict[str, Any]] = []
+        while True:
+            # One byte back: unless it ends a line, this is the middle of one that is being passed over.
+            back = 1 if start else 0
+            data = self._directory.read(stream, start - back, back + LONGEST_LINE)
+            unread = data[back:]
+            if back and data[:1] != b"\n":
+                length = unread.find(b"\n") + 1 or len(unread)
+            else:
+                found, length = read_lines(unread)
+                records += found
+                if not length and len(unread) == LONGEST_LINE:
+                    length = len(unread)
+                    notes.append(_note(f"a report of more than {LONGEST_LINE} bytes was passed over, in {stream}"))
+            if not length:
+                return records, notes
+            start += length
+            self.offsets[stream] = start
 
 
 def _look_at_node(
@@ -45,42 +87,33 @@ def _look_at_node(
     node: int,
     alive: Liveness,
     ranks_per_node: int,
-    offsets: dict[str, int],
+    streams: _Streams,
     roots: Roots,
 ) -> NodeSight:
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    records = _fresh(directory, worker_stream(node), attempt, offsets)
+    records, notes = streams.fresh(worker_stream(node))
     for local_rank in range(ranks_per_node):
         rank = node * ranks_per_node + local_rank
-        reported = _fresh(directory, events_stream(node, rank), attempt, offsets)
-        records += [located for record in reported if (located := _located(record, rank, roots)) is not None]
-    records.sort(key=_told_at)
+        said, passed_over = streams.fresh(events_stream(node, rank))
+        records += [located for record in said if (located := _located(record, rank, roots)) is not None]
+        notes += passed_over
+    records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
     endpoint = None
-    if job.is_service and any(record.get("type") == "ready" for record in records):
-        document = directory.document(endpoint_document(node))
-        endpoint = f"{document['host']}:{document['port']}" if document else None
-    return NodeSight(liveness=alive, records=records, exit=ended, endpoint=endpoint)
+    # Over HTTP the document may arrive after the word that it is there.
+    unknown = node in attempt.started and job.endpoint is None
+    if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
+        endpoint = _endpoint(directory.document(endpoint_document(node)))
+    return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
-def _told_at(record: Mapping[str, Any]) -> float:
-    told = record.get("t")
-    return float(told) if isinstance(told, int | float) else 0.0
-
-
-def _fresh(directory: RunDirectory, stream: str, attempt: Attempt, offsets: dict[str, int]) -> list[Mapping[str, Any]]:
-    """The whole lines that a stream has beyond what was taken in."""
-    start = attempt.offsets.get(stream, 0)
-    taken: list[Mapping[str, Any]] = []
-    while True:
-        data = directory.read(stream, start)
-        records, length = read_lines(data)
-        if not length:
-            return taken
-        taken += records
-        start += length
-        offsets[stream] = start
+def _endpoint(document: Mapping[str, Any] | None) -> str | None:
+    """host:port, where a document says so."""
+    if document is None:
+        return None
+    host, port = document.get("host"), reported.whole(document.get("port"), low=1, high=65535)
+    return f"{host}:{port}" if isinstance(host, str) and _HOST.fullmatch(host) and port is not None else None
 
 
 def _located(record: dict[str, Any], rank: int, roots: Roots) -> dict[str, Any] | None:
@@ -90,40 +123,59 @@ def _located(record: dict[str, Any], rank: int, roots: Roots) -> dict[str, Any] 
             return None
         case "checkpoint":
             try:
-                location = roots.locate(str(record["path"]))
-            except (KeyError, OutsideRootError) as error:
-                return {"type": "note", "t": record.get("t"), "message": f"a checkpoint was not registered: {error}"}
+                location = roots.locate(reported.exact_text(record.get("path")))
+            except ValueError as error:
+                return _note(f"a checkpoint was not registered: {error}", record.get("t"))
             return {**record, "root": location.root, "path": location.path}
-        case _:
+        case kind if kind in _OF_RANKS:
             return record
+        case _:
+            return None
 
 
-def _progress(job: Job, directory: RunDirectory, attempt: Attempt, offsets: dict[str, int]) -> Progress | None:
-    """The last word of rank 0's metrics."""
-    records = _fresh(directory, metrics_stream(0, 0), attempt, offsets)
-    if not records:
-        return None
-    progress = job.progress
+def _note(message: str, at: object = None) -> dict[str, Any]:
+    return {"type": "note", "t": at, "message": message}
+
+
+def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progress | None:
+    """The last word of rank 0's metrics; None when it said nothing new."""
+    latest = None
     for record in records:
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            progress = _advanced(progress, record)
-    return progress
+        latest = _advanced(latest or progress, record)
+    return latest
 
 
 def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
-    step = int(record["step"]) if record.get("step") is not None else progress.step
-    total = int(record["total_steps"]) if record.get("total_steps") is not None else progress.total_steps
-    percent = float(record["percent"]) if record.get("percent") is not None else None
+    """Progress after one more report; what it does not say, or nobody could understand, stays."""
+
+    def or_before(told: float | None, before: float | None) -> float | None:
+        return before if told is None else told
+
+    step, total = reported.whole(record.get("step")), reported.whole(record.get("total_steps"))
+    step = progress.step if step is None else step
+    total = progress.total_steps if total is None else total
+    percent = reported.number(record.get("percent"), low=0.0, high=100.0)
     if percent is None and step is not None and total:
         percent = min(100.0, 100.0 * step / total)
-    values = {name: float(value) for name, value in dict(record.get("values") or {}).items()}
     return replace(
         progress,
         step=step,
         total_steps=total,
-        epoch=float(record["epoch"]) if record.get("epoch") is not None else progress.epoch,
-        percent=percent if percent is not None else progress.percent,
-        eta_s=float(record["eta_s"]) if record.get("eta_s") is not None else progress.eta_s,
-        metrics={**progress.metrics, **values},
-        step_at=(_told_at(record) or progress.step_at) if step != progress.step else progress.step_at,
+        epoch=or_before(reported.number(record.get("epoch")), progress.epoch),
+        percent=or_before(percent, progress.percent),
+        eta_s=or_before(reported.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S), progress.eta_s),
+        metrics=_merged(progress.metrics, reported.metrics(record.get("values"))),
+        step_at=or_before(reported.number(record.get("t")), progress.step_at)
+        if step != progress.step
+        else progress.step_at,
     )
+
+
+def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
+    """The last value of each name; of too many names, those go that were known longest and are not told again."""
+    merged = {**before, **told}
+    surplus = len(merged) - reported.MAX_METRICS
+    if surplus > 0:
+        for name in [name for name in merged if name not in told][:surplus]:
+            del merged[name]
+    return merged

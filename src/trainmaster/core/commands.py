@@ -62,7 +62,7 @@ def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Cha
     check_allowed(job, Action.RESUME)
     # A job that has saved nothing yet still goes on from what it was given.
     inherited = job.resume_checkpoint_id if job.latest_checkpoint_id is None else None
-    chosen = checkpoint.checkpoint_id if checkpoint else job.latest_checkpoint_id or inherited
+    chosen = checkpoint.checkpoint_id if checkpoint else job.own_checkpoint_id or inherited
     draft = Draft(job, now)
     draft.set(
         desired=Desired.RUN,
@@ -112,9 +112,13 @@ def edit(
 
 
 def delete(job: Job, *, now: float, purge: bool = False) -> Change | None:
-    """Hide a job behind a tombstone; a live one is stopped first. `purge` also removes its checkpoints."""
+    """Hide a job behind a tombstone; a live one is stopped first. `purge` also removes its files, also afterwards."""
     draft = Draft(job, now)
-    if job.status in ACTIVE:
+    if job.deleted_at is not None:
+        if purge and not job.purge:
+            draft.set(purge=True)
+            draft.note("purge_requested", actor=Actor.API, message="the files of the deleted job are to be removed")
+    elif job.status in ACTIVE:
         if job.desired is Desired.DELETE and job.purge >= purge:
             return None
         draft.set(desired=Desired.DELETE, purge=purge or job.purge)

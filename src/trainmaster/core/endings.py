@@ -9,6 +9,7 @@ from trainmaster.core.commands import bury
 from trainmaster.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
 from trainmaster.core.machine import Draft
 from trainmaster.core.reasons import CONSEQUENCES, Outcome
+from trainmaster.core.reported import ending
 from trainmaster.core.sight import Liveness, NodeSight
 from trainmaster.core.states import Desired, JobStatus, Trigger
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -35,33 +36,35 @@ def refuse_launch(job: Job, *, now: float, attempt: int, message: str, reason: R
     return draft.change()
 
 
+def name_attempt(job: Job, *, now: float, handle: str) -> Change | None:
+    """Record what the backend's engine calls the current attempt."""
+    draft = Draft(job, now)
+    draft.set_attempt(handle=handle)
+    return draft.change()
+
+
 def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
     """Take in that a node has ended: by its exit document, or because its worker is known to be gone."""
     attempt = draft.job.live
     if node in attempt.exits:
         return
-    ended: Mapping[str, Any] | None = seen.exit
-    if ended is None:
+    document: Mapping[str, Any] | None = seen.exit
+    if document is None:
         match seen.liveness:
             case Liveness.GONE:
-                ended = _lost(draft, Reason.WORKER_LOST, f"the worker of node {node} died without a word")
+                document = {"reason": Reason.WORKER_LOST, "message": f"the worker of node {node} died without a word"}
             case Liveness.REBOOTED:
-                ended = _lost(draft, Reason.NODE_LOST, f"the machine of node {node} was rebooted")
+                document = {"reason": Reason.NODE_LOST, "message": f"the machine of node {node} was rebooted"}
             case Liveness.REVOKED:
-                ended = _lost(draft, Reason.NEVER_STARTED, "withdrawn before it began")
+                document = {"reason": Reason.NEVER_STARTED, "message": "withdrawn before it began"}
             case _:
                 return
-    if ended.get("reason") not in set(Reason):
-        ended = {
-            **ended,
-            "reason": Reason.WORKER_LOST,
-            "message": f"ended with an unknown reason: {ended.get('reason')!r}",
-        }
-    draft.set_attempt(exits={**attempt.exits, node: ended})
-
-
-def _lost(draft: Draft, reason: Reason, message: str) -> dict[str, Any]:
-    return {"reason": reason, "message": message, "ended_at": draft.now}
+    ended = ending(document, since=attempt.created_at, now=draft.now)
+    draft.set_attempt(
+        exits={**attempt.exits, node: ended},
+        # Where nobody heard that it had started, its end still says when.
+        started_at=ended.get("started_at") if attempt.started_at is None else attempt.started_at,
+    )
 
 
 def settle(draft: Draft) -> None:
@@ -76,44 +79,52 @@ def settle(draft: Draft) -> None:
     evidence = {
         name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
     }
-    _finish(
-        draft,
-        Reason(cause["reason"]),
-        str(cause.get("message") or "").encode("utf-8", "replace").decode()[:2000],
-        evidence,
-    )
+    # What the last node held was free no earlier.
+    ended_at = max(float(ended["ended_at"]) for ended in attempt.exits.values())
+    _finish(draft, Reason(cause["reason"]), str(cause["message"]), evidence, ended_at)
 
 
 def _cause(attempt: Attempt) -> Mapping[str, Any]:
-    """The exit that explains the attempt's end: the first failure that no peer caused."""
+    """The exit that explains the attempt's end: the first failure that no peer caused.
+
+    A node that never started explains the stop of its peers, and why the success of the others is none; but it
+    explains no other failure.
+    """
 
     def rank(ended: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
         return (
             ended["reason"] == Reason.SUCCEEDED,
-            ended["reason"] == Reason.NEVER_STARTED,
             ended.get("stop_cause") == StopCause.PEER,
-            float(ended.get("ended_at") or 0.0),
+            ended["reason"] == Reason.NEVER_STARTED,
+            float(ended["ended_at"]),
         )
 
     return min(attempt.exits.values(), key=rank)
 
 
-def _finish(draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any]) -> None:
+def _finish(draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any], ended_at: float) -> None:
     """End the attempt and send the job where the reason, the user's wish and the budgets lead."""
     job = draft.job
+    unwanted = job.desired in (Desired.STOP, Desired.DELETE)
+    if unwanted and reason is Reason.NEVER_STARTED:
+        # It is not placed again, as that reason would promise.
+        reason = Reason.DELETED if job.desired is Desired.DELETE else Reason.CANCELLED
     outcome = CONSEQUENCES[reason].outcome
-    if job.status is JobStatus.SCHEDULING and outcome is not Outcome.NOT_STARTED:
+    cancelled = unwanted and outcome is not Outcome.COMPLETED
+    if job.status is JobStatus.SCHEDULING and outcome is not Outcome.NOT_STARTED and not cancelled:
         draft.move(Trigger.LAUNCH)
-    draft.end_attempt(reason=reason, message=message, evidence=evidence)
-    if job.desired in (Desired.STOP, Desired.DELETE) and outcome is not Outcome.COMPLETED:
+    draft.end_attempt(reason=reason, message=message, evidence=evidence, ended_at=ended_at)
+    if cancelled:
         draft.move(Trigger.CANCEL, reason=reason, message=message, data=evidence)
-    elif outcome is Outcome.NOT_STARTED:
-        draft.set(not_before=draft.now + BACKOFF_S)
-        draft.move(Trigger.UNPLACE, reason=reason, message=message)
     elif outcome is Outcome.COMPLETED:
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):
         _park(draft, reason, message)
+    elif outcome is Outcome.NOT_STARTED:
+        # No budget is charged: nothing failed that ran. The other nodes of a gang may have begun already.
+        draft.set(not_before=draft.now + BACKOFF_S)
+        again = Trigger.UNPLACE if draft.edge(Trigger.UNPLACE) is not None else Trigger.RETRY
+        draft.move(again, reason=reason, message=message)
     elif outcome is Outcome.PREEMPTED:
         _finish_preempted(draft, reason, message)
     elif outcome is Outcome.TRANSIENT and may_retry(job):

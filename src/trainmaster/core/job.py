@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -24,7 +25,7 @@ class Attempt:
 
     number: int
     token: str
-    """Held by this attempt alone; see `trainmaster.protocol.request`."""
+    """Held by this attempt's workers alone; see `trainmaster.protocol.request`."""
     backend: str
     shares: tuple[Share, ...]
     """One for each node of the gang, in the order of node ranks."""
@@ -52,6 +53,11 @@ class Attempt:
     reason: Reason | None = None
     message: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rank_token(self) -> str:
+        """What the attempt's ranks hold. It follows from the token, and the token does not follow from it."""
+        return hmac.digest(self.token.encode(), b"rank", "sha256").hex()
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with changes."""
@@ -196,6 +202,13 @@ class Job:
     def order_key(self) -> float:
         """The place in its queue: earlier is smaller. Constant while it waits, so it can be indexed."""
         return (self.queued_at or self.created_at) - self.priority * AGEING_S_PER_PRIORITY
+
+    @property
+    def own_checkpoint_id(self) -> str | None:
+        """The checkpoint of its own that the job goes on from: the latest, or the best where that was asked for."""
+        wanted = (self.spec.get("output_config") or {}).get("checkpoint") or {}
+        best = self.best_checkpoint_id if wanted.get("resume_from_best") else None
+        return best or self.latest_checkpoint_id
 
     @property
     def live(self) -> Attempt:

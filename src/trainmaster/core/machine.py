@@ -105,12 +105,25 @@ class Draft:
         self._checkpoints.append(checkpoint)
         self.set(latest_checkpoint_id=checkpoint.checkpoint_id)
 
-    def end_attempt(self, *, reason: Reason, message: str, evidence: Mapping[str, Any] | None = None) -> None:
-        """End the current attempt; its resources are free once the change is committed."""
+    def end_attempt(
+        self,
+        *,
+        reason: Reason,
+        message: str,
+        evidence: Mapping[str, Any] | None = None,
+        ended_at: float | None = None,
+    ) -> None:
+        """End the current attempt; its resources are free once the change is committed.
+
+        `ended_at` is when that happened, where it is known better than by when it was noticed.
+        """
         attempt = self.job.live
-        began = attempt.started_at
-        ran_s = max(0.0, self.now - began) if began is not None else 0.0
-        self._ended = attempt.evolve(ended_at=self.now, reason=reason, message=message, evidence=evidence or {})
+        ended_at = self.now if ended_at is None else ended_at
+        ran_s = 0.0
+        if attempt.started_at is not None:
+            ended_at = max(ended_at, attempt.started_at)
+            ran_s = ended_at - attempt.started_at
+        self._ended = attempt.evolve(ended_at=ended_at, reason=reason, message=message, evidence=evidence or {})
         self.set(
             attempt=None,
             endpoint=None,

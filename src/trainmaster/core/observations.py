@@ -7,14 +7,16 @@ offset is committed with what it said, and what belongs to an older attempt is i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from trainmaster.core import reported
 from trainmaster.core.endings import settle, take_exit
 from trainmaster.core.job import Attempt, Change, Checkpoint, Job, Progress
 from trainmaster.core.machine import Draft
 from trainmaster.core.resources import Share
 from trainmaster.core.sight import Sight
-from trainmaster.core.states import ACTIVE, Actor, JobStatus, Trigger
+from trainmaster.core.states import ACTIVE, TRANSITIONS, Actor, JobStatus, Trigger
 from trainmaster.protocol.reasons import Phase, Reason
 
 _PHASE_TRIGGERS: Mapping[Phase, Trigger] = {
@@ -23,6 +25,10 @@ _PHASE_TRIGGERS: Mapping[Phase, Trigger] = {
     Phase.EVALUATING: Trigger.EVALUATE,
     Phase.EXPORTING: Trigger.EXPORT,
 }
+_PHASE_STATUSES: Mapping[Trigger, JobStatus] = {trigger: edge.to for (_, trigger), edge in TRANSITIONS.items()}
+"""Wherever a phase begins, it leads to one status."""
+_LONGEST_SAVE_S = 86_400.0
+"""A job gets three times its last save to stop; nobody is to wait for ever."""
 
 
 def admit(job: Job, *, now: float) -> Change | None:
@@ -48,7 +54,7 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
         backend=job.backend,
         shares=tuple(shares),
         created_at=now,
-        resume_checkpoint_id=job.resume_checkpoint_id or job.latest_checkpoint_id,
+        resume_checkpoint_id=job.resume_checkpoint_id or job.own_checkpoint_id,
     )
     draft.set(attempt=attempt, attempt_count=attempt.number, progress=_carried(job.progress))
     draft.move(Trigger.PLACE, message=f"placed on {', '.join(dict.fromkeys(share.node_id for share in shares))}")
@@ -67,11 +73,9 @@ def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
         for record in seen.records:
             try:
                 _take_record(draft, node, record)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
+            except (KeyError, ValueError) as error:
                 # Ranks write these; a wrong one must not hide the rest.
-                draft.note(
-                    "report_ignored", actor=Actor.WORKER, message=_text(f"a report was not understood: {error!r}")
-                )
+                draft.note("report_ignored", actor=Actor.WORKER, message=f"a report was not understood: {error!r}")
         take_exit(draft, node, seen)
     if dict(sight.offsets) != dict(attempt.offsets):
         draft.set_attempt(offsets={**attempt.offsets, **sight.offsets})
@@ -83,13 +87,21 @@ def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
 
 
 def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
+    at = _told_at(draft, record)
+    first = draft.job.started_at is None
+    _take_word(draft, node, record, at)
+    if first and draft.job.started_at is not None:
+        draft.set(started_at=at)
+
+
+def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) -> None:
     # Whoever speaks has claimed: over HTTP a rank's record may arrive before its worker's.
     draft.set_attempt(claimed=draft.job.live.claimed | {node})
     _advance(draft)
     attempt = draft.job.live
     match record.get("type"):
         case "started":
-            draft.set_attempt(started_at=attempt.started_at or draft.now)
+            draft.set_attempt(started_at=at if attempt.started_at is None else attempt.started_at)
             if not draft.job.is_service and not record.get("reports_phases"):
                 draft.set_attempt(started=attempt.started | {node})
         case "ready":
@@ -97,28 +109,30 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
             # Nobody could use it before: the time until it is parked begins here.
             draft.set(last_activity_at=draft.now)
         case "phase":
-            _take_phase(draft, str(record.get("phase")))
+            _take_phase(draft, reported.text(record.get("phase"), reported.MAX_NAME) or "")
         case "checkpoint":
-            _take_checkpoint(draft, record)
+            _take_checkpoint(draft, record, at)
         case "capable":
             if record.get("save") and (draft.job.spec.get("workload") or {}).get("can_save") is not False:
                 draft.set(can_save=True)
         case "note":
-            draft.note("note", actor=Actor.WORKER, message=_text(record.get("message", "")))
+            draft.note("note", actor=Actor.WORKER, message=reported.text(record.get("message")) or "")
         case "grace_missed":
+            grace_s = reported.number(record.get("grace_s"))
             draft.note(
                 "grace_missed",
                 actor=Actor.WORKER,
-                message=f"did not stop within {record.get('grace_s')} s and was killed; "
+                message=f"did not stop {'in time' if grace_s is None else f'within {grace_s:g} s'} and was killed; "
                 "it goes on from its last committed checkpoint",
             )
         case "stacks":
             draft.set_attempt(stack_dump=False)
-            draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=_stacks(record))
+            stacks = reported.stacks(record.get("stacks"))
+            draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=stacks)
         case "strays_killed":
-            draft.note(
-                "strays_killed", actor=Actor.WORKER, message=f"{record.get('count')} left-over processes were killed"
-            )
+            count = reported.whole(record.get("count"))
+            said = "left-over processes" if count is None else f"{count} left-over processes"
+            draft.note("strays_killed", actor=Actor.WORKER, message=f"{said} were killed")
         case _:
             pass  # A newer worker may say more than this server understands.
     _advance(draft)
@@ -153,19 +167,13 @@ def _take_phase(draft: Draft, name: str) -> None:
         trigger = _PHASE_TRIGGERS[Phase(name)]
     except (ValueError, KeyError):
         return
-    target = {
-        Trigger.TRAIN: JobStatus.TRAINING,
-        Trigger.CHECKPOINT: JobStatus.CHECKPOINTING,
-        Trigger.EVALUATE: JobStatus.EVALUATING,
-        Trigger.EXPORT: JobStatus.EXPORTING,
-    }[trigger]
-    if draft.job.status is target:
+    if draft.job.status is _PHASE_STATUSES[trigger]:
         return
     if draft.edge(trigger) is None and draft.edge(Trigger.TRAIN) is not None:
         draft.move(Trigger.TRAIN)
     if draft.edge(trigger) is not None:
         draft.move(trigger)
-    elif draft.job.status is not target:
+    else:
         draft.note(
             "phase_ignored",
             actor=Actor.WORKER,
@@ -173,25 +181,31 @@ def _take_phase(draft: Draft, name: str) -> None:
         )
 
 
-def _take_checkpoint(draft: Draft, record: Mapping[str, Any]) -> None:
+def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None:
     job = draft.job
-    if record.get("checkpoint_id") == job.latest_checkpoint_id:
+    checkpoint_id = reported.exact_text(record["checkpoint_id"])
+    if checkpoint_id == job.latest_checkpoint_id:
         return  # Several ranks may report the one that they wrote together.
-    metrics = {_text(name): float(value) for name, value in dict(record.get("metrics") or {}).items()}
+    told = record.get("step")
+    step = 0 if told is None else reported.whole(told)
+    if step is None:
+        raise ValueError("the step of a checkpoint is no number that can be kept")
+    metrics = reported.metrics(record.get("metrics"))
     checkpoint = Checkpoint(
-        checkpoint_id=_text(record["checkpoint_id"]),
+        checkpoint_id=checkpoint_id,
         job_id=job.job_id,
         attempt=job.live.number,
-        step=_whole(record.get("step") or 0),
-        epoch=None if record.get("epoch") is None else float(record["epoch"]),
-        created_at=float(record.get("t", draft.now)),
+        step=step,
+        epoch=reported.number(record.get("epoch")),
+        created_at=at,
         metrics=metrics,
-        size_bytes=_whole(record.get("size_bytes") or 0),
-        root=str(record["root"]),
-        path=_text(record["path"]),
+        size_bytes=reported.whole(record.get("size_bytes")) or 0,
+        root=reported.exact_text(record["root"]),
+        path=reported.exact_text(record["path"]),
     )
     draft.register(checkpoint)
-    draft.set(resume_checkpoint_id=None, can_save=True, last_save_s=float(record.get("duration_s") or job.last_save_s))
+    took_s = reported.number(record.get("duration_s"), low=0.0, high=_LONGEST_SAVE_S)
+    draft.set(resume_checkpoint_id=None, can_save=True, last_save_s=took_s or job.last_save_s)
     value = metrics.get(job.best_metric) if job.best_metric else None
     if value is not None:
         best = job.best_metric_value
@@ -206,6 +220,9 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any]) -> None:
 
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
+    progress = replace(
+        progress, step_at=reported.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
+    )
     if progress == draft.job.progress:
         return
     rose = progress.step is not None and progress.step != draft.job.progress.step
@@ -216,20 +233,10 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
     draft.set(progress=progress)
 
 
-def _text(value: object, longest: int = 2000) -> str:
-    """Text that every database takes."""
-    return str(value)[:longest].encode("utf-8", "replace").replace(b"\0", b"").decode()
-
-
-def _whole(value: Any) -> int:
-    number = int(value)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{number} is no number that can be kept")
-    return number
-
-
-def _stacks(record: Mapping[str, Any]) -> dict[str, str]:
-    return {_text(rank): _text(stack, 20_000) for rank, stack in list(dict(record.get("stacks") or {}).items())[:16]}
+def _told_at(draft: Draft, record: Mapping[str, Any]) -> float:
+    """When a record says that it was written; by our clock where it does not say, or cannot be right."""
+    at = reported.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
+    return draft.now if at is None else at
 
 
 def _carried(progress: Progress) -> Progress:

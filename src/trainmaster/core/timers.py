@@ -16,15 +16,23 @@ DUMP_PATIENCE_S = 10.0
 
 
 def due(
-    job: Job, *, now: float, last_activity_at: float | None = None, stalled_after_s: float = STALLED_AFTER_S
+    job: Job,
+    *,
+    now: float,
+    last_activity_at: float | None = None,
+    stalled_after_s: float = STALLED_AFTER_S,
+    awake_since: float = 0.0,
 ) -> Change | None:
-    """What the passing of time does to a job: stalls, and services that nobody uses."""
+    """What the passing of time does to a job: stalls, and services that nobody uses.
+
+    Time before `awake_since` does not count: the machine slept then, or nobody led.
+    """
     if job.status not in RUNNING or job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
     step_at = job.progress.step_at
     if job.status is JobStatus.TRAINING and not job.is_service and step_at is not None:
-        quiet_s = now - max(step_at, job.status_at)
+        quiet_s = now - max(step_at, job.status_at, awake_since)
         if job.stalled_at is None and quiet_s > stalled_after_s:
             draft.set(stalled_at=now)
             draft.set_attempt(stack_dump=True)
@@ -40,7 +48,7 @@ def due(
                 "stopping", actor=Actor.COORDINATOR, reason=Reason.STALLED, message="stalled: stopped for another try"
             )
     if job.is_service and job.desired is Desired.RUN and job.inactivity_timeout_s is not None:
-        used_at = max(filter(None, (last_activity_at, job.last_activity_at, job.attempt.started_at)), default=now)
+        used_at = max(last_activity_at or 0.0, job.last_activity_at or 0.0, job.attempt.started_at or 0.0, awake_since)
         if now - used_at > job.inactivity_timeout_s:
             draft.set(desired=Desired.PAUSE)
             request_stop(draft, StopCause.INACTIVE, save=True)

@@ -23,6 +23,11 @@ from trainmaster.jobs.owner import require_ownership
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, Phase
 
+MAX_NOTE = 10_000
+MAX_METRIC_NAME = 200
+MAX_CHECKPOINT_METRICS = 200
+"""The server passes over a report of more than 1 MiB, and must never pass over a checkpoint."""
+
 _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -95,8 +100,8 @@ class Reporter:
         return PhaseScope(self, before, Phase(phase))
 
     def note(self, message: str) -> None:
-        """Leave a remark among the job's events."""
-        self._write_event({"type": "note", "message": str(message)})
+        """Leave a remark among the job's events; a very long one is cut."""
+        self._write_event({"type": "note", "message": str(message)[:MAX_NOTE]})
 
     def finished(self) -> None:
         """Say that the work is complete: an exit with 0 after this is a success, even if a stop was asked for."""
@@ -155,8 +160,8 @@ class Reporter:
             job_id=job_id,
             attempt=attempt,
             step=at,
-            epoch=None if epoch is None else float(epoch),
-            metrics=self._finite(metrics or {}, step),
+            epoch=_finite_epoch(epoch),
+            metrics=dict(itertools.islice(self._finite(metrics or {}, step).items(), MAX_CHECKPOINT_METRICS)),
             world_size=int(self._environ.get("WORLD_SIZE", "1")),
             created_at=time.time(),
         )
@@ -229,11 +234,11 @@ class Reporter:
         for name, value in values.items():
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 self._warn(f"metric {name!r} is left out, as others may be: {type(value).__name__} is no number")
                 continue
             if math.isfinite(number):
-                finite[str(name)] = number
+                finite[str(name)[:MAX_METRIC_NAME]] = number
             elif name not in self._not_finite:
                 self._not_finite.add(name)
                 self.note(f"{name} is {number}" + ("" if step is None else f" at step {int(step)}"))
@@ -253,11 +258,16 @@ def _position(
     position: dict[str, float] = {}
     if step is not None:
         position["step"] = int(step)
-    if epoch is not None:
-        position["epoch"] = float(epoch)
+    if (finite := _finite_epoch(epoch)) is not None:
+        position["epoch"] = finite
     if total_steps is not None:
         position["total_steps"] = int(total_steps)
     return position
+
+
+def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
+    """JSON has no other: a checkpoint must not be lost, nor a loop end, over an epoch that nobody can place."""
+    return None if epoch is None or not math.isfinite(number := float(epoch)) else number
 
 
 def _names(name: str, attempt: int) -> Iterator[str]:

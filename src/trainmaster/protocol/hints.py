@@ -40,7 +40,7 @@ class HintListener:
         subjects: set[str] = set()
         while True:
             try:
-                subjects.add(self._socket.recv(4096).decode())
+                subjects.add(self._socket.recv(4096).decode(errors="replace"))
             except BlockingIOError:
                 return subjects
 

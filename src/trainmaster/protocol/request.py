@@ -34,7 +34,10 @@ class AttemptRequest:
     job_id: str
     attempt: int
     token: str
-    """Held by this attempt alone: proves ownership at a checkpoint's commit and towards the server."""
+    """Held by this attempt's workers alone: what they report with. Ranks never see it; in a courier's own copy of the
+    request it is empty."""
+    rank_token: str
+    """Held by this attempt's ranks: proves ownership at a checkpoint's commit, and is good for nothing else."""
     launch: Launch
     nodes: tuple[NodeAssignment, ...]
     checkpoint_dir: str

@@ -107,8 +107,8 @@ class RunDirectory:
         owner = read_document(self.path.parent / OWNER)
         # A leader that was frozen on its way here must not take the job back from a newer attempt.
         if owner is None or int(owner["attempt"]) < request.attempt:
-            write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.token})
-        if not (self.path / REQUEST).exists():
+            write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.rank_token})
+        if read_document(self.path / REQUEST) is None:
             write_document(self.path / REQUEST, request.to_json())
 
     def request(self) -> AttemptRequest:
@@ -137,8 +137,9 @@ class RunDirectory:
         return True
 
     def claimant(self, node: int) -> dict[str, Any] | None:
-        """Who claimed the node; None while nobody has."""
-        return read_document(self.path / "claims" / f"{node}.json")
+        """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
+        path = self.path / "claims" / f"{node}.json"
+        return read_document(path) or ({} if path.exists() else None)
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
         """Write `data` at `offset` of a stream and return where it ends now.
@@ -221,7 +222,7 @@ def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
     end = data.rfind(b"\n") + 1
     records = []
     for line in data[:end].splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):
                 records.append(record)
@@ -248,7 +249,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
     """A document, or None when there is none that can be read."""
     try:
         document = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -61,6 +61,6 @@ def get(connection: Connection, scope: Scope, attempt_id: str) -> Attempt:
 
 
 def job_of_token(connection: Connection, scope: Scope, token: str) -> str | None:
-    """The job whose attempt holds a token; None when none does."""
-    query = select(_attempts.c.job_id).where(_attempts.c.token == token)
+    """The job whose attempt holds a token; None when none does, or when that attempt has ended."""
+    query = select(_attempts.c.job_id).where(_attempts.c.token == token, _attempts.c.ended_at.is_(None))
     return connection.execute(scope.limit(query, _attempts.c.account_id)).scalar()

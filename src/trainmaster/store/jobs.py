@@ -134,11 +134,8 @@ def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[J
 
 
 def unfinished(connection: Connection, scope: Scope) -> list[Job]:
-    """Every job with something left to do: not in a terminal state, or to be deleted."""
-    not_ended = connection.execute(scope.limit(_NOT_ENDED, _jobs.c.account_id))
-    found = [job_from_row(row) for row in not_ended]
-    to_delete = connection.execute(scope.limit(_TO_DELETE, _jobs.c.account_id))
-    return found + [job for job in map(job_from_row, to_delete) if job.status in TERMINAL]
+    """Every job with something left to do: those in no terminal state."""
+    return [job_from_row(row) for row in connection.execute(scope.limit(_NOT_ENDED, _jobs.c.account_id))]
 
 
 def active(connection: Connection, scope: Scope) -> list[Job]:
@@ -262,11 +259,6 @@ _BY_HANDLE = _SELECT.where(
     _jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"), _jobs.c.deleted_at.is_(None)
 )
 _NOT_ENDED = _SELECT.where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
-_TO_DELETE = _SELECT.where(
-    # Spelled out, not bound: only then can the index over these rows serve.
-    sa.literal_column("jobs.desired = 'delete'"),
-    _jobs.c.deleted_at.is_(None),
-)
 _ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
 _TO_PURGE = sa.select(_jobs.c.job_id).where(_jobs.c.purge == sa.true(), _jobs.c.deleted_at.is_not(None))
 _PURGED = (

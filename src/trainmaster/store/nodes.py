@@ -14,6 +14,8 @@ from trainmaster.store.scope import Scope
 
 _nodes = schema.nodes
 
+OFFLINE_AFTER_S = 60.0
+"""A node that nobody reported for so long takes no work: a renamed machine must not be offered twice."""
 _OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 """Set by a person, and taken back by one: no report of a backend does that."""
 
@@ -21,7 +23,8 @@ _OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
     """Store nodes as a backend reports them now; one that is being drained, or was, stays so.
 
-    A report is whole for the hosts that it names: other nodes of the same backend there are gone.
+    A report is whole for the hosts that it names: other nodes of the same backend there are gone. Nodes of other
+    hosts that were not reported for a while are OFFLINE.
     """
     scope.require_everything()
     states = {row.node_id: row.state for row in connection.execute(select(_nodes.c.node_id, _nodes.c.state))}
@@ -33,6 +36,12 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
         if states[node.node_id] in _OPERATORS:
             del row["state"]
         connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
+    newest = max((node.last_seen_at for node in inventory), default=0.0)
+    connection.execute(
+        update(_nodes)
+        .where(_nodes.c.last_seen_at < newest - OFFLINE_AFTER_S, _nodes.c.state == NodeState.READY.value)
+        .values(state=NodeState.OFFLINE.value)
+    )
     for backend, hostname in {(node.backend, node.hostname) for node in inventory}:
         here = [node.node_id for node in inventory if (node.backend, node.hostname) == (backend, hostname)]
         connection.execute(

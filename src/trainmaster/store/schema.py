@@ -1,7 +1,7 @@
 """The tables. A migration under `migrations/` makes each of them; a test sees to it that both agree.
 
 A unique key always holds the account. It comes after the columns that are looked up, so that one index serves the
-scope of an account and the scope of everything. Nodes, queues, the lease and `meta` belong to the cluster.
+scope of an account and the scope of everything. Nodes, queues and the lease belong to the cluster.
 Times are Unix seconds; nested values are JSON in text columns.
 """
 
@@ -139,7 +139,6 @@ _partial_index(
 )
 _partial_index("jobs_by_age", jobs.c.account_id, jobs.c.created_at, jobs.c.job_id, where="deleted_at IS NULL")
 _partial_index("jobs_by_parent", jobs.c.parent_job_id, where="parent_job_id IS NOT NULL")
-_partial_index("jobs_to_delete", jobs.c.job_id, where="desired = 'delete' AND deleted_at IS NULL")
 Index("jobs_by_status", jobs.c.status, jobs.c.queue, jobs.c.order_key, jobs.c.job_id)
 
 job_labels = Table(
@@ -339,11 +338,4 @@ leader = Table(
     _maybe_text("holder"),
     _text("url"),
     _number("expires_at"),
-)
-
-meta = Table(
-    "meta",
-    metadata,
-    _text("key", primary_key=True),
-    _text("value"),
 )

@@ -136,6 +136,7 @@ class _Courier:
         self._run.create(
             replace(
                 request,
+                token="",  # the ranks can read this directory
                 server_url=self._server_url,
                 owner_file="",
                 blob_dir=str(blobs),

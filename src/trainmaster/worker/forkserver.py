@@ -4,7 +4,7 @@ It has one thread and has imported all that a worker needs, so that a worker sta
 A request is one line of JSON on a connection to `<directory>/socket`, and so is the answer; then the
 connection is closed.
 
-    {"op": "hello"}                                                     -> {"version", "pid"}
+    {"op": "hello"}                                                     -> {"version", "executable", "prefix", "pid"}
     {"op": "start", "run_dir", "node"}                                  -> {"pid", "start_time", "boot_id"}
     {"op": "start-courier", "server_url", "token", "attempt_id", "node", "directory"}   -> the same
     {"op": "sweep", "attempt_id", "node"?}                              -> {"killed"}, once none is left
@@ -170,7 +170,12 @@ class _ForkServer:
             return {"error": str(error)}
 
     def _hello(self, _: socket.socket) -> dict[str, Any]:
-        return {"version": trainmaster.__version__, "pid": os.getpid()}
+        return {
+            "version": trainmaster.__version__,
+            "executable": sys.executable,
+            "prefix": sys.prefix,
+            "pid": os.getpid(),
+        }
 
     def _start(self, _: socket.socket, run_dir: str, node: int) -> dict[str, Any]:
         return self._fork(lambda: run_worker(Path(run_dir), node))

@@ -126,9 +126,9 @@ class NodeRun:
         self._journal.record("staged")
         token_file = self._home / "token"
         token_file.touch(mode=0o600)
-        token_file.write_text(self._request.token)
+        token_file.write_text(self._request.rank_token)
         metrics = metrics_stream(self._node, self._node * self._launch.ranks_per_node)
-        listener = KubeflowListener(self._selector, self._request.token, os.fspath(self._directory.path / metrics))
+        listener = KubeflowListener(self._selector, self._request.rank_token, os.fspath(self._directory.path / metrics))
         return Surroundings(
             request=self._request,
             node=self._node,

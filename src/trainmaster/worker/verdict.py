@@ -6,20 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
 from trainmaster.worker.evidence import Evidence
-
-STOP_REASONS: Mapping[StopCause, Reason] = {
-    StopCause.CANCEL: Reason.CANCELLED,
-    StopCause.DELETE: Reason.DELETED,
-    StopCause.PAUSE: Reason.PAUSED,
-    StopCause.INACTIVE: Reason.INACTIVE,
-    StopCause.PREEMPT: Reason.PREEMPTED,
-    StopCause.TIMEOUT: Reason.TIMEOUT,
-    StopCause.STALL: Reason.STALLED,
-    StopCause.PEER: Reason.WORKER_LOST,
-}
-"""What an attempt that was told to stop ends with."""
 
 _STOP_MESSAGES: Mapping[StopCause, str] = {
     StopCause.CANCEL: "stopped: cancelled",
@@ -126,7 +114,7 @@ def verdict_on_stop(
         return verdict_of_success(ends, step=step)
     first_failed = next((end for end in ends if end.failed), None)
     return Verdict(
-        reason=STOP_REASONS[cause],
+        reason=REASON_OF_STOP[cause],
         message=_STOP_MESSAGES[cause],
         end=first_failed or (ends[0] if ends else None),
         step=step,

@@ -168,3 +168,8 @@ def test_purged_job_leaves_no_file_and_a_deleted_one_its_checkpoints(server: Loc
     wait_for(lambda: not any(path.exists() for path in files), "the purge")
     assert len(list((server.directory / "artifacts" / kept.job_id / "checkpoints").iterdir())) == 1
     assert server.run_directory(kept.job_id).path.exists()
+    server.data("DELETE", f"/v1/jobs/{kept.job_id}?purge=true")
+    server.kill()
+    server.start()
+    files = [server.directory / root / kept.job_id for root in ("artifacts", "runs")]
+    wait_for(lambda: not any(path.exists() for path in files), "the purge afterwards")

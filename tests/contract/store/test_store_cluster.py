@@ -8,7 +8,7 @@ from store_records import ACME, EVERYTHING, new_job, stored, submit
 
 from trainmaster.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.core.resources import Gpu, Node, NodeState
-from trainmaster.store import activity, meta, nodes, queues
+from trainmaster.store import activity, nodes, queues
 from trainmaster.store.database import Database
 
 NODE = Node(
@@ -87,15 +87,6 @@ def test_default_queue_is_there_from_the_start_and_others_can_be_added(database:
         assert queues.names(connection, ACME) == ["default", "night"]
         assert queues.exists(connection, ACME, "night")
         assert not queues.exists(connection, ACME, "day")
-
-
-def test_fact_is_kept_until_it_is_replaced(database: Database) -> None:
-    with database.read() as connection:
-        assert meta.get(connection, EVERYTHING, "colour") is None
-    database.write_now(lambda connection: meta.put(connection, EVERYTHING, "colour", "red"))
-    database.write_now(lambda connection: meta.put(connection, EVERYTHING, "colour", "blue"))
-    with database.read() as connection:
-        assert meta.get(connection, EVERYTHING, "colour") == "blue"
 
 
 def test_activity_is_the_latest_time_of_use_and_changes_no_job(database: Database) -> None:

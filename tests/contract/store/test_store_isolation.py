@@ -35,7 +35,6 @@ from trainmaster.store import (
     jobs,
     keys,
     leases,
-    meta,
     nodes,
     queues,
 )
@@ -107,8 +106,6 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "nodes": lambda connection, scope, job: nodes.put(connection, scope, ()),
     "node state": lambda connection, scope, job: nodes.set_state(connection, scope, "n1", NodeState.READY),
     "queue": lambda connection, scope, job: queues.add(connection, scope, "night", 2.0),
-    "fact": lambda connection, scope, job: meta.get(connection, scope, "k"),
-    "put fact": lambda connection, scope, job: meta.put(connection, scope, "k", "v"),
     "acquire": lambda connection, scope, job: leases.acquire(connection, scope, "s", "u", 1.0, 5.0),
     "renew": lambda connection, scope, job: leases.renew(connection, scope, LEASE, 1.0, 5.0),
     "release lease": lambda connection, scope, job: leases.release(connection, scope, LEASE),

@@ -273,16 +273,15 @@ def test_load_finds_any_number_of_jobs_and_skips_those_that_are_not_there(databa
     assert {job.job_id for job in found} == {f"job-{number}" for number in range(700)}
 
 
-def test_unfinished_jobs_are_those_with_something_left_to_do(database: Database) -> None:
+def test_unfinished_jobs_are_those_in_no_terminal_state(database: Database) -> None:
     for status in JobStatus:
         submit(database, new_job(status, status=status))
-    submit(database, new_job("to-delete", status=JobStatus.COMPLETED, desired=Desired.DELETE))
     submit(database, new_job("to-stop-and-delete", status=JobStatus.TRAINING, desired=Desired.DELETE))
     submit(database, new_job("deleted", status=JobStatus.FAILED, desired=Desired.DELETE, deleted_at=1.0))
     with database.read() as connection:
         found = sorted(job.job_id for job in jobs.unfinished(connection, EVERYTHING))
     ended = {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.PREEMPTED}
-    assert found == sorted([*(set(JobStatus) - ended), "to-delete", "to-stop-and-delete"])
+    assert found == sorted([*(set(JobStatus) - ended), "to-stop-and-delete"])
 
 
 def test_unfinished_job_comes_with_its_current_attempt(database: Database) -> None:

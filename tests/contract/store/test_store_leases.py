@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from store_records import EVERYTHING
 
 from trainmaster.core.errors import NotLeaderError
-from trainmaster.store import leases, meta
+from trainmaster.store import leases, queues
 from trainmaster.store.database import Database
 from trainmaster.store.leases import Lease
 
@@ -85,13 +85,13 @@ def test_transaction_of_a_former_leader_writes_nothing(database: Database) -> No
     must_acquire(database, "two", 200.0)
 
     def lead(connection: Connection) -> None:
-        meta.put(connection, EVERYTHING, "led by", "one")
+        queues.add(connection, EVERYTHING, "led by one", 1.0)
         leases.check(connection, EVERYTHING, old.epoch)
 
     with pytest.raises(NotLeaderError):
         database.write_now(lead)
     with database.read() as connection:
-        assert meta.get(connection, EVERYTHING, "led by") is None
+        assert not queues.exists(connection, EVERYTHING, "led by one")
 
 
 def test_released_lease_is_free_at_once_under_a_new_epoch(database: Database) -> None:

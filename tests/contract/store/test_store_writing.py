@@ -14,7 +14,7 @@ from store_records import EVERYTHING, apply, change_of, new_job, submission_of, 
 
 from trainmaster import failpoints
 from trainmaster.core.errors import HandleTakenError, JobNotFoundError, StoreUnavailableError
-from trainmaster.store import events, jobs, meta
+from trainmaster.store import accounts, events, jobs, schema
 from trainmaster.store.database import Database
 
 TIMEOUT_S = 60.0
@@ -46,12 +46,13 @@ def disarmed() -> Iterator[None]:
 
 
 def remember(key: str) -> Callable[[sa.Connection], None]:
-    return lambda connection: meta.put(connection, EVERYTHING, key, "yes")
+    return lambda connection: accounts.ensure(connection, EVERYTHING, key, 1.0)
 
 
 def known(database: Database, *keys: str) -> list[str]:
     with database.read() as connection:
-        return [key for key in keys if meta.get(connection, EVERYTHING, key)]
+        found = set(connection.execute(sa.select(schema.accounts.c.account_id)).scalars())
+    return [key for key in keys if key in found]
 
 
 def test_write_returns_what_its_closure_returns(database: Database) -> None:
@@ -74,15 +75,15 @@ def test_failing_closure_does_not_hurt_the_others_of_its_group(database: Databas
     held = Held(database)
 
     def half_done(connection: sa.Connection) -> None:
-        meta.put(connection, EVERYTHING, "half", "done")
+        accounts.ensure(connection, EVERYTHING, "half", 1.0)
         raise LookupError("no more")
 
     def clash(connection: sa.Connection) -> None:
-        meta.put(connection, EVERYTHING, "clash", "done")
+        accounts.ensure(connection, EVERYTHING, "clash", 1.0)
         jobs.insert(connection, EVERYTHING, submission_of(new_job("late", handle="tuner")))
 
     def broken(connection: sa.Connection) -> None:
-        connection.execute(sa.text("INSERT INTO meta (key, value) VALUES ('a', NULL)"))
+        connection.execute(sa.text("INSERT INTO accounts (account_id, created_at) VALUES ('d', NULL)"))
 
     futures: list[Future[object]] = [
         database.write(closure) for closure in (remember("a"), half_done, remember("b"), clash, broken, remember("c"))
@@ -96,7 +97,7 @@ def test_failing_closure_does_not_hurt_the_others_of_its_group(database: Databas
 
 def test_lonely_failing_closure_leaves_nothing_and_the_writer_goes_on(database: Database) -> None:
     def half_done(connection: sa.Connection) -> None:
-        meta.put(connection, EVERYTHING, "half", "done")
+        accounts.ensure(connection, EVERYTHING, "half", 1.0)
         raise SystemExit
 
     with pytest.raises(SystemExit):
@@ -227,7 +228,7 @@ def test_read_sees_one_state_from_its_first_query_to_its_end(database: Database)
 
 def test_reading_connection_cannot_write(database: Database) -> None:
     with pytest.raises(StoreUnavailableError), database.read() as connection:
-        meta.put(connection, EVERYTHING, "key", "value")
+        accounts.ensure(connection, EVERYTHING, "key", 1.0)
 
 
 def test_data_version_changes_with_every_commit_of_anybody(database: Database, database_url: str) -> None:

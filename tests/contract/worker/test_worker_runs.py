@@ -123,7 +123,7 @@ def test_worker_ranks_see_what_torchrun_would_set(attempts: Attempts) -> None:
             "TRAINMASTER_OWNER_FILE": attempt.request.owner_file,
         }
         assert {name: variables.get(name) for name in expected} == expected
-        assert Path(variables["TRAINMASTER_TOKEN_FILE"]).read_text() == attempt.request.token
+        assert Path(variables["TRAINMASTER_TOKEN_FILE"]).read_text() == attempt.request.rank_token
         assert Path(variables["TRAINMASTER_OUTPUT_DIR"]).is_dir()
     assert seen[0]["MASTER_PORT"] == seen[1]["MASTER_PORT"]
     assert seen[0]["TRAINMASTER_EVENTS_FILE"] != seen[1]["TRAINMASTER_EVENTS_FILE"]

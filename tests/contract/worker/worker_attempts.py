@@ -185,6 +185,7 @@ class Attempts:
             job_id=job_id,
             attempt=1,
             token=f"token-{job_id}",
+            rank_token=f"rank-token-{job_id}",
             launch=Launch(kind="test", steps=steps or (Step(name="run", argv=argv),), **launch),
             nodes=tuple(NodeAssignment(node_id=f"node-{node}", gpus=gpus) for node in range(nodes)),
             checkpoint_dir=os.fspath(self.root / "checkpoints"),

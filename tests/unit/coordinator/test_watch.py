@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from trainmaster.coordinator.launching import attempt_request, run_directory
-from trainmaster.coordinator.watch import look
+from trainmaster.coordinator.watch import LONGEST_LINE, look
 from trainmaster.core.job import Job, Progress
 from trainmaster.core.observations import admit, place
 from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness
+from trainmaster.core.sight import Liveness, Sight
 from trainmaster.core.spec import parse_submit
 from trainmaster.core.submission import submit
-from trainmaster.protocol.rundir import RunDirectory, metrics_stream
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.rundir import (
+    RunDirectory,
+    endpoint_document,
+    events_stream,
+    metrics_stream,
+    worker_stream,
+)
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
 
 
@@ -68,3 +76,141 @@ def test_malformed_report_does_not_hide_the_next(
     progress = progress_after(malformed + b'\n{"t": 5.0, "step": 2, "values": {}}\n', job, directory, roots)
     assert progress is not None
     assert (progress.step, progress.step_at) == (2, 5.0)
+
+
+def noted(sight: Sight) -> list[str]:
+    return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "note"]
+
+
+def seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[Sight, Job]:
+    """What is to be seen, and the job once that is taken in."""
+    sight = look(job, directory, [Liveness.ALIVE], ranks_per_node=1, roots=roots)
+    return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
+
+
+def test_line_that_is_too_long_is_passed_over_with_one_note(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    stream = events_stream(0, 0)
+    line = b'{"type": "note", "message": "' + b"x" * 3 * LONGEST_LINE + b'"}\n'
+    end = directory.append(stream, 0, b'{"type": "note", "message": "before"}\n' + line)
+    directory.append(stream, end, b'{"type": "note", "message": "after"}\n')
+    sight, job = seen(job, directory, roots)
+    before, after, passed_over = noted(sight)
+    assert (before, after) == ("before", "after")
+    assert stream in passed_over
+    assert sight.offsets[stream] == dict(directory.streams())[stream]
+    assert noted(seen(job, directory, roots)[0]) == []
+
+
+def test_line_that_is_too_long_may_come_in_pieces(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    stream = events_stream(0, 0)
+    told: list[str] = []
+    end = 0
+    pieces = [b'{"a": "', b"x" * (LONGEST_LINE - 7), b"x" * 10, b'{"type": "finished"}', b'"}\n{"type": "note", ']
+    for piece in [*pieces, b'"message": "after"}\n']:
+        end = directory.append(stream, end, piece)
+        sight, job = seen(job, directory, roots)
+        told += noted(sight)
+        assert [record["type"] for record in sight.nodes[0].records if record["type"] != "note"] == []
+    assert [message == "after" for message in told] == [False, True]
+    assert sight.offsets[stream] == end
+
+
+def test_line_that_just_fits_is_read(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    line = b'{"type": "note", "message": "x"' + b" " * (LONGEST_LINE - 33) + b"}\n"
+    assert len(line) == LONGEST_LINE
+    directory.append(events_stream(0, 0), 0, line * 2)
+    assert noted(seen(job, directory, roots)[0]) == ["x", "x"]
+
+
+def test_line_of_metrics_that_is_too_long_does_not_hide_the_next(
+    job: Job, directory: RunDirectory, roots: Roots
+) -> None:
+    line = b'{"t": 1, "step": 1, "x": "' + b"x" * LONGEST_LINE + b'"}\n'
+    directory.append(metrics_stream(0, 0), 0, line + b'{"t": 2, "step": 2}\n')
+    sight, _ = seen(job, directory, roots)
+    assert sight.progress is not None
+    assert sight.progress.step == 2
+    assert len(noted(sight)) == 1
+
+
+def test_line_nested_too_deeply_is_passed_over(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    deep = b'{"type": "note", "message": ' + b"[" * 50_000 + b"]" * 50_000 + b"}\n"
+    directory.append(events_stream(0, 0), 0, deep + b'{"type": "note", "message": "after"}\n')
+    assert noted(seen(job, directory, roots)[0]) == ["after"]
+
+
+def test_rank_cannot_speak_for_its_worker(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    kinds: list[object] = ["started", "ready", "stacks", "claimed", "capable", "finished", ["note"], None, "phase"]
+    lines = b"".join(json.dumps({"type": kind}).encode() + b"\n" for kind in kinds)
+    directory.append(events_stream(0, 0), 0, lines)
+    sight, _ = seen(job, directory, roots)
+    assert [record["type"] for record in sight.nodes[0].records] == ["capable", "finished", "phase"]
+
+
+@pytest.mark.parametrize("t", [10**400, float("nan"), 1e300, "now", None, [1]])
+def test_time_that_is_none_keeps_nothing_from_being_read(
+    t: object, job: Job, directory: RunDirectory, roots: Roots
+) -> None:
+    record = json.dumps({"type": "note", "t": t, "message": "m"}).encode() + b"\n"
+    directory.append(events_stream(0, 0), 0, record)
+    assert noted(seen(job, directory, roots)[0]) == ["m"]
+
+
+@pytest.mark.parametrize("path", [None, 3, "a\0b", "/elsewhere", "\ud800"])
+def test_checkpoint_somewhere_else_is_noted(path: object, job: Job, directory: RunDirectory, roots: Roots) -> None:
+    record = {"type": "checkpoint", "checkpoint_id": "c", "path": path}
+    directory.append(events_stream(0, 0), 0, json.dumps(record).encode() + b"\n")
+    (message,) = noted(seen(job, directory, roots)[0])
+    assert "not registered" in message
+
+
+def test_metrics_are_kept_of_no_more_than_the_latest_names(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    records = [{"step": step, "values": {"loss": step, f"at-{step}": 1.0}} for step in range(300)]
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    progress = progress_after(lines, job, directory, roots)
+    assert progress is not None
+    assert progress.metrics["loss"] == 299
+    assert set(progress.metrics) == {"loss"} | {f"at-{step}" for step in range(101, 300)}
+
+
+def test_metrics_that_are_no_numbers_do_not_hide_the_others(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    line = b'{"step": 2, "percent": 1e9, "eta_s": NaN, "epoch": "x", "values": {"a": NaN, "b": "x", "c": 1}}\n'
+    progress = progress_after(line, job, directory, roots)
+    assert progress == Progress(step=2, metrics={"c": 1.0})
+
+
+def service(job: Job, directory: RunDirectory, roots: Roots, endpoint: object) -> str | None:
+    directory.append(worker_stream(0), 0, b'{"t": 1, "type": "ready"}\n')
+    (directory.path / endpoint_document(0)).write_text(json.dumps(endpoint))
+    return seen(job.evolve(lifetime=Lifetime.SERVICE), directory, roots)[0].nodes[0].endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {"x": 1},
+        [],
+        {"host": "h", "port": "80"},
+        {"host": "h", "port": 0},
+        {"host": "h", "port": 70000},
+        {"host": "", "port": 80},
+        {"host": ["h"], "port": 80},
+        {"host": "h/@x", "port": 80},
+        {"host": "h\ud800", "port": 80},
+    ],
+)
+def test_endpoint_that_makes_no_sense_is_none(
+    endpoint: object, job: Job, directory: RunDirectory, roots: Roots
+) -> None:
+    assert service(job, directory, roots, endpoint) is None
+
+
+def test_endpoint_is_read_when_the_service_is_ready(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    assert service(job, directory, roots, {"host": "127.0.0.1", "port": 80}) == "127.0.0.1:80"
+
+
+def test_endpoint_that_arrives_late_is_found(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    ready = job.evolve(lifetime=Lifetime.SERVICE, attempt=job.live.evolve(started=frozenset({0})))
+    assert seen(ready, directory, roots)[0].nodes[0].endpoint is None
+    (directory.path / endpoint_document(0)).write_text('{"host": "127.0.0.1", "port": 80}')
+    assert seen(ready, directory, roots)[0].nodes[0].endpoint == "127.0.0.1:80"

@@ -225,6 +225,14 @@ def test_delete_of_a_waiting_job_cancels_and_hides_it() -> None:
     assert (job.status, job.deleted_at) == (JobStatus.CANCELLED, NOW)
 
 
+def test_delete_of_a_deleted_job_can_still_purge_it() -> None:
+    job = settled(commands.delete(new_job(), now=NOW))
+    assert commands.delete(job, now=NOW + 1) is None
+    purged = settled(commands.delete(job, now=NOW + 1, purge=True))
+    assert (purged.deleted_at, purged.status, purged.purge) == (NOW, JobStatus.CANCELLED, True)
+    assert commands.delete(purged, now=NOW + 2, purge=True) is None
+
+
 def test_edit_changes_the_record_and_the_spec_that_is_shown() -> None:
     job = settled(commands.edit(new_job(), now=NOW, priority=9, queue="night", labels={"a": "b"}))
     assert (job.priority, job.queue, job.labels) == (9, "night", {"a": "b"})
@@ -393,3 +401,58 @@ def test_resume_of_a_retry_that_saved_nothing_goes_on_from_what_it_was_given() -
     job = settled(commands.resume(ended(job, Reason.PAUSED).job, now=NOW))
     job = placed(job)
     assert job.live.resume_checkpoint_id == "parents"
+
+
+def test_phase_that_is_reported_again_changes_nothing() -> None:
+    job = told(training(new_job()), {"type": "phase", "phase": "checkpointing", "t": NOW})
+    again = sight(job, NodeSight(liveness=Liveness.ALIVE, records=[{"type": "phase", "phase": "checkpointing"}]))
+    assert observations.observe(job, again, now=NOW) is None
+
+
+def test_checkpoint_with_odd_details_is_registered_without_them() -> None:
+    odd = {"t": float("nan"), "epoch": "x", "metrics": 3, "size_bytes": -1, "duration_s": float("nan")}
+    job = training(new_job())
+    record = {**checkpoint(3), **odd}
+    change = observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=[record])), now=NOW)
+    job = settled(change)
+    assert (job.latest_checkpoint_id, job.last_save_s) == ("c3", 0.0)
+    assert change is not None
+    (kept,) = change.checkpoints
+    assert (kept.step, kept.created_at, kept.epoch, kept.metrics, kept.size_bytes) == (3, NOW, None, {}, 0)
+
+
+@pytest.mark.parametrize("field", ["checkpoint_id", "path"])
+def test_checkpoint_whose_name_cannot_be_kept_is_not_registered(field: str) -> None:
+    job = told(training(new_job()), {**checkpoint(3), field: "a\ud800"})
+    assert job.latest_checkpoint_id is None
+
+
+def test_save_that_took_for_ever_lengthens_no_grace() -> None:
+    job = told(training(new_job()), {**checkpoint(1), "duration_s": 1e300})
+    assert stopping.grace_s(job, StopCause.PAUSE) == stopping.SAVE_GRACE_S
+
+
+def test_step_from_the_future_does_not_hide_a_stall() -> None:
+    job = training(new_job())
+    future = Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
+    job = settled(observations.observe(job, future, now=NOW + 1))
+    assert settled(timers.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"type": "grace_missed", "grace_s": "\ud800"},
+        {"type": "strays_killed", "count": "\ud800"},
+        {"type": "note", "message": {"\ud800": 1}},
+        {"type": "stacks", "stacks": {"\ud800": "\0", "1": 3}},
+        {"type": "phase", "phase": "\ud800"},
+    ],
+)
+def test_event_of_a_report_holds_only_what_can_be_stored(record: dict[str, Any]) -> None:
+    job = training(new_job())
+    change = observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=[record])), now=NOW)
+    for event in change.events if change else ():
+        for text in (event.message, *event.data, *event.data.values()):
+            assert "\0" not in text
+            text.encode()

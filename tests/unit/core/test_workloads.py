@@ -16,7 +16,6 @@ from trainmaster.core.workloads import (
     kinds,
     module_for,
     register,
-    workload_kind,
 )
 from trainmaster.core.workloads.service import ServiceSpec
 from trainmaster.protocol.launch import (
@@ -196,7 +195,7 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     document["resource_config"] = {"gpu_count": 8, "node_count": 2}
     request = parse_submit(document)
     assert request.workload is None
-    assert workload_kind(request) == effective_workload(request).kind == "script"
+    assert effective_workload(request).kind == "script"
     assert compile_launch(request) == Launch(
         kind="script",
         steps=(Step(name="main", argv=("/srv/train.py",), python=True),),
@@ -208,7 +207,6 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
 def test_explicit_workload_is_the_effective_one() -> None:
     request = parse_submit({**CUSTOM, **COMMAND})
     assert effective_workload(request) is request.workload
-    assert workload_kind(request) == "command"
 
 
 def test_new_kind_is_submitted_stored_shown_and_compiled(toy_kind: Any) -> None:

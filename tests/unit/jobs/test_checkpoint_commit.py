@@ -231,3 +231,12 @@ def test_verify_of_what_was_never_committed_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"files": []')
     with pytest.raises(CorruptCheckpointError, match=r"manifest\.json"):
         verify(tmp_path)
+
+
+def test_checkpoint_with_too_many_metrics_is_told_with_some(rank: Any) -> None:
+    names = [f"{number}-" + "\N{HOT BEVERAGE}" * 300 for number in range(2000)]
+    save(rank, 1, metrics=dict.fromkeys(names, 1.0), epoch=float("nan"))
+    (event,) = rank.events_of("checkpoint")
+    assert len(event["metrics"]) == 200
+    assert event["epoch"] is None
+    assert Path(rank.environ[environment.EVENTS_FILE]).stat().st_size < 1 << 20

@@ -61,6 +61,23 @@ def test_metrics_without_numbers_are_left_out_with_one_warning(rank: Any, capsys
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_report_is_never_longer_than_the_server_reads(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    reporter.note("x" * 2_000_000)
+    reporter.metrics({"n" * 2_000_000: 1.0})
+    assert len(rank.events_of("note")[0]["message"]) == 10_000
+    assert list(rank.metrics()[0]["values"]) == ["n" * 200]
+
+
+def test_number_that_nobody_can_keep_does_not_end_the_loop(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    reporter.metrics({"loss": 10**400, "lr": 0.1}, step=1, epoch=float("nan"))
+    reporter.progress(2, epoch=float("inf"))
+    first, second = rank.metrics()
+    assert (first["values"], second["step"]) == ({"lr": 0.1}, 2)
+    assert "epoch" not in {*first, *second}
+
+
 def test_phase_as_a_block_returns_to_the_phase_before(rank: Any) -> None:
     reporter = Reporter(rank.environ)
     reporter.phase("preparing")

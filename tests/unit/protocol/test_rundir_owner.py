@@ -12,6 +12,7 @@ def lay_out(root: Path, attempt: int) -> None:
         job_id="j",
         attempt=attempt,
         token=f"token {attempt}",
+        rank_token=f"rank token {attempt}",
         launch=Launch(kind="command", steps=(Step(name="main", argv=("true",)),)),
         nodes=(NodeAssignment(node_id="n"),),
         checkpoint_dir="c",
@@ -24,10 +25,10 @@ def lay_out(root: Path, attempt: int) -> None:
 def test_newer_attempt_becomes_the_owner(tmp_path: Path) -> None:
     for attempt in (1, 2):
         lay_out(tmp_path, attempt)
-        assert read_document(tmp_path / OWNER) == {"attempt": attempt, "token": f"token {attempt}"}
+        assert read_document(tmp_path / OWNER) == {"attempt": attempt, "token": f"rank token {attempt}"}
 
 
 def test_older_attempt_that_is_laid_out_late_does_not_take_the_job_back(tmp_path: Path) -> None:
     lay_out(tmp_path, 2)
     lay_out(tmp_path, 1)
-    assert read_document(tmp_path / OWNER) == {"attempt": 2, "token": "token 2"}
+    assert read_document(tmp_path / OWNER) == {"attempt": 2, "token": "rank token 2"}

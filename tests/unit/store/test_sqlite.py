@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from trainmaster.core.errors import RefusedError, StoreUnavailableError
-from trainmaster.store import meta
+from trainmaster.store import accounts
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 from trainmaster.store.sqlite import file_system
@@ -37,16 +37,17 @@ def database(path: Path) -> Iterator[Database]:
 
 
 def remember(key: str) -> Callable[[Connection], None]:
-    return lambda connection: meta.put(connection, EVERYTHING, key, "yes")
+    return lambda connection: accounts.ensure(connection, EVERYTHING, key, 1.0)
 
 
 def put(database: Database, key: str) -> None:
     database.write_now(remember(key))
 
 
-def get(database: Database, key: str) -> str | None:
+def has(database: Database, key: str) -> bool:
     with database.read() as connection:
-        return meta.get(connection, EVERYTHING, key)
+        found = connection.execute(text("SELECT 1 FROM accounts WHERE account_id = :key"), {"key": key})
+        return found.first() is not None
 
 
 def pragma(connection: Connection, name: str) -> object:
@@ -66,11 +67,13 @@ def test_database_is_its_owners_alone(database: Database, path: Path) -> None:
 
 
 def test_opening_a_database_again_keeps_what_is_there(path: Path) -> None:
+    known = []
     for _ in range(2):
         database = Database.open(f"sqlite:///{path}")
-        assert get(database, "a") in (None, "yes")
+        known.append(has(database, "a"))
         put(database, "a")
         database.close()
+    assert known == [False, True]
 
 
 def test_opening_it_twice_in_one_process_keeps_the_locks_of_the_first(database: Database, path: Path) -> None:
@@ -79,7 +82,7 @@ def test_opening_it_twice_in_one_process_keeps_the_locks_of_the_first(database: 
     before = log.stat().st_ino
     Database.open(f"sqlite:///{path}").close()
     # Whoever believes to be the last to leave clears the log away.
-    leave = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM meta').fetchall(); c.close()"
+    leave = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM jobs').fetchall(); c.close()"
     subprocess.run([sys.executable, "-c", leave], timeout=TIMEOUT_S, check=True)
     assert log.stat().st_ino == before
 
@@ -96,7 +99,7 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(path: Path) ->
         for future in futures:
             future.result(TIMEOUT_S)
     database = Database.open(f"sqlite:///{path}")
-    assert [get(database, f"process {number}") for number in range(3)] == ["yes"] * 3
+    assert all(has(database, f"process {number}") for number in range(3))
     database.close()
 
 
@@ -113,27 +116,28 @@ def test_database_that_another_process_locks_is_unavailable_until_it_is_free(dat
         for future in futures:
             with pytest.raises(StoreUnavailableError, match="another process"):
                 future.result(TIMEOUT_S)
-        assert get(database, "early") is None
+        assert not has(database, "early")
     finally:
         locker.send_signal(signal.SIGKILL)
         locker.communicate()
     put(database, "late")
-    assert get(database, "late") == "yes"
+    assert has(database, "late")
     assert database.write_now(lambda connection: pragma(connection, "synchronous")) == 2
 
 
 def _fill_up(connection: Connection) -> None:
     pages = pragma(connection, "page_count")
     pragma(connection, f"max_page_count = {pages}")
-    meta.put(connection, EVERYTHING, "large", "x" * 1_000_000)
+    accounts.ensure(connection, EVERYTHING, "large", 1.0)
+    accounts.ensure(connection, EVERYTHING, "x" * 1_000_000, 1.0)
 
 
 def test_full_disk_is_reported_and_survived(database: Database) -> None:
     with pytest.raises(StoreUnavailableError, match="space"):
         database.write_now(_fill_up)
-    assert get(database, "large") is None
+    assert not has(database, "large")
     put(database, "after")
-    assert get(database, "after") == "yes"
+    assert has(database, "after")
 
 
 def test_full_disk_in_a_group_never_reports_what_was_not_written(database: Database) -> None:
@@ -156,7 +160,7 @@ def test_full_disk_in_a_group_never_reports_what_was_not_written(database: Datab
     for key, future in futures.items():
         error = future.exception(TIMEOUT_S)
         assert error is None or isinstance(error, StoreUnavailableError)
-        assert (get(database, key) == "yes") is (error is None)
+        assert has(database, key) is (error is None)
 
 
 def test_file_that_is_no_database_is_unavailable(path: Path) -> None:
@@ -226,4 +230,4 @@ def test_database_can_be_read_while_another_process_writes(database: Database, p
     put(database, "a")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        assert get(database, "a") == "yes"
+        assert has(database, "a")

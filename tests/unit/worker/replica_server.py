@@ -81,6 +81,10 @@ class ReplicaServer:
     def stream(self, name: str) -> bytes:
         return self.run.read(name, 0, 1 << 30)
 
+    def token_for(self, path: str) -> str:
+        """What a request must bring."""
+        return self.request.rank_token if path.endswith("/owner") else self.request.token
+
     def answer(self, server: _Server, method: str, target: str, body: bytes) -> tuple[int, object]:
         """The status and the document of an answer; bytes are sent as they are."""
         url = urlsplit(target)
@@ -165,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if isinstance(fault, int):
             status, document = _error(fault, "FAULT")
-        elif self.headers["Authorization"] != f"Bearer {replica.request.token}":
+        elif self.headers["Authorization"] != f"Bearer {replica.token_for(self.path)}":
             status, document = _error(401, "AUTH_TOKEN_INVALID")
         else:
             status, document = replica.answer(self.server, self.command, self.path, body)

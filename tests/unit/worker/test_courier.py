@@ -28,6 +28,7 @@ run_courier(url, token, attempt_id, int(node), directory)
 """
 OUT = "nodes/0/logs/main.0.out"
 TOKEN = "attempt-token"
+RANK_TOKEN = "rank-token"
 
 
 class Site:
@@ -47,6 +48,7 @@ class Site:
             job_id=f"job-{self.root.name}-{os.getpid()}",
             attempt=1,
             token=TOKEN,
+            rank_token=RANK_TOKEN,
             launch=Launch(
                 kind="command", steps=(Step(name="main", argv=argv),), **{"environment": environment, **launch}
             ),
@@ -125,6 +127,32 @@ def test_job_ends_with_everything_at_the_server(site: Site) -> None:
     assert site.server.run.document("nodes/0/beat.json") is not None
     uploads = [path for method, path in site.server.calls if method in ("POST", "PUT")]
     assert uploads[-1].endswith("/documents/nodes/0/exit.json")
+    assert not site.home().exists()
+
+
+def test_ranks_hold_a_token_of_their_own_and_cannot_find_the_attempts(site: Site) -> None:
+    site.serve("sh", "-c", f'cat "$TRAINMASTER_TOKEN_FILE"; grep -rl {TOKEN[:-1]}[{TOKEN[-1]}] ../.. >&2')
+    assert site.deliver()["exit_code"] == 1  # grep found nothing
+    assert site.server.stream(OUT) == RANK_TOKEN.encode()
+    assert site.server.stream("nodes/0/logs/main.0.err") == b""
+
+
+def test_courier_whose_end_was_taken_in_leaves_when_it_asks_again(site: Site) -> None:
+    site.serve("sh", "-c", "echo hello")
+    exits = []
+
+    def fault(method: str, path: str) -> str | int | None:
+        if site.server.exit() is not None:
+            return 410
+        if path.endswith("/exit.json"):
+            exits.append(path)
+            return LOSE_ANSWER
+        return None
+
+    site.server.fault = fault
+    assert site.deliver()["reason"] == Reason.SUCCEEDED
+    assert len(exits) == 1
+    assert site.server.stream(OUT) == b"hello\n"
     assert not site.home().exists()
 
 

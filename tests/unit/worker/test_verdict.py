@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
+from trainmaster.protocol.reasons import EXIT_STOPPED, REASON_OF_STOP, Reason, StopCause
 from trainmaster.worker.evidence import Evidence, evidence_from
 from trainmaster.worker.verdict import (
-    STOP_REASONS,
     ProcessEnd,
     Verdict,
     verdict_of_success,
@@ -114,8 +113,11 @@ def test_verdict_message_names_rank_or_step() -> None:
     assert failure(ProcessEnd(rank=1, signal="SIGSEGV")).message == "rank 1 was killed by SIGSEGV"
 
 
-def test_verdict_every_stop_has_a_reason() -> None:
-    assert set(STOP_REASONS) == set(StopCause)
+@pytest.mark.parametrize("cause", StopCause)
+def test_verdict_every_stop_has_its_reason_and_says_so(cause: StopCause) -> None:
+    verdict = verdict_on_stop(cause, [exited(EXIT_STOPPED)], step="run", signalled=True, finished=False)
+    assert verdict.reason is REASON_OF_STOP[cause]
+    assert verdict.message.startswith("stopped: ")
 
 
 @pytest.mark.parametrize(

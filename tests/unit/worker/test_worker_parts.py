@@ -29,6 +29,7 @@ def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
         "job_id": "j",
         "attempt": 2,
         "token": "secret",
+        "rank_token": "less secret",
         "launch": Launch(kind="test", steps=(Step(name="run", argv=("true",)),)),
         "nodes": (NodeAssignment(node_id="a"), NodeAssignment(node_id="b", gpus=("1", "3"))),
         "checkpoint_dir": os.fspath(tmp_path / "checkpoints"),

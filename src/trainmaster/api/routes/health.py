@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from trainmaster.api.context import Context
 from trainmaster.api.envelope import ErrorEnvelope, Ok, ok
+from trainmaster.api.errors import UnhealthyError
 from trainmaster.api.openapi import OPEN
 from trainmaster.api.wire.health import Alive, Ready
 from trainmaster.store import queues
@@ -26,9 +27,16 @@ async def alive(context: Context) -> Response:
     "/readyz",
     response_model=Ok[Ready],
     openapi_extra=OPEN,
-    responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": ErrorEnvelope, "description": "The database is away."}},
+    responses={
+        HTTPStatus.SERVICE_UNAVAILABLE: {
+            "model": ErrorEnvelope,
+            "description": "The server cannot do its work; the message says why.",
+        }
+    },
 )
 async def ready(context: Context) -> Response:
-    """Whether the server can do its work: the database answers."""
+    """Whether the server can do its work: the database answers, and so does the part that runs jobs."""
+    if (problem := context.healthy()) is not None:
+        raise UnhealthyError(problem)
     await context.read(lambda connection: queues.names(connection, Scope.everything()))
     return ok(Ready(version=context.version))

@@ -1,6 +1,7 @@
 """Where workers that cannot reach the server's files report, and where they hear what is wanted.
 
-The bearer is the token of the attempt, which is good for that attempt alone. Everything may be sent twice.
+The bearer is the token of the attempt, which is good for that attempt alone and until it has ended. The attempt's
+ranks have a token of their own, which is good for asking who owns the job. Everything may be sent twice.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from trainmaster.api.auth import credential_of
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.control import ControlSource, Wish
 from trainmaster.api.envelope import Nothing, Ok, ok, ok_document
-from trainmaster.api.errors import InvalidTokenError, StreamGapConflictError
+from trainmaster.api.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.api.follow import followers_of
-from trainmaster.api.openapi import BY_TOKEN
+from trainmaster.api.openapi import BY_RANK_TOKEN, BY_TOKEN
 from trainmaster.api.params import MAX_OFFSET, AttemptId
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
 from trainmaster.api.wire.worker import Claimant, Document, ExitDocument, Granted, NextOffset, Ownership
 from trainmaster.coordinator.launching import run_directory
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.core.job import Attempt
 from trainmaster.core.spec import parse
 from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.store import attempts, jobs
@@ -41,8 +43,8 @@ router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRou
 T = TypeVar("T")
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
-_READING = errors(HTTPStatus.NOT_FOUND)
-_WRITING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+_READING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_WRITING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
 _BINARY_BODY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
@@ -90,12 +92,10 @@ class Reporter:
 
 
 async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -> Reporter:
-    try:
-        attempt = await context.read(lambda connection: attempts.get(connection, Scope.everything(), attempt_id))
-    except NotFoundError:
-        raise InvalidTokenError("this token is not valid for this attempt") from None
-    if not hmac.compare_digest(attempt.token.encode(), credential_of(request).encode()):
-        raise InvalidTokenError("this token is not valid for this attempt")
+    attempt = await _attempt(request, context, attempt_id, lambda attempt: attempt.token)
+    if attempt.ended_at is not None:
+        # The exit document is what a worker sends last: nothing that belongs to the attempt is refused here.
+        raise AttemptEndedError
     job_id = attempt_id.rpartition(".")[0]
     return Reporter(
         context=context,
@@ -107,7 +107,25 @@ async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -
     )
 
 
+async def _rank(request: Request, context: Context, attempt_id: AttemptId) -> Attempt:
+    return await _attempt(request, context, attempt_id, lambda attempt: attempt.rank_token)
+
+
+async def _attempt(
+    request: Request, context: ApiContext, attempt_id: str, token_of: Callable[[Attempt], str]
+) -> Attempt:
+    try:
+        attempt = await context.read(lambda connection: attempts.get(connection, Scope.everything(), attempt_id))
+    except NotFoundError:
+        raise InvalidTokenError("this token is not valid for this attempt") from None
+    if not hmac.compare_digest(token_of(attempt).encode(), credential_of(request).encode()):
+        raise InvalidTokenError("this token is not valid for this attempt")
+    return attempt
+
+
 Worker = Annotated[Reporter, Depends(_reporter)]
+Rank = Annotated[Attempt, Depends(_rank)]
+"""The attempt of a rank that has shown its token, ended or not."""
 
 
 @router.get("/request", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
@@ -217,12 +235,12 @@ async def control(
                 continue
 
 
-@router.get("/owner", response_model=Ok[Ownership], responses=_READING, openapi_extra=BY_TOKEN)
-async def owner(worker: Worker, context: Context) -> Response:
-    """Ask whether this attempt may commit checkpoints of its job: only the current one may."""
+@router.get("/owner", response_model=Ok[Ownership], responses=errors(HTTPStatus.NOT_FOUND), openapi_extra=BY_RANK_TOKEN)
+async def owner(rank: Rank, context: Context, attempt_id: AttemptId) -> Response:
+    """Ask whether this attempt may commit checkpoints of its job: only the current one may. Its ranks' token is due."""
 
     def ask(connection: Connection) -> bool:
-        job = jobs.get(connection, Scope.everything(), worker.job_id, deleted=True)
-        return job.attempt is not None and job.attempt.number == worker.number
+        job = jobs.get(connection, Scope.everything(), attempt_id.rpartition(".")[0], deleted=True)
+        return job.attempt is not None and job.attempt.number == rank.number
 
     return ok(Ownership(owner=await context.read(ask)))

@@ -6,12 +6,18 @@ would from a machine elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trainmaster.backends import BackendContext
 from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
@@ -23,9 +29,23 @@ from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 
-__all__ = ["LocalBackend"]
+__all__ = ["LocalBackend", "make"]
 
-_DELIVERY_TIMEOUT_S = 60.0
+_log = logging.getLogger(__name__)
+_DELIVERY_TIMEOUT_S = 30.0
+_WARM_EVERY_S = 60.0
+
+
+def make(context: BackendContext) -> LocalBackend:
+    """The local backend of a server."""
+    return LocalBackend(
+        fork_server=ForkServer(context.data_dir / "forkserver"),
+        inventory=LocalInventory(
+            storage=context.data_dir, simulated_gpus=context.simulated_gpus, slots=context.slots_per_node
+        ),
+        run_directory=context.run_directory,
+        spool=context.data_dir / "spool",
+    )
 
 
 class LocalBackend:
@@ -50,6 +70,7 @@ class LocalBackend:
         self._inventory = inventory
         self._run_directory = run_directory
         self._spool = spool
+        self._closed = threading.Event()
 
     def inventory(self) -> Sequence[Node]:
         """This machine, or the simulated ones in its place."""
@@ -83,6 +104,15 @@ class LocalBackend:
         """Leave the control where the workers look for it."""
         self._run_directory(request).set_control(control.to_json())
 
+    def kill(self, request: AttemptRequest) -> None:
+        """SIGKILL to the workers; their ranks die with them, and what is left is swept."""
+        directory = self._run_directory(request)
+        for node in range(len(request.nodes)):
+            claimant = directory.claimant(node)
+            if claimant and _liveness(directory, node) is Liveness.ALIVE:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(claimant["pid"]), signal.SIGKILL)
+
     def revoke(self, request: AttemptRequest) -> None:
         """Take every claim that is still free: a worker that comes later exits at once."""
         directory = self._run_directory(request)
@@ -101,12 +131,28 @@ class LocalBackend:
         self._fork_server.ask(self._order(request, node))
         deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
         while directory.document(exit_document(node)) is None:
+            if self._closed.wait(0.05):
+                raise LaunchError("the server stops; what is left is delivered after its next start")
             if time.monotonic() > deadline:
-                raise LaunchError(f"what node {node} of {request.attempt_id} left behind was not delivered")
-            time.sleep(0.05)
+                _log.error("what node %d of %s left behind was not delivered", node, request.attempt_id)
+                return
+
+    def open(self) -> None:
+        """Start the fork server before the first job needs it, and show it now and then that it is needed."""
+        threading.Thread(target=self._keep_warm, name="warm", daemon=True).start()
+
+    def _keep_warm(self) -> None:
+        while True:
+            try:
+                self._fork_server.ensure()
+            except ForkServerError as error:
+                _log.error("the local fork server does not start: %s", error)
+            if self._closed.wait(_WARM_EVERY_S):
+                return
 
     def close(self) -> None:
-        """The fork server and its workers live on."""
+        """Wait for nothing any more; the fork server and its workers live on."""
+        self._closed.set()
 
     def _order(self, request: AttemptRequest, node: int) -> dict[str, str | int]:
         if request.server_url is None:
@@ -127,6 +173,8 @@ def _liveness(directory: RunDirectory, node: int) -> Liveness:
         return Liveness.UNCLAIMED
     if claimant.get("revoked"):
         return Liveness.REVOKED
+    if "pid" not in claimant:
+        return Liveness.GONE
     identity = ProcessIdentity.from_json(claimant)
     if identity.boot_id != boot_id():
         return Liveness.REBOOTED

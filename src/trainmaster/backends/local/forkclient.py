@@ -37,13 +37,13 @@ class ForkServer:
         self._starting = threading.Lock()
 
     def ensure(self) -> None:
-        """See to it that a fork server of this version runs; one of another version is replaced.
+        """See to it that a fork server of our own version and Python runs; another one is replaced.
 
         Workers of a replaced one live on.
         """
         with self._starting:
             try:
-                if self._exchange({"op": "hello"}).get("version") == trainmaster.__version__:
+                if self._is_ours():
                     return
                 with contextlib.suppress(ForkServerError, OSError):
                     self._exchange({"op": "retire"})
@@ -65,6 +65,14 @@ class ForkServer:
             return self._exchange(order)
         except OSError as error:
             raise ForkServerError(f"no answer from {self._socket_path}: {error}") from error
+
+    def _is_ours(self) -> bool:
+        """Whether jobs that it starts run what this process would run."""
+        told = self._exchange({"op": "hello"})
+        # One interpreter may have several names; the prefix tells the environments apart that share it.
+        executable = os.path.realpath(str(told.get("executable")))
+        ours = (trainmaster.__version__, os.path.realpath(sys.executable), sys.prefix)
+        return (told.get("version"), executable, told.get("prefix")) == ours
 
     def _exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -101,7 +109,7 @@ class ForkServer:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ForkServerError):
-                if self._exchange({"op": "hello"}).get("version") == trainmaster.__version__:
+                if self._is_ours():
                     return
             time.sleep(0.005)
         raise ForkServerError(f"it did not start within {_START_TIMEOUT_S:.0f} s; see {self._directory / 'log'}")

@@ -10,7 +10,6 @@ from trainmaster.core.workloads.compiled import (
     compile_launch,
     effective_workload,
     validate_workload,
-    workload_kind,
 )
 from trainmaster.core.workloads.registry import (
     AnyWorkload,
@@ -35,7 +34,6 @@ __all__ = [
     "spec_of",
     "unregister",
     "validate_workload",
-    "workload_kind",
 ]
 
 for _module in (command, script, service):

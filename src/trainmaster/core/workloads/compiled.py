@@ -33,11 +33,6 @@ def effective_workload(request: SubmitJobRequest) -> WorkloadSpec:
     return ScriptSpec(kind="script", path=framework.custom_script_path, ranks_per_node=request.ranks_per_node)
 
 
-def workload_kind(request: SubmitJobRequest) -> str:
-    """The kind of the effective workload."""
-    return effective_workload(request).kind
-
-
 def validate_workload(request: SubmitJobRequest) -> None:
     """Check what the workload's kind knows and its fields do not say.
 

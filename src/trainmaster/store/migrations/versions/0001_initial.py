@@ -86,7 +86,6 @@ def _jobs() -> None:
     _partial_index("jobs_by_handle", ["account_id", "handle"], "handle IS NOT NULL AND deleted_at IS NULL", unique=True)
     _partial_index("jobs_by_age", ["account_id", "created_at", "job_id"], "deleted_at IS NULL")
     _partial_index("jobs_by_parent", ["parent_job_id"], "parent_job_id IS NOT NULL")
-    _partial_index("jobs_to_delete", ["job_id"], "desired = 'delete' AND deleted_at IS NULL")
     op.create_index("jobs_by_status", "jobs", ["status", "queue", "order_key", "job_id"])
 
 
@@ -280,11 +279,6 @@ def _of_the_cluster() -> None:
         sa.Column("holder", sa.Text),
         sa.Column("url", sa.Text, nullable=False),
         sa.Column("expires_at", sa.Double, nullable=False),
-    )
-    op.create_table(
-        "meta",
-        sa.Column("key", sa.Text, primary_key=True),
-        sa.Column("value", sa.Text, nullable=False),
     )
 
 

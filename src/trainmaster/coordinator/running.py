@@ -1,0 +1,128 @@
+"""The coordinator's role in a server: its parts put together, its threads, and the hints that reach it."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from pathlib import Path
+
+from trainmaster.backends import BackendContext, make_backend
+from trainmaster.coordinator.acting import Acting
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.chores import Chores
+from trainmaster.coordinator.launching import run_directory
+from trainmaster.coordinator.leadership import Leadership
+from trainmaster.coordinator.loop import Coordinator, inventory_of
+from trainmaster.core.job import Checkpoint, Job
+from trainmaster.protocol.hints import HintListener
+from trainmaster.settings import Role, Settings, TransportKind
+from trainmaster.storage import Roots
+from trainmaster.store import checkpoints, nodes
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_HINT_WAIT_S = 1.0
+
+
+class CoordinatorRole:
+    """Coordinates from `start` to `stop`; what runs goes on afterwards."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        holder: str,
+        database: Database,
+        roots: Roots,
+        admission: Admission,
+        hint_socket: Path,
+    ) -> None:
+        context = BackendContext(
+            data_dir=settings.data_dir,
+            run_directory=lambda request: run_directory(roots, request.job_id, request.attempt),
+            simulated_gpus=settings.simulated_gpus,
+            slots_per_node=settings.slots_per_node,
+        )
+        self._database = database
+        self._backends = {name: make_backend(name, context) for name in settings.backends}
+        self._leadership = Leadership(
+            database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
+        )
+        self._coordinator = Coordinator(
+            database,
+            backends=self._backends,
+            leadership=self._leadership,
+            acting=Acting(
+                backends=self._backends,
+                roots=roots,
+                checkpoint=self._checkpoint,
+                hint=self.hint,
+                hint_socket=str(hint_socket),
+                server_url=worker_url(settings, url),
+            ),
+            admission=admission,
+            stalled_after_s=settings.stalled_after_s,
+        )
+        self._chores = Chores(
+            database, roots, leads=lambda: self._leadership.epoch is not None, blob_keep_s=settings.blob_keep_s
+        )
+        self._listener = HintListener(hint_socket)
+        self._stopping = threading.Event()
+        self._listening = threading.Thread(target=self._pass_hints_on, name="hints", daemon=True)
+
+    def hint(self, subject: str) -> None:
+        """Look soon: at one attempt, or at the feed of events."""
+        self._coordinator.hint(subject)
+
+    def problem(self) -> str | None:
+        """Why nothing is being coordinated here; None when all is well."""
+        return self._coordinator.problem()
+
+    def start(self) -> None:
+        """Report the nodes, then begin to lead or to wait for the lead."""
+        found = inventory_of(self._backends.values())
+        self._database.write_now(lambda connection: nodes.put(connection, Scope.everything(), found))
+        for backend in self._backends.values():
+            backend.open()
+        self._leadership.start()
+        self._coordinator.start()
+        self._chores.start()
+        self._listening.start()
+
+    def stop(self) -> None:
+        """Finish what is under way, and give the lead back."""
+        self._stopping.set()
+        self._chores.stop()
+        self._coordinator.stop()
+        self._leadership.stop()
+        for backend in self._backends.values():
+            backend.close()
+        self._listening.join()
+        self._listener.close()
+
+    def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
+        with self._database.read() as connection:
+            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
+
+    def _pass_hints_on(self) -> None:
+        while not self._stopping.is_set():
+            readable, _, _ = select.select([self._listener], [], [], _HINT_WAIT_S)
+            if readable:
+                for subject in self._listener.drain():
+                    self.hint(subject)
+
+
+def worker_url(settings: Settings, url: str) -> str | None:
+    """Where workers report over HTTP; None when they share the server's files.
+
+    Raises:
+        ValueError: this server has no routes for them, and no other was named.
+    """
+    if settings.transport is TransportKind.FILES:
+        return None
+    if not settings.advertise_url and Role.API not in settings.roles:
+        raise ValueError("workers report over HTTP, and this server has no api role: say where with --advertise-url")
+    return settings.advertise_url.rstrip("/") or url

@@ -1,0 +1,133 @@
+"""What jobs and their workers report, made fit to keep. Pure.
+
+Code inside a job can write anything into its run directory. Whatever it is, it must not keep the job from being
+stored or shown: what passes through here is finite, bounded and plain text, and what does not pass is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.protocol.reasons import Reason, StopCause
+
+MAX_TEXT = 2000
+MAX_PATH = 4096
+MAX_METRICS = 200
+"""Names that are kept of a job's last values, or of a checkpoint's."""
+MAX_NAME = 200
+MAX_STACKS = 16
+MAX_STACK = 20_000
+MAX_LAST_LINES = 20
+MAX_LAST_LINE = 500
+_MAX_WHOLE = 2**63 - 1
+"""No database takes a greater one."""
+
+
+def text(value: object, longest: int = MAX_TEXT) -> str | None:
+    """Text that every database takes and JSON can carry; None when it is no text."""
+    if not isinstance(value, str):
+        return None
+    return value[:longest].encode("utf-8", "replace").replace(b"\0", b"").decode()
+
+
+def exact_text(value: object) -> str:
+    """Text that is of use only if nothing of it is changed: an id or a path.
+
+    Raises:
+        ValueError: it cannot be kept as it is.
+    """
+    if not isinstance(value, str) or not value or text(value, MAX_PATH) != value:
+        raise ValueError(f"an id or a path is no text of 1 to {MAX_PATH} plain characters")
+    return value
+
+
+def number(value: object, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float | None:
+    """A finite number within bounds; None when it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if low <= value <= high else None
+
+
+def whole(value: object, low: int = 0, high: int = _MAX_WHOLE) -> int | None:
+    """A whole number within bounds; None when it is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if low <= value <= high else None
+
+
+def moment(value: object, *, since: float, now: float) -> float | None:
+    """A time that somebody else's clock gave, held within what is possible; None when it is none."""
+    told = number(value)
+    return None if told is None else min(max(told, since), now)
+
+
+def metrics(values: object) -> dict[str, float]:
+    """The first of the named numbers, as many as are kept."""
+    found: dict[str, float] = {}
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        key, told = text(name, MAX_NAME), number(value)
+        if key is not None and told is not None:
+            found[key] = told
+        if len(found) == MAX_METRICS:
+            break
+    return found
+
+
+def stacks(value: object) -> dict[str, str]:
+    """The stacks of some ranks, by rank."""
+    told = list(value.items())[:MAX_STACKS] if isinstance(value, Mapping) else []
+    return {
+        rank: stack
+        for name, dump in told
+        if (rank := text(name, MAX_NAME)) is not None and (stack := text(dump, MAX_STACK)) is not None
+    }
+
+
+def ending(document: Mapping[str, Any], *, since: float, now: float) -> dict[str, Any]:
+    """An exit document with what can be understood of it, field by field; it always has a reason and a time.
+
+    `since` is when the attempt was made: nothing of it can have happened earlier.
+    """
+    told = text(document.get("reason"), MAX_NAME)
+    try:
+        reason, message = Reason(told or ""), text(document.get("message")) or ""
+    except ValueError:
+        reason, message = Reason.WORKER_LOST, f"ended with an unknown reason: {told}"
+    ended_at = moment(document.get("ended_at"), since=since, now=now)
+    understood = {
+        "reason": reason,
+        "message": message,
+        "exit_code": whole(document.get("exit_code"), low=-(2**31), high=2**32),
+        "signal": text(document.get("signal"), MAX_NAME),
+        "rank": whole(document.get("rank")),
+        "step": text(document.get("step"), MAX_NAME),
+        "stop_cause": _stop_cause(document.get("stop_cause")),
+        "started_at": moment(document.get("started_at"), since=since, now=now),
+        "ended_at": now if ended_at is None else ended_at,
+        "evidence": _evidence(document.get("evidence")),
+    }
+    return {name: value for name, value in understood.items() if value is not None}
+
+
+def _stop_cause(value: object) -> StopCause | None:
+    try:
+        return StopCause(text(value, MAX_NAME) or "")
+    except ValueError:
+        return None
+
+
+def _evidence(value: object) -> dict[str, Any] | None:
+    if not isinstance(value, Mapping):
+        return None
+    lines = value.get("last_lines")
+    told = lines[-MAX_LAST_LINES:] if isinstance(lines, list | tuple) else []
+    understood = {
+        "last_lines": [line for said in told if (line := text(said, MAX_LAST_LINE)) is not None],
+        "frame": text(value.get("frame")),
+        "oom_kills": whole(value.get("oom_kills")),
+    }
+    return {name: found for name, found in understood.items() if found is not None}
