@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from trainmaster.protocol.rundir import RunDirectory
+
 RUNS = "runs"
 ARTIFACTS = "artifacts"
 BLOBS = "blobs"
@@ -69,3 +71,13 @@ class Roots:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
+    """Where an attempt's files lie on the server's side."""
+    return RunDirectory(roots.path(RUNS, f"{job_id}/{attempt}"))
+
+
+def blob_path(account_id: str, sha256: str) -> str:
+    """Where a shipped file lies below its root."""
+    return f"{account_id}/{sha256}"

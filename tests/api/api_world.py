@@ -21,7 +21,7 @@ from trainmaster.api.context import ApiContext
 from trainmaster.api.front import Front
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.launching import attempt_request, run_directory
+from trainmaster.coordinator.launching import attempt_request
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Job, Progress
 from trainmaster.core.keys import KeyScope, key_digest, key_id_of, new_key
@@ -29,7 +29,7 @@ from trainmaster.core.resources import Share
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.states import JobStatus
 from trainmaster.protocol.rundir import RunDirectory, log_stream, metrics_stream
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.store import accounts, jobs, keys
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey

@@ -14,12 +14,11 @@ from trainmaster.backends.scripted import Script, ScriptedBackend, ScriptedWorld
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.launching import run_directory
 from trainmaster.coordinator.loop import Coordinator, Pace
 from trainmaster.core.job import Checkpoint, Event, Job
 from trainmaster.core.resources import Gpu, Node
 from trainmaster.core.spec import parse_submit
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.store import allocations, checkpoints, events, jobs, leases
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope

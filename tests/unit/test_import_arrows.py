@@ -27,7 +27,7 @@ OURS: dict[str, set[str]] = {
     "sdk": {"protocol"},
     "cli": {"sdk", "protocol"},
     "settings": set(),
-    "storage": set(),
+    "storage": {"protocol"},
     "failpoints": set(),
 }
 """Package -> packages of ours that it may import, beside itself."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from trainmaster import failpoints
 from trainmaster.backends.base import Backend, LaunchError
-from trainmaster.coordinator.launching import attempt_request, run_directory
+from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core.endings import name_attempt, refuse_launch
 from trainmaster.core.errors import NotFoundError, TrainmasterError
@@ -27,7 +27,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.scheduling.view import ClusterView
-from trainmaster.storage import Roots
+from trainmaster.storage import Roots, run_directory
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
 from trainmaster.store import blobs, idempotency, jobs
 from trainmaster.store.blobs import Blob
 from trainmaster.store.database import Database
@@ -99,8 +99,3 @@ class Chores:
                     self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
 
             self._database.write_now(work)
-
-
-def blob_path(account_id: str, sha256: str) -> str:
-    """Where a blob lies below its root."""
-    return f"{account_id}/{sha256}"

@@ -9,13 +9,8 @@ from trainmaster.core.resources import Node
 from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import OWNER, RunDirectory
+from trainmaster.protocol.rundir import OWNER
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-
-
-def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
-    """Where an attempt's files lie on the server's side."""
-    return RunDirectory(roots.path(RUNS, f"{job_id}/{attempt}"))
 
 
 def attempt_request(

@@ -11,13 +11,12 @@ from trainmaster.backends import BackendContext, make_backend
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
-from trainmaster.coordinator.launching import run_directory
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.loop import Coordinator, inventory_of
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.protocol.hints import HintListener
 from trainmaster.settings import Role, Settings, TransportKind
-from trainmaster.storage import Roots
+from trainmaster.storage import Roots, run_directory
 from trainmaster.store import checkpoints, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope

@@ -59,10 +59,19 @@ def test_node_comes_back_as_it_was_reported(database: Database) -> None:
 def test_later_report_replaces_an_earlier_one(database: Database) -> None:
     put(database, NODE)
     later = changed(NODE, gpus=(), slots=1, state=NodeState.OFFLINE, last_seen_at=200.0)
-    put(database, later, changed(NODE, node_id="n2"))
-    assert all_nodes(database) == [later, changed(NODE, node_id="n2")]
+    second = changed(NODE, node_id="n2", last_seen_at=200.0)
+    put(database, later, second)
+    assert all_nodes(database) == [later, second]
     put(database, NODE)
     assert all_nodes(database)[0].state is NodeState.READY
+
+
+def test_node_of_another_host_that_nobody_reports_any_more_is_offline(database: Database) -> None:
+    put(database, NODE, changed(NODE, node_id="n2", hostname="another"))
+    put(database, changed(NODE, last_seen_at=150.0))
+    assert [node.state for node in all_nodes(database)] == [NodeState.READY, NodeState.READY]
+    put(database, changed(NODE, last_seen_at=200.0))
+    assert [node.state for node in all_nodes(database)] == [NodeState.READY, NodeState.OFFLINE]
 
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.DRAINED])

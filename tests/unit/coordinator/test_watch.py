@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.coordinator.launching import attempt_request, run_directory
+from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import LONGEST_LINE, look
 from trainmaster.core.job import Job, Progress
 from trainmaster.core.observations import admit, place
@@ -23,7 +23,7 @@ from trainmaster.protocol.rundir import (
     metrics_stream,
     worker_stream,
 )
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 
 def placed_job() -> Job:

@@ -23,10 +23,9 @@ from trainmaster.api.openapi import BY_EITHER
 from trainmaster.api.params import Sha256
 from trainmaster.api.routing import StrictRoute, errors
 from trainmaster.api.wire.blobs import BlobResource
-from trainmaster.coordinator.chores import blob_path
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.core.keys import KeyScope
-from trainmaster.storage import BLOBS
+from trainmaster.storage import BLOBS, blob_path
 from trainmaster.store import attempts, blobs, jobs
 from trainmaster.store.blobs import Blob
 from trainmaster.store.scope import Scope

@@ -30,11 +30,11 @@ from trainmaster.api.params import MAX_OFFSET, AttemptId
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
 from trainmaster.api.wire.worker import Claimant, Document, ExitDocument, Granted, NextOffset, Ownership
-from trainmaster.coordinator.launching import run_directory
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.core.job import Attempt
 from trainmaster.core.spec import parse
 from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
+from trainmaster.storage import run_directory
 from trainmaster.store import attempts, jobs
 from trainmaster.store.scope import Scope
 

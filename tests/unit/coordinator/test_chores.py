@@ -1,0 +1,96 @@
+"""What the leader tidies up: unused blobs and the files of purged jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.chores import Chores
+from trainmaster.coordinator.commands import Commands
+from trainmaster.core.spec import parse_submit
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, blob_path
+from trainmaster.store import accounts, blobs
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+NOW = 1_000_000.0
+KEEP_S = 3600.0
+ACCOUNT = Scope(account_id="default")
+
+
+class Place:
+    """A database and roots, with a clock that the test sets."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = NOW
+        self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
+        self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
+        self.chores = Chores(self.database, self.roots, leads=lambda: True, blob_keep_s=KEEP_S, clock=lambda: self.now)
+        self.commands = Commands(
+            self.database,
+            backends=["local"],
+            default_backend="local",
+            admission=Admission(),
+            hint=lambda _: None,
+            clock=lambda: self.now,
+        )
+
+    def ship(self, digit: str) -> Path:
+        sha256 = digit * 64
+        path = self.roots.path(BLOBS, blob_path("default", sha256))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(digit)
+
+        def work(connection: Connection) -> None:
+            accounts.ensure(connection, Scope.everything(), "default", self.now)
+            blobs.put(connection, ACCOUNT, sha256, 1, self.now)
+
+        self.database.write_now(work)
+        return path
+
+    def submit(self, *digits: str) -> str:
+        files = [{"path": digit, "sha256": digit * 64} for digit in digits]
+        request = parse_submit(
+            {"name": "j", "workload": {"kind": "command", "argv": ["x"], "files": files}, "resource_config": {}}
+        )
+        return self.commands.submit(ACCOUNT, request, created_by="t").result().job.job_id
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.database.close()
+
+
+def test_blob_that_no_job_uses_is_removed_after_a_while(place: Place) -> None:
+    used, unused = place.ship("a"), place.ship("b")
+    job_id = place.submit("a")
+    place.chores.do()
+    assert unused.exists()
+    place.now += KEEP_S + 1
+    place.chores.do()
+    assert used.exists()
+    assert not unused.exists()
+    place.commands.delete(ACCOUNT, job_id).result()
+    place.now += KEEP_S + 1
+    place.chores.do()
+    assert not used.exists()
+
+
+def test_files_of_a_purged_job_are_removed_and_those_of_a_deleted_one_stay(place: Place) -> None:
+    purged, deleted = place.submit(), place.submit()
+    for job_id in (purged, deleted):
+        place.roots.path(ARTIFACTS, f"{job_id}/checkpoints/c").mkdir(parents=True)
+    place.commands.delete(ACCOUNT, purged, purge=True).result()
+    place.commands.delete(ACCOUNT, deleted).result()
+    place.chores.do()
+    assert not place.roots.path(ARTIFACTS, purged).exists()
+    assert place.roots.path(ARTIFACTS, deleted).exists()
+    place.commands.delete(ACCOUNT, deleted, purge=True).result()
+    place.chores.do()
+    assert not place.roots.path(ARTIFACTS, deleted).exists()
