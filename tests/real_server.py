@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
-from trainmaster.protocol.processes import identity_of
+from trainmaster.protocol.processes import ProcessIdentity, is_alive
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
 PATIENCE_S = 60.0
@@ -93,9 +93,10 @@ class RealServer:
             ForkServer(self.directory / "forkserver")._exchange({"op": "retire"})
         for claim in self.directory.glob("runs/*/*/claims/*.json"):
             with contextlib.suppress(ValueError, KeyError):
-                pid = json.loads(claim.read_text())["pid"]
-                if identity_of(pid) is not None:
-                    os.kill(pid, signal.SIGKILL)
+                worker = ProcessIdentity.from_json(json.loads(claim.read_text()))
+                # By identity, not by number: pids are used again, by other tests' processes too.
+                if is_alive(worker):
+                    os.kill(worker.pid, signal.SIGKILL)
 
     def log_text(self) -> str:
         """What it wrote to stderr."""

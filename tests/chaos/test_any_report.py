@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainmaster.api.wire.jobs import JobView, job_resource
 from trainmaster.coordinator.explain import Waiting
-from trainmaster.coordinator.launching import attempt_request, run_directory
+from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Job
@@ -30,6 +30,7 @@ from trainmaster.protocol.rundir import (
     metrics_stream,
     worker_stream,
 )
+from trainmaster.storage import run_directory
 from trainmaster.store import attempts, checkpoints, jobs
 
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["\0", "\ud800", "x" * 5000, ""]))

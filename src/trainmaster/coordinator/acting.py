@@ -109,7 +109,7 @@ class Acting:
     def act(self, view: ClusterView, now: float) -> None:
         """Start the acts that the committed jobs call for."""
         live: set[str] = set()
-        for job in view.active():
+        for job in view.holding.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
             live.add(attempt_id)
             memory = self._memory.setdefault(attempt_id, _Memory())

@@ -24,7 +24,7 @@ from trainmaster.core import observations, timers
 from trainmaster.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
 from trainmaster.core.resources import Node
-from trainmaster.core.states import ACTIVE, RUNNING, JobStatus
+from trainmaster.core.states import RUNNING, JobStatus
 from trainmaster.scheduling.schedule import Plan, schedule
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.store import activity, events, jobs, leases, nodes
@@ -145,11 +145,11 @@ class Coordinator:
         now = self._clock()
         timed = self._is_time(now)
         before = self._view
-        self._catch_up()
+        touched = self._catch_up()
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
         ahead = self._view.with_jobs(change.job for change in changes.values())
-        if timed or self._worth_scheduling(before, ahead):
+        if timed or self._worth_scheduling(before, ahead, touched | changes.keys()):
             self._place(now, ahead, changes)
         self._commit(epoch, changes.values())
         self._acting.act(self._view, now)
@@ -178,8 +178,8 @@ class Coordinator:
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
 
-    def _catch_up(self) -> None:
-        """Take in what others committed."""
+    def _catch_up(self) -> set[str]:
+        """Take in what others committed; which jobs that were."""
         with self._database.read() as connection:
             self._cursor, seen = events.changed_jobs(connection, _EVERYTHING, self._cursor)
             stale = [
@@ -189,14 +189,13 @@ class Coordinator:
             ]
             if stale:
                 self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
+        return set(stale)
 
     def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
         """What the outside and the clock say of the jobs that have an attempt."""
         changes: dict[str, Change] = {}
         used = self._last_use() if everything else {}
-        for job in self._view.jobs.values():
-            if job.status not in ACTIVE:
-                continue
+        for job in self._view.holding.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
             if not everything and attempt_id not in hinted:
                 continue
@@ -230,27 +229,24 @@ class Coordinator:
 
     def _admit(self, now: float, changes: dict[str, Change]) -> None:
         """Let new jobs in, or refuse them."""
-        for job in self._view.jobs.values():
-            if job.status is JobStatus.PENDING:
-                try:
-                    admitted = self._admission.decide(job, now=now)
-                except Exception:
-                    _log.exception("job %s could not be looked at for admission", job.job_id)
-                    continue
-                if admitted is not None:
-                    changes[job.job_id] = admitted
+        for job in self._view.pending.values():
+            try:
+                admitted = self._admission.decide(job, now=now)
+            except Exception:
+                _log.exception("job %s could not be looked at for admission", job.job_id)
+                continue
+            if admitted is not None:
+                changes[job.job_id] = admitted
 
-    def _worth_scheduling(self, before: ClusterView, ahead: ClusterView) -> bool:
+    def _worth_scheduling(self, before: ClusterView, ahead: ClusterView, touched: Iterable[str]) -> bool:
         """Whether the scheduler could start anything that it could not at the end of the last pass."""
-        for job_id, job in ahead.jobs.items():
-            if job.status is JobStatus.QUEUED and before.jobs.get(job_id) is not job and not self._plan.blocks(job):
+        for job_id in touched:
+            job = ahead.jobs.get(job_id)
+            if job is not None and job.status is JobStatus.QUEUED and not self._plan.blocks(job):
                 return True
-        return any(
-            job.attempt is not None
-            and (now := ahead.jobs.get(job_id)) is not job
-            and (now is None or now.attempt is None)
-            for job_id, job in before.jobs.items()
-        )
+            if job_id in before.holding and job_id not in ahead.holding:
+                return True
+        return False
 
     def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
         """Start what fits, in the same commit as what made room for it."""
@@ -302,7 +298,7 @@ class Coordinator:
         return applied
 
     def _last_use(self) -> Mapping[str, float]:
-        if not any(job.is_service and job.status in RUNNING for job in self._view.jobs.values()):
+        if not any(job.is_service for job in self._view.holding.values()):
             return {}
         with self._database.read() as connection:
             return activity.all(connection, _EVERYTHING)

@@ -89,7 +89,7 @@ def _held_by(view: ClusterView, job: Job, nodes: Sequence[Node], visible: Callab
     needs_gpus = gpus_wanted(job.needs, nodes) > 0
     holders = [
         other
-        for other in view.active()
+        for other in view.holding.values()
         if visible(other.account_id)
         and any(
             share.node_id in wanted and (not needs_gpus or wanted[share.node_id] & set(share.gpus))

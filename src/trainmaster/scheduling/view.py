@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainmaster.core.job import Job
 from trainmaster.core.resources import Free, Node, whole
@@ -16,25 +16,24 @@ class ClusterView:
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     jobs: Mapping[str, Job] = field(default_factory=dict)
-    """By id; a job that is over and has nothing left to do is not in it."""
+    """By id; a job that is over is not in it."""
+    pending: Mapping[str, Job] = field(default_factory=dict)
+    """Those of the jobs that wait for admission."""
+    holding: Mapping[str, Job] = field(default_factory=dict)
+    """Those of the jobs that have a current attempt, and with it resources."""
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:
         """The view after these jobs were committed as they are."""
-        jobs = dict(self.jobs)
+        jobs, pending, holding = dict(self.jobs), dict(self.pending), dict(self.holding)
         for job in changed:
-            if is_over(job):
-                jobs.pop(job.job_id, None)
-            else:
-                jobs[job.job_id] = job
-        return ClusterView(nodes=self.nodes, jobs=jobs)
+            _file(jobs, job, job.status not in TERMINAL)
+            _file(pending, job, job.status is JobStatus.PENDING)
+            _file(holding, job, job.status in ACTIVE)
+        return ClusterView(nodes=self.nodes, jobs=jobs, pending=pending, holding=holding)
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
         """The view with this inventory."""
-        return ClusterView(nodes={node.node_id: node for node in nodes}, jobs=self.jobs)
-
-    def active(self) -> list[Job]:
-        """Jobs with a current attempt."""
-        return [job for job in self.jobs.values() if job.status in ACTIVE]
+        return replace(self, nodes={node.node_id: node for node in nodes})
 
     def queued(self) -> list[Job]:
         """Jobs that wait for resources, first come first."""
@@ -45,14 +44,15 @@ class ClusterView:
     def free(self) -> dict[str, Free]:
         """What is left of each node."""
         left = {node_id: whole(node) for node_id, node in self.nodes.items()}
-        for job in self.jobs.values():
-            if job.attempt is not None:
-                for share in job.attempt.shares:
-                    if share.node_id in left:
-                        left[share.node_id] = left[share.node_id].without(share)
+        for job in self.holding.values():
+            for share in job.live.shares:
+                if share.node_id in left:
+                    left[share.node_id] = left[share.node_id].without(share)
         return left
 
 
-def is_over(job: Job) -> bool:
-    """Whether nothing will ever happen to this job again by itself."""
-    return job.status in TERMINAL
+def _file(index: dict[str, Job], job: Job, belongs: bool) -> None:
+    if belongs:
+        index[job.job_id] = job
+    else:
+        index.pop(job.job_id, None)
