@@ -35,10 +35,14 @@ class Alarm:
             self.stopped = True
             self._condition.notify()
 
-    def wait(self) -> frozenset[str]:
-        """Wait for a hint, a foreign write or the next poll; what was hinted at."""
+    def wait(self, rest_s: float = 0.0) -> frozenset[str]:
+        """Wait for a hint, a foreign write or the next poll; what was hinted at.
+
+        For the first `rest_s` only a hint at an attempt counts.
+        """
         deadline = time.monotonic() + self._poll_s
         with self._condition:
+            self._condition.wait_for(lambda: self._hinted or self.stopped, rest_s)
             while not (self._rung or self.stopped):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._written_by_others():

@@ -86,7 +86,7 @@ class Draft:
         self._events.append(
             Event(
                 job_id=self.job.job_id,
-                seq=self.job.event_count + 1,
+                seq=self._before.event_count + len(self._events) + 1,
                 at=self.now,
                 type=type,
                 actor=actor,
@@ -98,7 +98,6 @@ class Draft:
                 data=data or {},
             )
         )
-        self.set(event_count=self.job.event_count + 1)
 
     def register(self, checkpoint: Checkpoint) -> None:
         """Add a committed checkpoint; it becomes the latest."""
@@ -134,9 +133,13 @@ class Draft:
 
     def change(self) -> Change | None:
         """The finished change; None when nothing changed."""
-        if self.job == self._before:
+        if not self._events and self.job == self._before:
             return None
-        job = self.job.evolve(version=self._before.version + 1, updated_at=self.now)
+        job = self.job.evolve(
+            version=self._before.version + 1,
+            event_count=self._before.event_count + len(self._events),
+            updated_at=self.now,
+        )
         return Change(job=job, events=tuple(self._events), checkpoints=tuple(self._checkpoints), ended=self._ended)
 
     def _stamps(self, to: JobStatus) -> dict[str, Any]:
