@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -137,7 +136,7 @@ def main() -> None:
         time.sleep(max(0.0, arguments.step_seconds - (time.monotonic() - began)))
 
     report.finished()
-    print(f"done after {model.step} steps", file=sys.stderr)
+    print(f"done after {model.step} steps", flush=True)
 
 
 if __name__ == "__main__":
