@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.api.follow import Piece
 from trainmaster.protocol.rundir import CONTROL, RunDirectory
 
 
@@ -44,7 +43,3 @@ class ControlSource:
         if before is not None and before.stamp == stamp:
             return before
         return Wish(stamp=stamp, document=self.directory.document(CONTROL))
-
-    def read(self, sight: Wish, cursor: str) -> Piece:
-        """Not read piece by piece."""
-        raise NotImplementedError

@@ -49,8 +49,8 @@ class Piece:
     """Nothing will ever follow."""
 
 
-class Source(Protocol):
-    """Something that grows. Hashable; equal ones are the same. All methods run in threads."""
+class Watched(Protocol):
+    """Something that changes. Hashable; equal ones are the same. All methods run in threads."""
 
     @property
     def job_id(self) -> str | None:
@@ -63,6 +63,10 @@ class Source(Protocol):
         None.
         """
 
+
+class Source(Watched, Protocol):
+    """Something that grows, and is read piece by piece."""
+
     def read(self, sight: Any, cursor: str) -> Piece:
         """What comes after a cursor, of what was seen."""
 
@@ -72,7 +76,7 @@ class Followers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._watches: dict[Source, _Watch] = {}
+        self._watches: dict[Watched, _Watch] = {}
         self._task: asyncio.Task[None] | None = None
         self.closed = False
         self._data_version = -1
@@ -91,7 +95,7 @@ class Followers:
             async with self.watching(source) as watch:
                 while not self.closed:
                     changed = watch.changed
-                    piece = await watch.read(cursor)
+                    piece = await watch.read(source, cursor)
                     cursor = piece.cursor
                     if piece.data:
                         sent_at = time.monotonic()
@@ -110,7 +114,7 @@ class Followers:
             yield failed(InternalError())
 
     @contextlib.asynccontextmanager
-    async def watching(self, source: Source) -> AsyncIterator[_Watch]:
+    async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
         """Have a source looked at for as long as the block runs."""
         watch = self._watches.get(source)
         if watch is None:
@@ -176,7 +180,7 @@ class Followers:
 class _Watch:
     """One source that is followed, as it was last seen."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Watched) -> None:
         self.source = source
         self.followers = 0
         self.sight: Any = None
@@ -217,20 +221,20 @@ class _Watch:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def read(self, cursor: str) -> Piece:
+    async def read(self, source: Source, cursor: str) -> Piece:
         """What comes after a cursor; read once for all who are there."""
         task = self._pieces.get(cursor)
         if task is None:
             if len(self._pieces) >= _SHARED_PIECES:
                 self._pieces.clear()
-            reading = run_in_threadpool(self.source.read, self.seen(), cursor)
+            reading = run_in_threadpool(source.read, self.seen(), cursor)
             task = self._pieces[cursor] = asyncio.create_task(reading)
             task.add_done_callback(_retrieve)
         # One follower that leaves must not take the piece from the others.
         return await asyncio.shield(task)
 
 
-def _look(source: Source, connection: Connection, before: Any, *, changed: bool) -> Any:
+def _look(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:
     """What is to be seen, or the failure: one source that cannot be looked at must not hold up the others."""
     try:
         return source.look(connection, None if isinstance(before, Exception) else before, changed=changed)

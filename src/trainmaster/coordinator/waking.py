@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Alarm:
     """Wakes one loop. Hints may come from any thread; they carry no state and may be lost."""
 
-    def __init__(self, *, foreign_writes: Callable[[], int], poll_s: float, foreign_s: float = 0.1) -> None:
+    def __init__(self, *, foreign_writes: Callable[[], int], poll_s: float, foreign_s: float = 0.2) -> None:
         self._foreign_writes = foreign_writes
         """A number that changes when another process has written to the database."""
         self._poll_s = poll_s
