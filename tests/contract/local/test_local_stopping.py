@@ -80,7 +80,7 @@ def test_job_that_ends_by_itself_leaves_no_process(server: LocalServer, family: 
     family.write_text(STARTS_A_FAMILY.rstrip().removesuffix("time.sleep(600)"))
     job_id = server.submit_python(family)
     job = server.until(job_id)
-    assert job["status"] == "COMPLETED"
+    assert job["status"] == "COMPLETED", job["error"]
     pids = [int(pid) for pid in server.wait_for_line(job_id, "family").split()[1:]]
     assert not any(is_alive(pid) for pid in pids)
     assert server.events_of(job_id, "strays_killed")
