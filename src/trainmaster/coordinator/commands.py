@@ -285,7 +285,7 @@ def _decide(
 
 def _check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
     if not queues.exists(connection, scope, queue):
-        known = ", ".join(queues.names(connection, scope))
+        known = ", ".join(queue.name for queue in queues.all(connection, scope))
         raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
 
 

@@ -94,6 +94,8 @@ class Checkpoint:
     path: str
     """Relative to the root."""
     status: str = "COMMITTED"
+    pinned: bool = False
+    """Kept until it is unpinned, whatever the limits say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,8 @@ class Job:
     queued_at: float | None = None
     not_before: float = 0.0
     """Back-off: not placed before this time."""
+    room_at: float | None = None
+    """When others were first preempted to make room for it; until it is placed it goes before everybody."""
     started_at: float | None = None
     finished_at: float | None = None
     paused_at: float | None = None

@@ -28,6 +28,8 @@ class Gpu:
     type: str
     memory_mb: int
     healthy: bool = True
+    problem: str = ""
+    """Why it is out of the pool, when it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,50 @@ class Node:
     """How many job nodes it runs at a time, whatever little they ask for."""
     state: NodeState = NodeState.READY
     last_seen_at: float = 0.0
+    given_labels: tuple[str, ...] = ()
+    """What an operator added to the labels that the backend reports."""
+    given_capabilities: tuple[str, ...] = ()
+    drain_reason: str = ""
+    drain_force: bool = False
+    """While it is drained: what runs there is preempted, not waited for."""
+    drain_grace_s: float | None = None
+    """How long those get that are preempted so; None means: as for any preemption."""
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Every capability, whoever told of it."""
+        return frozenset(self.capabilities + self.given_capabilities)
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Every label, whoever told of it."""
+        return frozenset(self.labels + self.given_labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Where jobs wait, and what the jobs of it may hold together."""
+
+    name: str
+    weight: float = 1.0
+    """Its share of the cluster, in proportion to those of the other queues that have work."""
+    quota_gpus: int | None = None
+    """The most GPUs that its jobs may hold at a time; None means no limit."""
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEvent:
+    """Something that happened to the cluster and to no job: a node was drained, a GPU failed, a queue was changed."""
+
+    at: float
+    type: str
+    """Such as `node_draining`, `node_drained`, `node_enabled`, `node_changed`, `node_offline`, `gpu_unhealthy`,
+    `gpu_healthy`, `queue_changed`, `queue_removed`."""
+    subject: str
+    """`node/<id>` or `queue/<name>`."""
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

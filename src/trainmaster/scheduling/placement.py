@@ -23,7 +23,7 @@ def fit(needs: Needs, nodes: Sequence[Node], free: Mapping[str, Free]) -> list[S
 
 def usable(needs: Needs, node: Node) -> bool:
     """Whether the node takes work and has every tag that the job requires."""
-    return node.state is NodeState.READY and set(needs.capabilities) <= set(node.capabilities)
+    return node.state is NodeState.READY and node.tags.issuperset(needs.capabilities)
 
 
 def gpus_wanted(needs: Needs, nodes: Sequence[Node]) -> int:
@@ -80,7 +80,7 @@ def _best(
         share = share_on(needs, node, free, gpus)
         if share is None:
             continue
-        preference = len(set(needs.anti_affinity) & set(node.labels)) - len(set(needs.affinity) & set(node.labels))
+        preference = len(node.marks.intersection(needs.anti_affinity)) - len(node.marks.intersection(needs.affinity))
         # Soft wishes first, then a machine that the gang does not use yet, then the tightest fit.
         score = (preference, node.node_id in already, len(free.gpus) - gpus, free.cpu_cores, node.node_id)
         if best is None or score < best[0]:

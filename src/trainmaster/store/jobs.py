@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam
 from trainmaster.core.errors import HandleTakenError, JobNotFoundError, Problem, SpecError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.store import allocations, attempts, checkpoints, events, schema
+from trainmaster.store import allocations, attempts, checkpoints, events, schema, usage
 from trainmaster.store.paging import position_of, token_after
 from trainmaster.store.prepared import Prepared
 from trainmaster.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row
@@ -84,16 +84,17 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     job = change.job
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
-    labels = _STORED_LABELS.execute(connection, key).scalar()
+    stored = _STORED_LABELS.execute(connection, key).first()
     row = job_to_row(job)
     if _UPDATE.execute(connection, {**row, **key}).rowcount == 0:
         return False
-    if labels != row["labels"]:
+    if stored is not None and (stored.labels, stored.deleted_at) != (row["labels"], job.deleted_at):
         connection.execute(_DELETE_LABELS, key)
         _insert_labels(connection, job)
     if change.ended is not None:
         attempts.put(connection, scope, job, change.ended)
         allocations.release(connection, scope, job, change.ended)
+        usage.record(connection, scope, job, change.ended)
     if job.attempt is not None and attempts.put(connection, scope, job, job.attempt):
         allocations.take(connection, scope, job, job.attempt)
     events.append(connection, scope, job, change.events)
@@ -222,8 +223,9 @@ def _conditions(scope: Scope, query: JobQuery) -> list[sa.ColumnElement[bool]]:
 
 
 def _insert_labels(connection: Connection, job: Job) -> None:
-    if job.labels:
-        owner = {"account_id": job.account_id, "job_id": job.job_id}
+    """Those of a deleted job are left out: no list shows it."""
+    if job.labels and job.deleted_at is None:
+        owner = {"account_id": job.account_id, "job_id": job.job_id, "created_at": job.created_at}
         _INSERT_LABELS.execute_many(connection, [{**owner, "key": k, "value": v} for k, v in job.labels.items()])
 
 
@@ -272,7 +274,9 @@ _AHEAD = sa.select(sa.func.count()).where(
     sa.tuple_(_jobs.c.order_key, _jobs.c.job_id) < sa.tuple_(bindparam("key_before"), bindparam("id_before")),
 )
 _STORED_LABELS = Prepared(
-    sa.select(_jobs.c.labels).where(_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
+    sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(
+        _jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account")
+    )
 )
 _INSERT = Prepared(sa.insert(_jobs))
 _UPDATE = Prepared(

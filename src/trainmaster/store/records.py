@@ -133,6 +133,8 @@ def node_to_row(node: Node) -> dict[str, Any]:
     row["gpus"] = dumps([dataclasses.asdict(gpu) for gpu in node.gpus])
     row["labels"] = dumps(node.labels)
     row["capabilities"] = dumps(node.capabilities)
+    row["given_labels"] = dumps(node.given_labels)
+    row["given_capabilities"] = dumps(node.given_capabilities)
     return row
 
 
@@ -140,8 +142,8 @@ def node_from_row(row: Sequence[Any]) -> Node:
     """The node of a row."""
     values = dict(zip(NODE_FIELDS, row, strict=True))
     values["gpus"] = tuple(_from_known(Gpu, gpu) for gpu in json.loads(values["gpus"]))
-    values["labels"] = tuple(json.loads(values["labels"]))
-    values["capabilities"] = tuple(json.loads(values["capabilities"]))
+    for name in ("labels", "capabilities", "given_labels", "given_capabilities"):
+        values[name] = tuple(json.loads(values[name]))
     values["state"] = NodeState(values["state"])
     return Node(**values)
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -66,6 +67,7 @@ accounts = Table(
     metadata,
     _text("account_id", primary_key=True),
     _number("created_at"),
+    Column("uid", Integer),  # of the system's user as whom its jobs run here
 )
 
 jobs = Table(
@@ -126,6 +128,7 @@ jobs = Table(
     _flag("purge"),
     _integer("attempt_count"),
     Column("attempt_number", Integer),  # of the current attempt
+    _maybe_number("room_at"),
 )
 
 
@@ -148,9 +151,17 @@ job_labels = Table(
     _text("key", primary_key=True),
     _text("account_id", primary_key=True),
     _text("value"),
+    Column("created_at", Double, nullable=False, server_default="0"),  # of the job
     _of_a_job(),
 )
-Index("jobs_by_label", job_labels.c.account_id, job_labels.c.key, job_labels.c.value, job_labels.c.job_id)
+Index(
+    "jobs_by_label",
+    job_labels.c.account_id,
+    job_labels.c.key,
+    job_labels.c.value,
+    job_labels.c.created_at,
+    job_labels.c.job_id,
+)
 
 attempts = Table(
     "attempts",
@@ -225,6 +236,7 @@ checkpoints = Table(
     _text("root"),
     _text("path"),
     _text("status"),
+    Column("pinned", Boolean, nullable=False, server_default=false()),
     _of_a_job(),
 )
 Index("checkpoints_by_job", checkpoints.c.job_id, checkpoints.c.created_at)
@@ -260,6 +272,32 @@ activity = Table(
     _of_a_job(),
 )
 
+secrets = Table(
+    "secrets",
+    metadata,
+    _text("job_id", primary_key=True),
+    _text("name", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("sealed"),
+    _flag("until_end"),  # forgotten when the job ends
+    _of_a_job(),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    _text("job_id", primary_key=True),
+    _integer("attempt", primary_key=True, autoincrement=False),
+    _text("account_id", primary_key=True),
+    _text("queue"),
+    _number("started_at"),
+    _number("ended_at"),
+    _integer("gpus"),
+    _integer("cpu_cores"),
+    _of_a_job(),
+)
+Index("usage_by_end", usage.c.ended_at)
+
 idempotency = Table(
     "idempotency",
     metadata,
@@ -281,8 +319,26 @@ api_keys = Table(
     _text("hash"),
     _number("created_at"),
     _maybe_number("revoked_at"),
+    Column("created_by", Text, nullable=False, server_default=text("''")),
     ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
     UniqueConstraint("hash", name="api_keys_by_hash"),  # a key belongs to one account
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    _text("webhook_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("url"),
+    _text("statuses"),
+    _text("sealed"),  # what deliveries are signed with
+    _number("created_at"),
+    Column("cursor", BigInteger, nullable=False),  # the last event of the feed that is dealt with
+    _integer("failures"),
+    _number("not_before"),
+    _maybe_number("delivered_at"),
+    _text("problem"),
+    ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
 )
 
 blobs = Table(
@@ -321,6 +377,11 @@ nodes = Table(
     _integer("slots"),
     _text("state"),
     _number("last_seen_at"),
+    Column("given_labels", Text, nullable=False, server_default="[]"),
+    Column("given_capabilities", Text, nullable=False, server_default="[]"),
+    Column("drain_reason", Text, nullable=False, server_default=text("''")),
+    Column("drain_force", Boolean, nullable=False, server_default=false()),
+    _maybe_number("drain_grace_s"),
 )
 
 queues = Table(
@@ -328,7 +389,22 @@ queues = Table(
     metadata,
     _text("name", primary_key=True),
     _number("created_at"),
+    Column("weight", Double, nullable=False, server_default="1"),
+    Column("quota_gpus", Integer),
 )
+
+cluster_events = Table(
+    "cluster_events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _number("at"),
+    _text("type"),
+    _text("subject"),
+    _text("message"),
+    _text("data"),
+    sqlite_autoincrement=True,
+)
+Index("cluster_events_by_subject", cluster_events.c.subject, cluster_events.c.id)
 
 leader = Table(
     "leader",

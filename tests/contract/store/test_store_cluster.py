@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 from store_records import ACME, EVERYTHING, new_job, stored, submit
 
-from trainmaster.core.errors import JobNotFoundError, NotFoundError
-from trainmaster.core.resources import Gpu, Node, NodeState
-from trainmaster.store import activity, nodes, queues
+from trainmaster.core.errors import ConflictError, JobNotFoundError, NotFoundError
+from trainmaster.core.resources import Gpu, Node, NodeState, Queue
+from trainmaster.store import activity, cluster_events, nodes, queues
 from trainmaster.store.database import Database
 
 NODE = Node(
@@ -77,25 +78,56 @@ def test_node_of_another_host_that_nobody_reports_any_more_is_offline(database: 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.DRAINED])
 def test_report_does_not_end_a_drain(database: Database, state: NodeState) -> None:
     put(database, NODE)
-    database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", state))
+    database.write_now(lambda connection: nodes.drain(connection, EVERYTHING, "n1", 1.0, reason="fan", force=True))
+    if state is NodeState.DRAINED:
+        database.write_now(lambda connection: nodes.drained(connection, EVERYTHING, "n1", 2.0))
     put(database, changed(NODE, last_seen_at=300.0))
-    assert all_nodes(database) == [changed(NODE, state=state, last_seen_at=300.0)]
-    database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", NodeState.READY))
-    assert all_nodes(database)[0].state is NodeState.READY
+    expected = changed(NODE, state=state, last_seen_at=300.0, drain_reason="fan", drain_force=True)
+    assert all_nodes(database) == [expected]
+    database.write_now(lambda connection: nodes.enable(connection, EVERYTHING, "n1", 3.0))
+    assert all_nodes(database) == [changed(NODE, last_seen_at=300.0)]
 
 
-def test_state_of_an_unknown_node_cannot_be_set(database: Database) -> None:
-    with pytest.raises(NotFoundError):
-        database.write_now(lambda connection: nodes.set_state(connection, EVERYTHING, "n1", NodeState.READY))
+def test_report_does_not_take_given_labels_away(database: Database) -> None:
+    put(database, NODE)
+    database.write_now(
+        lambda connection: nodes.give(connection, EVERYTHING, "n1", 1.0, labels=["zone=a"], capabilities=["nvlink"])
+    )
+    put(database, changed(NODE, last_seen_at=300.0))
+    (node,) = all_nodes(database)
+    assert {"zone=a"} <= node.marks
+    assert {"nvlink"} <= node.tags
 
 
-def test_default_queue_is_there_from_the_start_and_others_can_be_added(database: Database) -> None:
-    for _ in range(2):
-        database.write_now(lambda connection: queues.add(connection, EVERYTHING, "night", 1.0))
+def test_change_of_an_unknown_node_is_refused(database: Database) -> None:
+    for change in (nodes.drain, nodes.enable, nodes.give):
+        with pytest.raises(NotFoundError):
+            database.write_now(lambda connection, change=change: change(connection, EVERYTHING, "n1", 1.0))
+
+
+def test_gpu_that_fails_and_recovers_makes_events(database: Database) -> None:
+    put(database, NODE)
+    first, second = NODE.gpus
+    broken = dataclasses.replace(first, healthy=False, problem="Xid 79")
+    put(database, changed(NODE, gpus=(broken, second), last_seen_at=200.0))
+    put(database, changed(NODE, last_seen_at=300.0))
     with database.read() as connection:
-        assert queues.names(connection, ACME) == ["default", "night"]
-        assert queues.exists(connection, ACME, "night")
+        told = cluster_events.of(connection, ACME, "node/n1")
+    assert [event.type for event in told] == ["gpu_healthy", "gpu_unhealthy"]
+    assert "Xid 79" in told[-1].message
+
+
+def test_default_queue_is_there_from_the_start_and_others_can_be_made_changed_and_removed(database: Database) -> None:
+    for queue in (Queue(name="night"), Queue(name="night", weight=2.0, quota_gpus=8)):
+        database.write_now(lambda connection, queue=queue: queues.put(connection, EVERYTHING, queue, 1.0))
+    with database.read() as connection:
+        assert [queue.name for queue in queues.all(connection, ACME)] == ["default", "night"]
+        assert queues.get(connection, ACME, "night") == Queue(name="night", weight=2.0, quota_gpus=8, created_at=1.0)
         assert not queues.exists(connection, ACME, "day")
+    database.write_now(lambda connection: queues.remove(connection, EVERYTHING, "night", 2.0))
+    for name, error in (("night", NotFoundError), ("default", ConflictError)):
+        with pytest.raises(error):
+            database.write_now(lambda connection, name=name: queues.remove(connection, EVERYTHING, name, 3.0))
 
 
 def test_activity_is_the_latest_time_of_use_and_changes_no_job(database: Database) -> None:

@@ -23,7 +23,7 @@ from store_records import (
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Job
-from trainmaster.core.resources import NodeState, Share
+from trainmaster.core.resources import Queue, Share
 from trainmaster.store import (
     accounts,
     activity,
@@ -104,8 +104,8 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "create key": lambda connection, scope, job: keys.create(connection, scope, KEY),
     "revoke key": lambda connection, scope, job: keys.revoke(connection, scope, "k", 2.0),
     "nodes": lambda connection, scope, job: nodes.put(connection, scope, ()),
-    "node state": lambda connection, scope, job: nodes.set_state(connection, scope, "n1", NodeState.READY),
-    "queue": lambda connection, scope, job: queues.add(connection, scope, "night", 2.0),
+    "node drain": lambda connection, scope, job: nodes.drain(connection, scope, "n1", 2.0),
+    "queue": lambda connection, scope, job: queues.put(connection, scope, Queue(name="night"), 2.0),
     "acquire": lambda connection, scope, job: leases.acquire(connection, scope, "s", "u", 1.0, 5.0),
     "renew": lambda connection, scope, job: leases.renew(connection, scope, LEASE, 1.0, 5.0),
     "release lease": lambda connection, scope, job: leases.release(connection, scope, LEASE),

@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 from store_records import EVERYTHING
 
 from trainmaster.core.errors import NotLeaderError
+from trainmaster.core.resources import Queue
 from trainmaster.store import leases, queues
 from trainmaster.store.database import Database
 from trainmaster.store.leases import Lease
@@ -85,7 +86,7 @@ def test_transaction_of_a_former_leader_writes_nothing(database: Database) -> No
     must_acquire(database, "two", 200.0)
 
     def lead(connection: Connection) -> None:
-        queues.add(connection, EVERYTHING, "led by one", 1.0)
+        queues.put(connection, EVERYTHING, Queue(name="led by one"), 1.0)
         leases.check(connection, EVERYTHING, old.epoch)
 
     with pytest.raises(NotLeaderError):

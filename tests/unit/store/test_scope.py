@@ -44,7 +44,7 @@ FUNCTIONS = dict(public_functions())
 
 
 def test_resources_are_found() -> None:
-    assert {"jobs.apply", "events.feed", "leases.check", "queues.add"} <= set(FUNCTIONS)
+    assert {"jobs.apply", "events.feed", "leases.check", "queues.put"} <= set(FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -38,5 +38,5 @@ async def ready(context: Context) -> Response:
     """Whether the server can do its work: the database answers, and so does the part that runs jobs."""
     if (problem := context.healthy()) is not None:
         raise UnhealthyError(problem)
-    await context.read(lambda connection: queues.names(connection, Scope.everything()))
+    await context.read(lambda connection: queues.exists(connection, Scope.everything(), queues.DEFAULT))
     return ok(Ready(version=context.version))

@@ -74,8 +74,8 @@ def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -
         hostname=node.hostname,
         backend=node.backend,
         state=node.state,
-        labels=list(node.labels),
-        capabilities=list(node.capabilities),
+        labels=sorted(node.marks),
+        capabilities=sorted(node.tags),
         gpus=[
             GpuResource(
                 index=gpu.index,
