@@ -128,7 +128,13 @@ async def _manager(request: Request) -> Principal:
     return require(request, KeyScope.MANAGE)
 
 
+async def _admin(request: Request) -> Principal:
+    return require(request, KeyScope.CLUSTER_ADMIN)
+
+
 Viewer = Annotated[Principal, Depends(_viewer)]
 """Somebody who may read, as a parameter of a route."""
 Manager = Annotated[Principal, Depends(_manager)]
 """Somebody who may change things, as a parameter of a route."""
+Admin = Annotated[Principal, Depends(_admin)]
+"""Somebody who runs the cluster, as a parameter of a route."""

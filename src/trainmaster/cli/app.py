@@ -40,7 +40,7 @@ GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "Server": (up, down, serve, doctor),
     }
 )
-"""Each command is a module with a function `run`; its name is the module's."""
+"""Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""
 
 
 class Commands(TyperGroup):
@@ -98,4 +98,7 @@ def _options(
 
 for _modules in GROUPS.values():
     for _module in _modules:
-        app.command(name_of(_module))(_module.run)
+        if hasattr(_module, "app"):
+            app.add_typer(_module.app, name=name_of(_module))
+        else:
+            app.command(name_of(_module))(_module.run)
