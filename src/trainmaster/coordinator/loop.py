@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,14 +21,16 @@ from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.waking import Alarm
-from trainmaster.core import observations, timers
+from trainmaster.core import observations, stopping, timers
 from trainmaster.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
 from trainmaster.core.resources import Node
 from trainmaster.core.states import RUNNING, JobStatus
+from trainmaster.scheduling.draining import drain
+from trainmaster.scheduling.health import judge, occupied
 from trainmaster.scheduling.schedule import Plan, schedule
 from trainmaster.scheduling.view import ClusterView
-from trainmaster.store import activity, events, jobs, leases, nodes
+from trainmaster.store import activity, cluster_events, events, jobs, leases, nodes, queues
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -44,6 +47,8 @@ class Pace:
     inventory_s: float = 15.0
     gap_s: float = 30.0
     """A pause between two looks that is longer means that the machine slept, or that nobody led."""
+    occupied_s: float = 2.0
+    """The inventory, while a GPU is only waiting for its memory to be freed."""
 
 
 REST_FACTOR = 4.0
@@ -82,6 +87,7 @@ class Coordinator:
         self._view = ClusterView()
         self._plan = Plan()
         self._cursor = 0
+        self._cluster_cursor = 0
         self._polled_at: float | None = None
         self._inventory_at: float | None = None
         self._awake_since = 0.0
@@ -156,8 +162,14 @@ class Coordinator:
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
         ahead = self._view.with_jobs(change.job for change in changes.values())
-        if timed or self._worth_scheduling(before, ahead, touched | changes.keys()):
+        if self._freed_real_gpus(changes.values()):
+            self._refresh_inventory(ahead)
+            ahead = ahead.with_nodes(self._view.nodes.values())
+        resized = self._view.nodes is not before.nodes or self._view.queues is not before.queues
+        if timed or resized or self._worth_scheduling(before, ahead, touched | changes.keys()):
             self._place(now, ahead, changes)
+        if timed:
+            self._drain(epoch, now, ahead, changes)
         self._commit(epoch, changes.values())
         self._acting.act(self._view, now)
 
@@ -169,18 +181,21 @@ class Coordinator:
         if self._polled_at is None or tick - self._polled_at > self._pace.gap_s:
             self._awake_since = now
         self._polled_at = tick
-        if self._inventory_at is None or tick - self._inventory_at >= self._pace.inventory_s:
+        every_s = self._pace.occupied_s if occupied(self._view.nodes.values()) else self._pace.inventory_s
+        if self._inventory_at is None or tick - self._inventory_at >= every_s:
             self._inventory_at = tick
-            self._refresh_inventory()
+            self._refresh_inventory(self._view)
         return True
 
     def _take_over(self, epoch: int) -> None:
         """Rebuild the view from the database; nothing of an earlier reign is trusted."""
         with self._database.read() as connection:
             self._cursor = events.last_id(connection, _EVERYTHING)
+            self._cluster_cursor = cluster_events.last_id(connection, _EVERYTHING)
             unfinished = jobs.unfinished(connection, _EVERYTHING)
             known = nodes.all(connection, _EVERYTHING)
-        self._view = ClusterView().with_nodes(known).with_jobs(unfinished)
+            there = queues.all(connection, _EVERYTHING)
+        self._view = ClusterView().with_nodes(known).with_queues(there).with_jobs(unfinished)
         self._acting.forget()
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
@@ -196,6 +211,12 @@ class Coordinator:
             ]
             if stale:
                 self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
+            cluster = cluster_events.last_id(connection, _EVERYTHING)
+            if cluster != self._cluster_cursor:
+                self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING)).with_queues(
+                    queues.all(connection, _EVERYTHING)
+                )
+                self._cluster_cursor = cluster
         return set(stale)
 
     def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
@@ -259,11 +280,34 @@ class Coordinator:
         """Start what fits, in the same commit as what made room for it."""
         self._plan = schedule(ahead, now=now)
         for placement in self._plan.placements:
-            job = placement.job
-            placed = observations.place(job, now=now, shares=placement.shares, token=secrets.token_urlsafe(24))
-            if placed is not None:
-                earlier = changes.get(job.job_id)
-                changes[job.job_id] = merge(earlier, placed) if earlier else placed
+            token = secrets.token_urlsafe(24)
+            _add(changes, observations.place(placement.job, now=now, shares=placement.shares, token=token))
+        victims: defaultdict[str, list[str]] = defaultdict(list)
+        for preemption in self._plan.preemptions:
+            by = preemption.by
+            victims[by.job_id].append(preemption.victim.job_id)
+            message = f"makes room for a job of priority {by.priority}"
+            _add(changes, stopping.preempt(preemption.victim, now=now, message=message))
+        for job_id, preempted in victims.items():
+            _add(changes, stopping.make_room(ahead.jobs[job_id], now=now, victims=preempted))
+
+    def _drain(self, epoch: int, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
+        """Clear nodes that are drained by force, and say which nodes are empty."""
+        drainage = drain(ahead)
+        for eviction in drainage.evictions:
+            job, node = eviction.job, eviction.node
+            why = f"node {node.node_id} is drained" + (f": {node.drain_reason}" if node.drain_reason else "")
+            if changes.get(job.job_id) is None or changes[job.job_id].job == job:
+                _add(changes, stopping.preempt(job, now=now, message=why, grace_s=node.drain_grace_s))
+        if drainage.empty:
+
+            def work(connection: Connection) -> None:
+                leases.check(connection, _EVERYTHING, epoch)
+                for node_id in drainage.empty:
+                    nodes.drained(connection, _EVERYTHING, node_id, now)
+
+            self._database.write_now(work)
+            self.hint("")
 
     def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
         """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
@@ -310,8 +354,15 @@ class Coordinator:
         with self._database.read() as connection:
             return activity.all(connection, _EVERYTHING)
 
-    def _refresh_inventory(self) -> None:
-        found = inventory_of(self._backends.values())
+    def _freed_real_gpus(self, changes: Iterable[Change]) -> bool:
+        """Whether attempts have ended on GPUs whose memory can be looked at before somebody else gets them."""
+        freed = {share.node_id for change in changes if change.ended for share in change.ended.shares if share.gpus}
+        found = (self._view.nodes[node_id] for node_id in freed if node_id in self._view.nodes)
+        return any(gpu.used_mb is not None for node in found for gpu in node.gpus)
+
+    def _refresh_inventory(self, view: ClusterView) -> None:
+        """Take in what the backends report, seen with the jobs of a view."""
+        found = judge(inventory_of(self._backends.values()), view)
 
         def work(connection: Connection) -> None:
             nodes.put(connection, _EVERYTHING, found)
@@ -319,6 +370,13 @@ class Coordinator:
         self._database.write_now(work)
         with self._database.read() as connection:
             self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING))
+
+
+def _add(changes: dict[str, Change], change: Change | None) -> None:
+    """One more change of a job; it was decided on what the one before it made of the job."""
+    if change is not None:
+        earlier = changes.get(change.job.job_id)
+        changes[change.job.job_id] = merge(earlier, change) if earlier else change
 
 
 def inventory_of(backends: Iterable[Backend]) -> list[Node]:

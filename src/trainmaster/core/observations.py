@@ -56,7 +56,7 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
         created_at=now,
         resume_checkpoint_id=job.resume_checkpoint_id or job.own_checkpoint_id,
     )
-    draft.set(attempt=attempt, attempt_count=attempt.number, progress=_carried(job.progress))
+    draft.set(attempt=attempt, attempt_count=attempt.number, progress=_carried(job.progress), room_at=None)
     draft.move(Trigger.PLACE, message=f"placed on {', '.join(dict.fromkeys(share.node_id for share in shares))}")
     return draft.change()
 

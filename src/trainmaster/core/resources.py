@@ -30,6 +30,8 @@ class Gpu:
     healthy: bool = True
     problem: str = ""
     """Why it is out of the pool, when it is."""
+    used_mb: int | None = None
+    """Memory that is in use by whomever, as last reported; None where nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainmaster.core.job import Change, Job
 from trainmaster.core.machine import Draft
 from trainmaster.core.states import Actor
@@ -14,13 +16,28 @@ SAVE_GRACE_S = 30.0
 """For a pause or a preemption, or three times the last save, whichever is longer."""
 
 
-def preempt(job: Job, *, now: float, by: str) -> Change | None:
-    """Take a job's resources for a more important one, after a grace period in which it saves."""
+def preempt(job: Job, *, now: float, message: str, grace_s: float | None = None) -> Change | None:
+    """Take a job's resources away, after a grace period in which it saves; the message says for what."""
     if job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
     request_stop(draft, StopCause.PREEMPT, save=True)
-    draft.note("preempting", actor=Actor.SCHEDULER, reason=Reason.PREEMPTED, message=f"makes room for {by}")
+    if grace_s is not None:
+        draft.set_attempt(stop_grace_s=grace_s)
+    draft.note("preempting", actor=Actor.SCHEDULER, reason=Reason.PREEMPTED, message=message)
+    return draft.change()
+
+
+def make_room(job: Job, *, now: float, victims: Sequence[str]) -> Change | None:
+    """Record that others are preempted for a waiting job: what they leave is kept for it."""
+    draft = Draft(job, now)
+    draft.set(room_at=now if job.room_at is None else job.room_at)
+    draft.note(
+        "making_room",
+        actor=Actor.SCHEDULER,
+        message=f"preempts {len(victims)} {'job' if len(victims) == 1 else 'jobs'} of lower priority",
+        data={"count": len(victims)},
+    )
     return draft.change()
 
 

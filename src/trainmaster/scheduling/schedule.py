@@ -24,10 +24,21 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """A job to stop, for the sake of one that waits."""
+
+    victim: Job
+    """Holds an attempt that is not being stopped yet."""
+    by: Job
+    """Is queued, has a higher priority, and does not fit without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What one pass of the scheduler decided."""
 
     placements: Sequence[Placement] = ()
+    preemptions: Sequence[Preemption] = ()
     blocked: frozenset[Wish] = frozenset()
     """What does not fit now."""
     full: bool = False
@@ -38,7 +49,7 @@ class Plan:
         return self.full or (job.backend, job.needs) in self.blocked
 
 
-def schedule(view: ClusterView, *, now: float, limit: int = 256) -> Plan:
+def schedule(view: ClusterView, *, now: float, limit: int = 256, backfill: bool = True) -> Plan:  # noqa: ARG001
     """Start what fits, by priority and age.
 
     A job that could run on the whole cluster but not on what is free now keeps its place: what it

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainmaster.core.job import Job
-from trainmaster.core.resources import Free, Node, whole
+from trainmaster.core.resources import Free, Node, Queue, whole
 from trainmaster.core.states import ACTIVE, TERMINAL, JobStatus
 
 
@@ -21,6 +21,8 @@ class ClusterView:
     """Those of the jobs that wait for admission."""
     holding: Mapping[str, Job] = field(default_factory=dict)
     """Those of the jobs that have a current attempt, and with it resources."""
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    """By name; one that is not in it has weight 1 and no quota."""
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:
         """The view after these jobs were committed as they are."""
@@ -29,11 +31,15 @@ class ClusterView:
             _file(jobs, job, job.status not in TERMINAL)
             _file(pending, job, job.status is JobStatus.PENDING)
             _file(holding, job, job.status in ACTIVE)
-        return ClusterView(nodes=self.nodes, jobs=jobs, pending=pending, holding=holding)
+        return replace(self, jobs=jobs, pending=pending, holding=holding)
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
         """The view with this inventory."""
         return replace(self, nodes={node.node_id: node for node in nodes})
+
+    def with_queues(self, queues: Iterable[Queue]) -> ClusterView:
+        """The view with these queues."""
+        return replace(self, queues={queue.name: queue for queue in queues})
 
     def queued(self) -> list[Job]:
         """Jobs that wait for resources, first come first."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,23 @@ from real_server import wait_for
 # Two GPUs: the first whole, the second in MIG mode with slices at places 0 and 2. A slice is known by its handle.
 DRIVER = r"""
 #include <stdio.h>
+#include <stdlib.h>
 
 typedef long device;
-enum { OK = 0, NOT_FOUND = 6 };
+enum { OK = 0, NOT_FOUND = 6, TIMEOUT = 10 };
+
+/* A number that a test wrote into a file; 0 when there is none. */
+static unsigned long long told(const char *name) {
+    char path[512];
+    unsigned long long value = 0;
+    snprintf(path, sizeof path, "%s/%s", getenv("DRIVER_STATE") ? getenv("DRIVER_STATE") : ".", name);
+    FILE *file = fopen(path, "r");
+    if (file) {
+        if (fscanf(file, "%llu", &value) != 1) value = 0;
+        fclose(file);
+    }
+    return value;
+}
 
 int nvmlInitWithFlags(unsigned flags) { return OK; }
 int nvmlInit_v2(void) { return OK; }
@@ -34,15 +51,40 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned index, device *found)
     *found = 10 + index;
     return OK;
 }
-int nvmlDeviceGetUUID(device d, char *text, unsigned size) { snprintf(text, size, "MIG-%ld", d); return OK; }
+int nvmlDeviceGetUUID(device d, char *text, unsigned size) {
+    snprintf(text, size, d < 10 ? "GPU-%ld" : "MIG-%ld", d);
+    return OK;
+}
+struct event { device d; unsigned long long type, data; unsigned gpu, compute; };
+int nvmlEventSetCreate(long *set) { *set = 1; return OK; }
+int nvmlDeviceRegisterEvents(device d, unsigned long long types, long set) { return OK; }
+int nvmlEventSetWait_v2(long set, struct event *found, unsigned timeout_ms) {
+    static unsigned long long last = 0;
+    unsigned long long xid = told("xid");
+    if (xid == last) return TIMEOUT;
+    last = xid;
+    found->d = 1;
+    found->data = xid;
+    return OK;
+}
+int nvmlDeviceGetTotalEccErrors(device d, unsigned kind, unsigned counter, unsigned long long *count) {
+    *count = d == 1 ? told("ecc") : 0;
+    return OK;
+}
+int nvmlDeviceGetRemappedRows(device d, unsigned *corrected, unsigned *rest, unsigned *pending, unsigned *failed) {
+    *corrected = *rest = *failed = 0;
+    *pending = d == 1 ? (unsigned)told("rows") : 0;
+    return OK;
+}
 int nvmlDeviceGetName(device d, char *text, unsigned size) {
     snprintf(text, size, d < 10 ? "NVIDIA H100 80GB HBM3" : "NVIDIA A100-SXM4-40GB MIG 1g.5gb");
     return OK;
 }
 struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(device d, struct memory *memory) {
-    memory->total = memory->free = (d < 10 ? 81559ULL : 4864ULL) << 20;
-    memory->used = 0;
+    memory->total = (d < 10 ? 81559ULL : 4864ULL) << 20;
+    memory->used = (d == 1 ? told("used_mb") : 0) << 20;
+    memory->free = memory->total - memory->used;
     return OK;
 }
 """
@@ -78,3 +120,57 @@ def test_gpus_and_slices_of_the_driver_are_listed_and_handed_out(driver: Path) -
             assert server.until(job_id)["status"] == "COMPLETED"
         assert server.lines(by_type["H100"]) == ["0"]
         assert server.lines(by_type["mig-1g.5gb"]) == ["MIG-10,MIG-12"]
+
+
+def test_gpu_whose_memory_is_not_free_after_a_job_leaves_the_pool_until_it_is(driver: Path) -> None:
+    state = {"LD_LIBRARY_PATH": str(driver), "DRIVER_STATE": str(driver)}
+    leaves_memory = ["sh", "-c", f"echo 70000 > {driver}/used_mb"]
+    wants = {"gpu_count": 1, "gpu_type": "H100"}
+    with serving(driver / "data", "files", **state) as server:
+        first = server.submit(*leaves_memory, resource_config=wants)
+        assert server.until(first)["status"] == "COMPLETED"
+        second = server.submit("true", resource_config=wants)
+        (node,) = server.data("GET", "/v1/nodes")["nodes"]
+        assert [gpu["healthy"] for gpu in node["gpus"]] == [False, True, True]
+        assert server.data("GET", f"/v1/jobs/{second}")["status"] == "QUEUED"
+        (driver / "used_mb").write_text("0")
+        assert server.until(second)["status"] == "COMPLETED"
+        told = server.data("GET", f"/v1/nodes/{node['id']}/events")["events"]
+        assert [event["type"] for event in told] == ["gpu_healthy", "gpu_unhealthy"]
+        assert "70000 MB" in told[1]["message"]
+
+
+ASKS = """
+import json, sys
+from trainmaster.backends.local.gpus import Driver
+driver = Driver()
+for line in sys.stdin:
+    gpu = driver.gpus()[0]
+    print(json.dumps([gpu.healthy, gpu.problem, gpu.used_mb]), flush=True)
+"""
+
+
+def test_errors_of_a_gpu_take_it_out_of_the_pool(driver: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "DRIVER_STATE": str(driver)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as asks:
+        assert asks.stdin is not None
+        assert asks.stdout is not None
+
+        def report(name: str, value: int) -> tuple[bool, str]:
+            (driver / name).write_text(str(value))
+            asks.stdin.write("again\n")
+            asks.stdin.flush()
+            healthy, problem, _ = json.loads(asks.stdout.readline())
+            return healthy, problem
+
+        assert report("used_mb", 5) == (True, "")
+        assert report("ecc", 2) == (False, "2 uncorrected ECC errors since the driver was loaded: reset it")
+        assert report("ecc", 0) == (True, "")
+        assert report("rows", 1) == (False, "rows of its memory wait to be remapped: reset it")
+        assert report("rows", 0) == (True, "")
+        assert report("xid", 31) == (True, "")  # a program's own mistake
+        assert report("xid", 79) == (False, "Xid 79: reset it, then restart the server")
+        assert report("xid", 31)[0] is False  # it stays out
+        asks.stdin.close()

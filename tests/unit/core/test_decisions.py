@@ -112,7 +112,7 @@ def test_retries_back_off_and_run_out() -> None:
 
 def test_preemption_is_not_charged_to_the_retries() -> None:
     job = training(new_job(max_retries=1))
-    job = settled(stopping.preempt(job, now=NOW, by="job-2"))
+    job = settled(stopping.preempt(job, now=NOW, message="makes room for job-2"))
     assert job.live.stop is StopCause.PREEMPT
     job = ended(job, Reason.PREEMPTED).job
     assert (job.retries_used, job.preemptions_used) == (0, 1)

@@ -123,7 +123,7 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.job.attempt is not None and self.job.status is not JobStatus.SCHEDULING)
     @rule()
     def preemption(self) -> None:
-        self.take(stopping.preempt(self.job, now=self.now, by="another"))
+        self.take(stopping.preempt(self.job, now=self.now, message="makes room for another"))
 
     @rule(action=st.sampled_from(list(Action)), flag=st.booleans())
     def command(self, action: Action, flag: bool) -> None:

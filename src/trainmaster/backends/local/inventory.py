@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, disk, and GPUs by NVML; or simulated GPUs in their place."""
+"""What this machine has: cores, memory, disk, and the driver's GPUs; or simulated GPUs in their place."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from trainmaster.backends.local.gpus import Driver
 from trainmaster.core.resources import Gpu, Node
 
 _SIZES_MB = {"H100": 81920, "H200": 144384, "A100": 81920, "B200": 196608, "L40S": 49152, "L4": 24576}
@@ -23,15 +22,14 @@ class LocalInventory:
     def __init__(self, *, storage: Path, simulated_gpus: str = "", slots: int = 0) -> None:
         self._storage = storage
         self._simulated = parse_simulated(simulated_gpus) if simulated_gpus else None
-        self._gpus: tuple[Gpu, ...] = ()
+        self._driver = Driver()
         self._slots = slots or max(16, 4 * (os.cpu_count() or 1))
 
     def nodes(self) -> Sequence[Node]:
         """The nodes there are now."""
         hostname = socket.gethostname()
         if self._simulated is None:
-            self._gpus = tuple(read_gpus(self._gpus))
-            return [self._node(hostname, hostname, self._gpus)]
+            return [self._node(hostname, hostname, self._driver.gpus())]
         if len(self._simulated) == 1:
             return [self._node(hostname, hostname, self._simulated[0])]
         return [self._node(f"{hostname}-{n}", hostname, gpus) for n, gpus in enumerate(self._simulated)]
@@ -79,60 +77,3 @@ def _memory_mb(kind: str) -> int:
     if size.endswith("GB") and size[:-2].isdigit():
         return int(size[:-2]) * 1024
     return _SIZES_MB.get(name, 16384)
-
-
-def read_gpus(known: Sequence[Gpu] = ()) -> list[Gpu]:
-    """The GPUs that the driver reports; none when there is no driver. A GPU in MIG mode counts by its slices.
-
-    A GPU of the last report that the driver cannot answer for any more is still there, and unhealthy.
-    """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return [replace(gpu, healthy=False) for gpu in known]
-    try:
-        gpus: list[Gpu] = []
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                found = _units(pynvml, number)
-            except pynvml.NVMLError:
-                broken = [replace(gpu, healthy=False) for gpu in known if gpu.device == str(number)]
-                gpus += [replace(gpu, index=len(gpus) + offset) for offset, gpu in enumerate(broken)]
-                continue
-            for device, kind, memory_mb in found:
-                gpus.append(Gpu(index=len(gpus), device=device, type=kind, memory_mb=memory_mb))
-        return gpus
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _units(nvml: Any, number: int) -> list[tuple[str, str, int]]:
-    """(What CUDA_VISIBLE_DEVICES takes, type, memory) of one GPU, or of each of its slices."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(number)
-    slices = _mig_slices(nvml, handle)
-    if slices:
-        return slices
-    memory_mb = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
-    return [(str(number), str(nvml.nvmlDeviceGetName(handle)), memory_mb)]
-
-
-def _mig_slices(nvml: Any, handle: Any) -> list[tuple[str, str, int]]:
-    """(UUID, type such as `mig-1g.5gb`, memory) of each slice; empty when the GPU is not in MIG mode."""
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:
-        return []
-    if not current:
-        return []
-    found = []
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:
-            continue
-        profile = str(nvml.nvmlDeviceGetName(part)).rpartition("MIG ")[2]
-        memory_mb = nvml.nvmlDeviceGetMemoryInfo(part).total >> 20
-        found.append((str(nvml.nvmlDeviceGetUUID(part)), f"mig-{profile}", memory_mb))
-    return found
