@@ -12,13 +12,15 @@ from harness import ACCOUNT, EVERYTHING, Cluster
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from sqlalchemy import Connection
 
 from trainmaster.backends.scripted import Act
 from trainmaster.core.errors import ConflictError, NotFoundError
+from trainmaster.core.resources import Queue
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.scheduling.view import ClusterView
-from trainmaster.store import jobs, nodes
+from trainmaster.store import jobs, nodes, queues
 
 ENDS = [Reason.SUCCEEDED, Reason.EXITED_NONZERO, Reason.WORKER_LOST, Reason.OUT_OF_MEMORY]
 
@@ -50,11 +52,11 @@ class Views(RuleBasedStateMachine):
         self.cluster.database.close()
         self.directory.cleanup()
 
-    @rule(node_count=st.integers(1, 2), max_retries=st.integers(0, 2), priority=st.integers(0, 10))
-    def submit(self, node_count: int, max_retries: int, priority: int) -> None:
+    @rule(node_count=st.integers(1, 2), max_retries=st.integers(0, 2), priority=st.integers(0, 10), given=st.booleans())
+    def submit(self, node_count: int, max_retries: int, priority: int, given: bool) -> None:
         job = self.cluster.submit(
             resource_config={"gpu_count": node_count, "node_count": node_count},
-            scheduling_config={"max_retries": max_retries, "priority": priority},
+            scheduling_config={"max_retries": max_retries, "priority": priority, "preemptible": given},
         )
         self.submitted.append(job.job_id)
 
@@ -78,6 +80,21 @@ class Views(RuleBasedStateMachine):
         if now:
             self.cluster.tick()
 
+    @rule(action=st.sampled_from(["drain", "force", "enable", "label", "quota"]), number=st.integers(0, 2))
+    def operate(self, action: str, number: int) -> None:
+        def work(connection: Connection) -> None:
+            match action:
+                case "drain" | "force":
+                    nodes.drain(connection, EVERYTHING, "n", self.cluster.now, force=action == "force")
+                case "enable":
+                    nodes.enable(connection, EVERYTHING, "n", self.cluster.now)
+                case "label":
+                    nodes.give(connection, EVERYTHING, "n", self.cluster.now, labels=[f"zone={number}"])
+                case _:
+                    queues.put(connection, EVERYTHING, Queue(name="default", quota_gpus=number), self.cluster.now)
+
+        self.cluster.database.write_now(work)
+
     @invariant()
     def view_is_what_the_database_says(self) -> None:
         self.cluster.coordinator.run_pass()
@@ -85,6 +102,7 @@ class Views(RuleBasedStateMachine):
             rebuilt = (
                 ClusterView()
                 .with_nodes(nodes.all(connection, EVERYTHING))
+                .with_queues(queues.all(connection, EVERYTHING))
                 .with_jobs(jobs.unfinished(connection, EVERYTHING))
             )
         assert self.cluster.coordinator.view == rebuilt

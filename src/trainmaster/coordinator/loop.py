@@ -211,13 +211,16 @@ class Coordinator:
             ]
             if stale:
                 self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
-            cluster = cluster_events.last_id(connection, _EVERYTHING)
-            if cluster != self._cluster_cursor:
-                self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING)).with_queues(
-                    queues.all(connection, _EVERYTHING)
-                )
-                self._cluster_cursor = cluster
+            self._catch_up_with_cluster(connection)
         return set(stale)
+
+    def _catch_up_with_cluster(self, connection: Connection) -> None:
+        """Take in what operators, and the inventory, changed about nodes and queues."""
+        cursor = cluster_events.last_id(connection, _EVERYTHING)
+        if cursor != self._cluster_cursor:
+            known, there = nodes.all(connection, _EVERYTHING), queues.all(connection, _EVERYTHING)
+            self._view = self._view.with_nodes(known).with_queues(there)
+            self._cluster_cursor = cursor
 
     def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
         """What the outside and the clock say of the jobs that have an attempt."""
@@ -307,7 +310,8 @@ class Coordinator:
                     nodes.drained(connection, _EVERYTHING, node_id, now)
 
             self._database.write_now(work)
-            self.hint("")
+            with self._database.read() as connection:
+                self._catch_up_with_cluster(connection)
 
     def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
         """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
