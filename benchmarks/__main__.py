@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks import first_instruction, followers, idle, submissions, throughput
+from benchmarks import first_instruction, followers, idle, listing, live, scheduling, submissions, throughput
 from benchmarks.report import Figure, Progress, WrongResultError, machine, table
 
 BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = MappingProxyType(
@@ -21,6 +21,9 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "throughput": throughput.measure,
         "followers": followers.measure,
         "idle": idle.measure,
+        "listing": listing.measure,
+        "live": live.measure,
+        "scheduling": scheduling.measure,
     }
 )
 

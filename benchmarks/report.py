@@ -37,7 +37,8 @@ class Figure:
     name: str
     measured: float
     unit: str
-    target: float
+    target: float | None = None
+    """None: it is only told."""
     at_least: bool = False
     """The target is a lower bound; otherwise it is an upper one."""
     peer: Peer | None = None
@@ -45,12 +46,16 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the target was reached."""
+        """Whether the target was reached, where there is one."""
+        if self.target is None:
+            return True
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
     @property
     def verdict(self) -> str:
         """`met`, or by how much it was missed."""
+        if self.target is None:
+            return ""
         if self.met:
             return "met"
         missed = (self.target - self.measured if self.at_least else self.measured - self.target) / self.target
@@ -78,7 +83,7 @@ def table(figures: Iterable[Figure]) -> str:
             (
                 figure.name,
                 f"{_number(figure.measured)} {figure.unit}",
-                f"{bound} {_number(figure.target)} {figure.unit}",
+                "" if figure.target is None else f"{bound} {_number(figure.target)} {figure.unit}",
                 figure.verdict,
                 figure.ratio,
                 figure.note,

@@ -37,8 +37,9 @@ def environment() -> dict[str, str]:
 class Server:
     """A server on a data directory; it can be started several times, one after another."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *options: str) -> None:
         self.data_dir = data_dir
+        self._options = options
         self.host = "127.0.0.1"
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -57,7 +58,7 @@ class Server:
     def start(self) -> float:
         """Start it; how long it took until it said that it is ready."""
         began = time.perf_counter()
-        arguments = ["serve", "--host", self.host, "--port", "0", "--data-dir", str(self.data_dir)]
+        arguments = ["serve", "--host", self.host, "--port", "0", "--data-dir", str(self.data_dir), *self._options]
         with open(self.data_dir.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
                 [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
@@ -99,9 +100,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(directory: Path) -> Iterator[Server]:
+def running_server(directory: Path, *options: str) -> Iterator[Server]:
     """A server that runs in a fresh data directory below `directory`; no process of it is left afterwards."""
-    server = new_server(directory)
+    server = new_server(directory, *options)
     try:
         server.start()
         yield server
@@ -110,9 +111,9 @@ def running_server(directory: Path) -> Iterator[Server]:
         server.retire_fork_server()
 
 
-def new_server(directory: Path) -> Server:
+def new_server(directory: Path, *options: str) -> Server:
     """A server with a fresh data directory below `directory`, not started yet."""
-    return Server(Path(tempfile.mkdtemp(dir=directory), "data"))
+    return Server(Path(tempfile.mkdtemp(dir=directory), "data"), *options)
 
 
 class Client:

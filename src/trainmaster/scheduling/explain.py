@@ -1,103 +1,291 @@
-"""Why a job waits, and what would let it run. Made when asked, not on every pass."""
+"""Why a job waits, and what would let it run. Made when asked, not on every pass.
+
+The scheduler itself is the judge: a job is named as being in the way only if `schedule` starts the one that asks
+when those that are named are gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from trainmaster.core.job import Job
-from trainmaster.core.resources import Free, Node, NodeState, whole
 from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.placement import fit, gpus_wanted, matching_gpus, usable
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.core.stopping import grace_s
+from trainmaster.protocol.reasons import StopCause
+from trainmaster.scheduling.forecast import expected_end
+from trainmaster.scheduling.obstacles import Obstacles, Patience, Situation, gpus_of
+from trainmaster.scheduling.schedule import Plan
+from trainmaster.scheduling.shortage import (
+    BestNode,
+    best_node,
+    free_in_words,
+    needs_in_words,
+    nodes_away,
+    why_never,
+)
+from trainmaster.scheduling.waiting import key_of
+
+NAMED = 3
+"""How many jobs a sentence names."""
+ANOTHERS = "a job of another account"
 
 
-def pending_reason(
-    view: ClusterView,
+class PendingCode(StrEnum):
+    """What kind of thing a job waits for."""
+
+    ADMITTING = "ADMITTING"  # its checks are under way
+    BACKOFF = "BACKOFF"  # a time has to pass before the next try
+    STARTING = "STARTING"  # the next pass of the scheduler places it
+    QUOTA = "QUOTA"  # its queue holds all the GPUs that it may
+    IMPOSSIBLE = "IMPOSSIBLE"  # no node could ever run it
+    UNAVAILABLE = "UNAVAILABLE"  # only nodes that take no work, or GPUs out of the pool, could run it
+    ROOM = "ROOM"  # others hold what it needs
+    PREEMPTING = "PREEMPTING"  # others are being stopped for it
+    BEHIND = "BEHIND"  # it would fit, and others come first
+    FAIR_SHARE = "FAIR_SHARE"  # it would fit, and jobs of other queues come first, which hold less than their share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """A job that is in the way."""
+
+    job_id: str | None
+    """None: it is another account's."""
+    name: str | None
+    """Its handle, else its id."""
+    queued: bool
+    """It waits, and comes first; otherwise it holds what is needed."""
+    gpus: int
+    """What it holds, or asks for."""
+    ends_in_s: float | None
+    """When it gives that back, as far as is known; 0 when it should have done so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a job waits, and what would let it run."""
+
+    code: PendingCode
+    message: str
+    """For people; goes on from `the job ...`."""
+    needs: str
+    best_node: BestNode | None = None
+    blockers: Sequence[Blocker] = ()
+    """When all of these are gone, it starts."""
+    would_start_if: str
+    """For people; goes on from `it would start if ...`."""
+    runtime_s: int | None = None
+    """With a `max_runtime_seconds` of no more than this it would start now."""
+
+
+def explain(
+    situation: Situation,
     job: Job,
     *,
-    now: float,
-    position: int | None = None,
     visible: Callable[[str], bool] = bool,
-) -> str | None:
-    """One sentence for people; None when the job does not wait.
+    thorough: bool = True,
+    patience: Patience = lambda: True,
+) -> Explanation | None:
+    """Why a job waits; None when it does not.
 
-    `position` is its place in the queue; jobs of accounts that are not `visible` are not named.
+    Args:
+        situation: the cluster, with the jobs that hold something and at least those that come before this one.
+        job: the job, as it is in the view of it.
+        visible: whether the jobs of an account may be named.
+        thorough: find what is in the way too; that takes several runs of the scheduler.
+        patience: whether there is time for another one; without, more may be named as being in the way than is.
     """
-    if job.status is JobStatus.PENDING:
-        return "is being admitted"
-    if job.status is not JobStatus.QUEUED:
+    if job.status is JobStatus.QUEUED:
+        return _Case(situation, job, visible, patience).explain(thorough)
+    if job.status is not JobStatus.PENDING:
         return None
-    if job.not_before > now:
-        return f"waits {job.not_before - now:.0f} s more before its next try ({job.message or 'the last one failed'})"
-    nodes = [node for node in view.nodes.values() if node.backend == job.backend]
-    if not nodes:
-        return f"backend {job.backend!r} has no nodes"
-    free = view.free()
-    if fit(job.needs, nodes, {node.node_id: whole(node) for node in nodes}) is None:
-        return _never(job, nodes)
-    if fit(job.needs, nodes, free) is not None:
-        ahead = (position or 1) - 1
-        if ahead:
-            return f"{ahead} {'job is' if ahead == 1 else 'jobs are'} before it, and what is free is kept for the first"
-        return "is about to be placed"
-    return _not_now(job, nodes, free) + _held_by(view, job, nodes, visible)
+    return Explanation(
+        code=PendingCode.ADMITTING,
+        message="is being admitted",
+        needs=needs_in_words(job.needs, situation.view.inventory.gpus_wanted(job.needs, job.backend)),
+        would_start_if="its checks were done",
+    )
 
 
-def _asks(job: Job, nodes: Sequence[Node]) -> str:
-    needs = job.needs
-    gpus = gpus_wanted(needs, nodes)
-    parts = []
-    if gpus:
-        parts.append(f"{gpus} × {needs.gpu_type or 'GPU'}")
-    if needs.gpu_memory_min_mb:
-        parts.append(f"{needs.gpu_memory_min_mb} MB of GPU memory")
-    if needs.cpu_cores:
-        parts.append(f"{needs.cpu_cores} cores")
-    if needs.ram_mb:
-        parts.append(f"{needs.ram_mb} MB of memory")
-    if needs.storage_mb:
-        parts.append(f"{needs.storage_mb} MB of disk")
-    if needs.capabilities:
-        parts.append(f"the capabilities {', '.join(needs.capabilities)}")
-    what = ", ".join(parts) or "one slot"
-    where = "on one node" if needs.node_count == 1 else f"on each of {needs.node_count} nodes"
-    return f"needs {what} {where}"
+def about(seconds: float) -> str:
+    """A time that is not known to the second.
+
+    >>> about(4), about(100), about(2400), about(9000), about(400_000)
+    ('4 s', '2 min', '40 min', '2.5 h', '4.6 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
 
 
-def _never(job: Job, nodes: Sequence[Node]) -> str:
-    drained = [node for node in nodes if node.state is not NodeState.READY]
-    note = f"; {len(drained)} of {len(nodes)} nodes take no work" if drained else ""
-    return f"{_asks(job, nodes)}; no node has that, even when nothing runs{note}"
+class _Case:
+    """One question about one job."""
 
+    def __init__(self, situation: Situation, job: Job, visible: Callable[[str], bool], patience: Patience) -> None:
+        self._situation = situation
+        self._job = job
+        self._now = situation.now
+        self._visible = visible
+        self._way = Obstacles(situation, job, patience)
+        self._needs = needs_in_words(job.needs, self._way.wish.gpus)
 
-def _not_now(job: Job, nodes: Sequence[Node], free: dict[str, Free]) -> str:
-    gpus = gpus_wanted(job.needs, nodes)
-    able = [node for node in nodes if usable(job.needs, node)]
-    if gpus:
-        best = max((len(matching_gpus(job.needs, node, free[node.node_id])) for node in able), default=0)
-        have = f"the best node has {best} free"
-    else:
-        best_node = max(able, key=lambda node: (free[node.node_id].slots > 0, free[node.node_id].cpu_cores))
-        left = free[best_node.node_id]
-        have = f"the best node has {left.cpu_cores} cores, {left.ram_mb} MB and {left.slots} slots free"
-    return f"{_asks(job, nodes)}; {have}"
+    def explain(self, thorough: bool) -> Explanation:
+        job, way = self._job, self._way
+        if job.not_before > self._now:
+            wait = about(job.not_before - self._now)
+            last = job.message or "the last one failed"
+            return self._told(PendingCode.BACKOFF, f"waits {wait} more before its next try ({last})", f"{wait} passed")
+        gpus = way.wish.total_gpus
+        if way.quota is not None and gpus > way.quota:
+            message = f"asks for {gpus} GPUs, and queue {job.queue} may hold {way.quota}"
+            remedy = f"it were in another queue, or queue {job.queue} had a quota of {gpus} GPUs"
+            return self._told(PendingCode.QUOTA, message, remedy)
+        if not way.wish.possible:
+            away = nodes_away(job.needs, way.nodes, job.backend)
+            code = PendingCode.UNAVAILABLE if away else PendingCode.IMPOSSIBLE
+            message, remedy = away or why_never(job.needs, way.nodes, job.backend)
+            return self._told(code, f"needs {self._needs}; {message}", remedy)
+        return self._held_up(thorough)
 
+    def _held_up(self, thorough: bool) -> Explanation:
+        """It could run; others hold what it needs, or come first."""
+        job, way = self._job, self._way
+        plan = self._situation.plan
+        if any(placement.job.job_id == job.job_id for placement in plan.placements):
+            return self._told(PendingCode.STARTING, "is about to be placed", "nothing else happened")
+        best = best_node(way.wish, way.pool)
+        preempted = [each.victim for each in plan.preemptions if each.by.job_id == job.job_id]
+        holders = preempted or (way.holders() if thorough else [])
+        ahead = way.ahead(holders) if thorough else []
+        blockers = [self._blocker(other, preempted=other in preempted) for other in (*holders, *ahead)]
+        remedy = _remedy(blockers)
+        if way.over_quota:
+            holds = f"may hold {way.quota} GPUs and holds {way.gpus_held}"
+            asks = f"asks for {_gpus(way.wish.total_gpus)} in queue {job.queue}"
+            parts = [f"{asks}, which {holds}", *_in_words(blockers)]
+            if way.fits and way.starts_without_quota():
+                remedy = f"{remedy}, or the quota were {way.gpus_held + way.wish.total_gpus} GPUs"
+            return self._told(PendingCode.QUOTA, "; ".join(parts), remedy, best, blockers)
+        if preempted or job.room_at is not None:
+            parts = [f"needs {self._needs}; room is being made for it", *_in_words(blockers)]
+            return self._told(PendingCode.PREEMPTING, "; ".join(parts), remedy, best, blockers)
+        if not way.fits:
+            have = free_in_words(way.wish, way.pool, best) if best else "no node takes work"
+            parts = [f"needs {self._needs}; {have}", *_in_words(blockers)]
+            return self._told(PendingCode.ROOM, "; ".join(parts), remedy, best, blockers)
+        return self._behind(plan, ahead, blockers, best, remedy, thorough)
 
-def _held_by(view: ClusterView, job: Job, nodes: Sequence[Node], visible: Callable[[str], bool]) -> str:
-    """Who holds what the job waits for, as far as the one who asks may know."""
-    wanted = {node.node_id: set(matching_gpus(job.needs, node, whole(node))) for node in nodes}
-    needs_gpus = gpus_wanted(job.needs, nodes) > 0
-    holders = [
-        other
-        for other in view.holding.values()
-        if visible(other.account_id)
-        and any(
-            share.node_id in wanted and (not needs_gpus or wanted[share.node_id] & set(share.gpus))
-            for share in other.live.shares
+    def _behind(
+        self,
+        plan: Plan,
+        ahead: Sequence[Job],
+        blockers: Sequence[Blocker],
+        best: BestNode | None,
+        remedy: str,
+        thorough: bool,
+    ) -> Explanation:
+        """It fits into what is free, and does not get it."""
+        job = self._job
+        if any(other.queue != job.queue and key_of(other) > key_of(job) for other in ahead):
+            held = f" ({_gpus(self._way.gpus_held)})" if self._way.gpus_held else ""
+            message = f"is in queue {job.queue}, which has had its share{held} of the cluster"
+            parts = [message, *_in_words(blockers)]
+            return self._told(PendingCode.FAIR_SHARE, "; ".join(parts), remedy, best, blockers)
+        parts = ["would fit into what is free, which goes to others", *_in_words(blockers)]
+        starts = [plan.heads[other.job_id][1] for other in ahead if other.job_id in plan.heads]
+        if starts and max(starts) < math.inf:
+            parts[-1] += f", in about {about(max(starts) - self._now)} at the latest"
+        runtime_s = self._way.runtime_s(plan, ahead) if thorough else None
+        if runtime_s is not None:
+            parts.append(f"with a max_runtime_seconds of {about(runtime_s)} or less it would start now")
+            remedy = f"{remedy}, or its max_runtime_seconds were {runtime_s} or less"
+        return self._told(PendingCode.BEHIND, "; ".join(parts), remedy, best, blockers, runtime_s)
+
+    def _told(
+        self,
+        code: PendingCode,
+        message: str,
+        would_start_if: str,
+        best: BestNode | None = None,
+        blockers: Sequence[Blocker] = (),
+        runtime_s: int | None = None,
+    ) -> Explanation:
+        return Explanation(
+            code=code,
+            message=message,
+            needs=self._needs,
+            best_node=best,
+            blockers=tuple(blockers),
+            would_start_if=would_start_if,
+            runtime_s=runtime_s,
         )
-    ]
-    if not holders:
-        return ""
-    holders.sort(key=lambda other: other.status_at)
-    named = ", ".join(other.handle or other.job_id for other in holders[:3])
-    return f"; held by {named}{f' and {len(holders) - 3} more' if len(holders) > 3 else ''}"
+
+    def _blocker(self, other: Job, *, preempted: bool) -> Blocker:
+        named = self._visible(other.account_id)
+        queued = other.status is JobStatus.QUEUED
+        end = None if queued else expected_end(other)
+        if preempted:
+            stopped = self._now + grace_s(other, StopCause.PREEMPT)
+            end = stopped if end is None else min(end, stopped)
+        return Blocker(
+            job_id=other.job_id if named else None,
+            name=(other.handle or other.job_id) if named else None,
+            queued=queued,
+            gpus=gpus_of(other),
+            ends_in_s=None if end is None else max(0.0, end - self._now),
+        )
+
+
+def _in_words(blockers: Sequence[Blocker]) -> Iterator[str]:
+    """Who is in the way, in a clause for those that hold something and one for those that come first."""
+    holders = [blocker for blocker in blockers if not blocker.queued]
+    ahead = [blocker for blocker in blockers if blocker.queued]
+    if holders:
+        yield _listed([_leaving(blocker) for blocker in holders[:NAMED]], len(holders) - NAMED)
+    if ahead:
+        yield f"{_names(ahead)} {'comes' if len(ahead) == 1 else 'come'} first"
+
+
+def _remedy(blockers: Sequence[Blocker]) -> str:
+    holders = [blocker for blocker in blockers if not blocker.queued]
+    ahead = [blocker for blocker in blockers if blocker.queued]
+    parts = [f"{_names(holders)} ended"] if holders else []
+    if ahead:
+        parts.append(f"{_names(ahead)} no longer waited before it")
+    return " and ".join(parts) or "others ended"
+
+
+def _names(blockers: Sequence[Blocker]) -> str:
+    named = [_name(blocker) for blocker in blockers if blocker.name][:NAMED]
+    if named:
+        return _listed(named, len(blockers) - len(named))
+    return ANOTHERS if len(blockers) == 1 else f"{len(blockers)} jobs"
+
+
+def _leaving(blocker: Blocker) -> str:
+    name = _name(blocker)
+    if blocker.ends_in_s is None:
+        return f"{name} holds {_gpus(blocker.gpus)} and does not say when it ends"
+    if blocker.ends_in_s == 0:
+        return f"{name} should have ended by now"
+    return f"{name} ends in about {about(blocker.ends_in_s)}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}" if count else "a slot"
+
+
+def _name(blocker: Blocker) -> str:
+    if blocker.name is None:
+        return ANOTHERS
+    return blocker.name if blocker.name.startswith("job-") else f"job {blocker.name}"
+
+
+def _listed(names: Sequence[str], more: int) -> str:
+    every = [*names, f"{more} more"] if more > 0 else names
+    return " and ".join(filter(None, (", ".join(every[:-1]), every[-1])))

@@ -1,4 +1,7 @@
-"""Whether and where a gang fits: all of its nodes or none."""
+"""Whether and where a gang fits: all of its nodes or none.
+
+The rules themselves, for a few nodes. `scheduling.pool` finds the same places among ten thousand.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,36 @@ def usable(needs: Needs, node: Node) -> bool:
 
 
 def gpus_wanted(needs: Needs, nodes: Sequence[Node]) -> int:
-    """GPUs per node: what was asked for, else one where the backend has any."""
+    """GPUs per node: what was asked for, else one where the backend has any that the job may get."""
     if needs.gpus_per_node is not None:
         return needs.gpus_per_node
-    return 1 if any(node.gpus for node in nodes) else 0
+    return int(any(needs.gpu_type is not None or not is_slice(gpu.type) for node in nodes for gpu in node.gpus))
+
+
+def is_slice(gpu_type: str) -> bool:
+    """Whether it is a MIG slice, such as `mig-1g.5gb`, and not a whole GPU."""
+    return same_gpu_type("mig", gpu_type)
+
+
+def good_enough(needs: Needs, gpu_type: str, memory_mb: int) -> bool:
+    """Whether a GPU is what a job asks for. A MIG slice is only for those that ask for one by name."""
+    if memory_mb < needs.gpu_memory_min_mb:
+        return False
+    if needs.gpu_type is None:
+        return not is_slice(gpu_type)
+    return same_gpu_type(needs.gpu_type, gpu_type) and (is_slice(needs.gpu_type) or not is_slice(gpu_type))
 
 
 def matching_gpus(needs: Needs, node: Node, free: Free) -> list[int]:
     """The free GPUs of a node that are good enough, smallest first."""
-    good = [
-        gpu
-        for gpu in node.gpus
-        if gpu.index in free.gpus
-        and gpu.memory_mb >= needs.gpu_memory_min_mb
-        and (needs.gpu_type is None or same_gpu_type(needs.gpu_type, gpu.type))
-    ]
+    good = [gpu for gpu in node.gpus if gpu.index in free.gpus and good_enough(needs, gpu.type, gpu.memory_mb)]
     good.sort(key=lambda gpu: (gpu.memory_mb, gpu.index))
     return [gpu.index for gpu in good]
+
+
+def preference(needs: Needs, marks: frozenset[str]) -> int:
+    """How little a job likes a node of these labels: less is better."""
+    return len(marks.intersection(needs.anti_affinity)) - len(marks.intersection(needs.affinity))
 
 
 def share_on(needs: Needs, node: Node, free: Free, gpus: int) -> Share | None:
@@ -58,9 +74,14 @@ def share_on(needs: Needs, node: Node, free: Free, gpus: int) -> Share | None:
     matching = matching_gpus(needs, node, free) if gpus else []
     if len(matching) < gpus:
         return None
+    return share_of(needs, node.node_id, matching[:gpus])
+
+
+def share_of(needs: Needs, node_id: str, gpus: Sequence[int]) -> Share:
+    """What one node of the gang takes, with these GPUs."""
     return Share(
-        node_id=node.node_id,
-        gpus=tuple(sorted(matching[:gpus])),
+        node_id=node_id,
+        gpus=tuple(sorted(gpus)),
         cpu_cores=needs.cpu_cores,
         ram_mb=needs.ram_mb,
         storage_mb=needs.storage_mb,
@@ -80,9 +101,14 @@ def _best(
         share = share_on(needs, node, free, gpus)
         if share is None:
             continue
-        preference = len(node.marks.intersection(needs.anti_affinity)) - len(node.marks.intersection(needs.affinity))
         # Soft wishes first, then a machine that the gang does not use yet, then the tightest fit.
-        score = (preference, node.node_id in already, len(free.gpus) - gpus, free.cpu_cores, node.node_id)
+        score = (
+            preference(needs, node.marks),
+            node.node_id in already,
+            len(free.gpus),
+            free.cpu_cores,
+            node.node_id,
+        )
         if best is None or score < best[0]:
             best = (score, node, share)
     return (best[1], best[2]) if best else None

@@ -1,4 +1,8 @@
-"""The cluster as the scheduler sees it: nodes, and the jobs that are not over."""
+"""The cluster as the scheduler sees it: nodes, queues, and the jobs that are not over.
+
+What a pass needs to find quickly is kept up with each change (`inventory`, `waiting`, `occupancy`); the cost of
+a change is that of the jobs that changed, and of copying the tables that name them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from trainmaster.core.job import Job
-from trainmaster.core.resources import Free, Node, Queue, whole
+from trainmaster.core.resources import Free, Node, Queue
 from trainmaster.core.states import ACTIVE, TERMINAL, JobStatus
+from trainmaster.scheduling.inventory import Inventory, inventory_from_nodes
+from trainmaster.scheduling.occupancy import Occupancy
+from trainmaster.scheduling.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A snapshot. Two views of the same jobs and nodes are equal, however they came about."""
+    """A snapshot, made by the `with_` methods. Two views of the same things are equal, however they came about."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -23,19 +30,42 @@ class ClusterView:
     """Those of the jobs that have a current attempt, and with it resources."""
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
+    inventory: Inventory = field(default_factory=Inventory)
+    waiting: Waiting = field(default_factory=Waiting)
+    occupancy: Occupancy = field(default_factory=Occupancy)
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:
         """The view after these jobs were committed as they are."""
-        jobs, pending, holding = dict(self.jobs), dict(self.pending), dict(self.holding)
-        for job in changed:
-            _file(jobs, job, job.status not in TERMINAL)
-            _file(pending, job, job.status is JobStatus.PENDING)
-            _file(holding, job, job.status in ACTIVE)
-        return replace(self, jobs=jobs, pending=pending, holding=holding)
+        latest = {job.job_id: job for job in changed}
+        if not latest:
+            return self
+        pairs = [(self.jobs.get(job.job_id), job) for job in latest.values()]
+        queued_before = [before for before, _ in pairs if before is not None and before.status is JobStatus.QUEUED]
+        queued = [job for job in latest.values() if job.status is JobStatus.QUEUED]
+        held = [
+            (before if before and before.status in ACTIVE else None, job if job.status in ACTIVE else None)
+            for before, job in pairs
+        ]
+        return replace(
+            self,
+            jobs=_filed(self.jobs, latest, {job.job_id for job in latest.values() if job.status not in TERMINAL}),
+            pending=_filed(
+                self.pending, latest, {id_ for id_, job in latest.items() if job.status is JobStatus.PENDING}
+            ),
+            holding=_filed(self.holding, latest, {id_ for id_, job in latest.items() if job.status in ACTIVE}),
+            waiting=self.waiting.changed(queued_before, queued),
+            occupancy=self.occupancy.changed(held, self.nodes),
+        )
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
         """The view with this inventory."""
-        return replace(self, nodes={node.node_id: node for node in nodes})
+        found = {node.node_id: node for node in nodes}
+        return replace(
+            self,
+            nodes=found,
+            inventory=inventory_from_nodes(found.values()),
+            occupancy=self.occupancy.on_nodes(found, self.nodes),
+        )
 
     def with_queues(self, queues: Iterable[Queue]) -> ClusterView:
         """The view with these queues."""
@@ -43,22 +73,21 @@ class ClusterView:
 
     def queued(self) -> list[Job]:
         """Jobs that wait for resources, first come first."""
-        waiting = [job for job in self.jobs.values() if job.status is JobStatus.QUEUED]
-        waiting.sort(key=lambda job: (job.order_key, job.job_id))
-        return waiting
+        return self.waiting.in_order()
 
     def free(self) -> dict[str, Free]:
         """What is left of each node."""
-        left = {node_id: whole(node) for node_id, node in self.nodes.items()}
-        for job in self.holding.values():
-            for share in job.live.shares:
-                if share.node_id in left:
-                    left[share.node_id] = left[share.node_id].without(share)
-        return left
+        return dict(self.occupancy.left)
 
 
-def _file(index: dict[str, Job], job: Job, belongs: bool) -> None:
-    if belongs:
-        index[job.job_id] = job
-    else:
-        index.pop(job.job_id, None)
+def _filed(index: Mapping[str, Job], changed: Mapping[str, Job], belong: set[str]) -> Mapping[str, Job]:
+    """The index with those that belong into it, without the others; itself when nothing changes."""
+    if not belong and not any(job_id in index for job_id in changed):
+        return index
+    filed = dict(index)
+    for job_id, job in changed.items():
+        if job_id in belong:
+            filed[job_id] = job
+        else:
+            filed.pop(job_id, None)
+    return filed

@@ -12,7 +12,6 @@ from trainmaster.core.job import Job
 from trainmaster.core.resources import Gpu, Node, NodeState, whole
 from trainmaster.core.spec import parse_submit
 from trainmaster.core.submission import submit
-from trainmaster.scheduling.explain import pending_reason
 from trainmaster.scheduling.schedule import schedule
 from trainmaster.scheduling.view import ClusterView
 
@@ -146,19 +145,6 @@ def test_free_and_taken_add_up() -> None:
     assert left.cpu_cores == everything.cpu_cores - 3
 
 
-def test_waiting_job_says_what_it_needs_and_who_holds_it() -> None:
-    view = ClusterView().with_nodes([node("a", gpus=2)])
-    view = view.with_jobs([running(queued("holder", gpu_count=2), view)])
-    text = pending_reason(view, queued("j", gpu_count=1, gpu_type="H100"), now=NOW, position=1)
-    assert text == "needs 1 × H100 on one node; the best node has 0 free; held by holder"
-
-
-def test_impossible_job_says_that_no_node_has_it() -> None:
-    view = ClusterView().with_nodes([node("a", gpus=2)])
-    text = pending_reason(view, queued("j", gpu_count=8, gpu_type="H100"), now=NOW, position=1)
-    assert text == "needs 8 × H100 on one node; no node has that, even when nothing runs"
-
-
 def test_head_that_needs_more_than_is_free_keeps_what_is_free_for_itself() -> None:
     view = ClusterView().with_nodes([node("a", gpus=4)])
     view = view.with_jobs([running(queued("holder", gpu_count=3), view)])
@@ -177,13 +163,3 @@ def test_plan_says_which_jobs_need_not_be_tried_until_something_is_freed() -> No
         now=NOW,
     )
     assert full.blocks(queued("anything"))
-
-
-def test_waiting_job_blames_only_those_who_hold_what_it_wants() -> None:
-    nodes = [node("a", gpus=1, kind="H100"), node("b", gpus=1, kind="A100")]
-    view = ClusterView().with_nodes(nodes)
-    view = view.with_jobs([running(queued("other", gpu_count=1, gpu_type="A100"), view)])
-    view = view.with_jobs([running(queued("holder", gpu_count=1, gpu_type="H100"), view)])
-    text = pending_reason(view, queued("j", gpu_count=1, gpu_type="H100"), now=NOW, position=1)
-    assert text is not None
-    assert text.endswith("held by holder")
