@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ground import Entry, Ground, MortalServer
+from ground import Entry, Ground, MortalServer, reading
 
 from real_server import wait_for
 from trainmaster.core.states import TRANSITIONS
-from trainmaster.store import allocations, sqlite
+from trainmaster.store import allocations
 from trainmaster.store.scope import Scope
 from trainmaster.worker.cgroups import own_group
 
 
-def check(ground: Ground, server: MortalServer, expected: Mapping[str, str], *, database: Path | None = None) -> None:
+def check(ground: Ground, server: MortalServer, expected: Mapping[str, str], *, database: str = "") -> None:
     """Check every promise for these jobs, which are all there are and have ended so; then stop the servers.
 
-    `database` is where it lies when it is not in the server's own directory.
+    `database` is its URL when it does not lie in the server's own directory.
     """
     assert {job["job_id"]: job["status"] for job in server.all_jobs()} == dict(expected), "jobs were lost or doubled"
     ledger: defaultdict[str, list[Entry]] = defaultdict(list)
@@ -37,7 +36,7 @@ def check(ground: Ground, server: MortalServer, expected: Mapping[str, str], *, 
         except AssertionError as error:
             raise AssertionError(f"{job_id}: {error}\n{json.dumps(events, indent=1)}") from error
     check_processes(ground, expected)
-    check_resources(server, database or server.directory / "trainmaster.db")
+    check_resources(server, database or f"sqlite:///{server.directory / 'trainmaster.db'}")
     ground.leave()
 
 
@@ -102,16 +101,14 @@ def check_processes(ground: Ground, job_ids: Iterable[str]) -> None:
         )
 
 
-def check_resources(server: MortalServer, database: Path) -> None:
+def check_resources(server: MortalServer, database: str) -> None:
     """Nobody holds anything."""
     for node in server.data("GET", "/v1/nodes")["nodes"]:
         assert node["jobs"] == []
         assert all(gpu["free"] for gpu in node["gpus"])
         assert all(node[name]["free"] == node[name]["total"] for name in ("cpu_cores", "ram_mb", "storage_mb", "slots"))
-    engine = sqlite.reading_engine(database, 5.0)
-    with engine.connect() as connection:
+    with reading(database) as connection:
         assert allocations.all(connection, Scope.everything()) == []
-    engine.dispose()
 
 
 def _check_numbers(entries: Iterable[Entry], written: Mapping[tuple[int, int], Sequence[int]], what: str) -> None:

@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from sqlalchemy import Connection, create_engine
 
 from real_server import RealServer, wait_for
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
-from trainmaster.store import leases, sqlite
+from trainmaster.store import leases
 from trainmaster.store.leases import Lease
 from trainmaster.store.scope import Scope
 
@@ -152,13 +154,21 @@ class Ground:
                     server.wait()
 
 
-def lease_in(database: Path) -> Lease | None:
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[Connection]:
+    """A connection to a database beside its servers."""
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def lease_in(url: str) -> Lease | None:
     """Who leads the servers of a database, or did until its time was over."""
-    engine = sqlite.reading_engine(database, 5.0)
-    with engine.connect() as connection:
-        lease = leases.current(connection, Scope.everything())
-    engine.dispose()
-    return lease
+    with reading(url) as connection:
+        return leases.current(connection, Scope.everything())
 
 
 class MortalServer(RealServer):

@@ -15,9 +15,12 @@ from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.loop import Coordinator, Pace
+from trainmaster.coordinator.vault import Vault
 from trainmaster.core.job import Checkpoint, Event, Job
 from trainmaster.core.resources import Gpu, Node
 from trainmaster.core.spec import parse_submit
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.sealing import Sealer
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.store import allocations, checkpoints, events, jobs, leases
 from trainmaster.store.database import Database
@@ -78,6 +81,7 @@ class Cluster:
             node_id="n", backend="scripted", hostname="h", cpu_cores=8, ram_mb=1 << 16, storage_mb=1 << 20, gpus=units
         )
         self.backend = ScriptedBackend(self.world, [node])
+        self.vault = Vault(Sealer(bytes(32)))
         self.most_alive: dict[str, int] = {}
         (directory / "tm.db").write_bytes(_fresh_database())
         self.boot()
@@ -94,6 +98,7 @@ class Cluster:
             backends={"scripted": self.backend},
             roots=self.roots,
             checkpoint=self._checkpoint,
+            secrets=self._secrets,
             hint=lambda subject: None,
             hint_socket=None,
             server_url=None,
@@ -113,6 +118,7 @@ class Cluster:
             backends=["scripted"],
             default_backend="scripted",
             admission=Admission(),
+            vault=self.vault,
             hint=lambda subject: None,
             clock=lambda: self.now,
         )
@@ -170,6 +176,10 @@ class Cluster:
     def allocated(self) -> int:
         with self.database.read() as connection:
             return len(allocations.all(connection, EVERYTHING))
+
+    def _secrets(self, job: Job) -> Secrets:
+        with self.database.read() as connection:
+            return self.vault.secrets_for(connection, job)
 
     def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
         with self.database.read() as connection:

@@ -19,7 +19,7 @@ from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Job
-from trainmaster.core.resources import Share
+from trainmaster.core.resources import Node, Share
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.states import ACTIVE
 from trainmaster.protocol.reasons import Phase, Reason, StopCause
@@ -31,7 +31,7 @@ from trainmaster.protocol.rundir import (
     worker_stream,
 )
 from trainmaster.storage import run_directory
-from trainmaster.store import attempts, checkpoints, jobs
+from trainmaster.store import attempts, checkpoints, jobs, nodes
 
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["\0", "\ud800", "x" * 5000, ""]))
 NUMBERS = st.one_of(
@@ -94,18 +94,34 @@ EXITS = documents(
 ENDPOINTS = documents(host=TEXTS, port=NUMBERS)
 
 
+NODE = Node(
+    node_id="n",
+    backend="scripted",
+    hostname="h",
+    cpu_cores=1,
+    ram_mb=1,
+    storage_mb=1,
+    slots=1_000_000,
+    last_seen_at=1.0,
+)
+"""One that all examples together do not fill."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "c").mkdir()
         cluster = Cluster(Path(directory, "c"))
+        cluster.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, [NODE]))
         yield cluster
         cluster.database.close()
 
 
-def placed(cluster: Cluster, kind: str, nodes: int) -> Job:
-    job = cluster.submit(workload={"kind": kind, "argv": ["x"]}, resource_config={"gpu_count": 0, "node_count": nodes})
-    shares = [Share(node_id="n")] * nodes
+def placed(cluster: Cluster, kind: str, node_count: int) -> Job:
+    job = cluster.submit(
+        workload={"kind": kind, "argv": ["x"]}, resource_config={"gpu_count": 0, "node_count": node_count}
+    )
+    shares = [Share(node_id="n")] * node_count
     return stored(cluster, observations.place(job, now=cluster.now, shares=shares, token=job.job_id))
 
 

@@ -11,6 +11,7 @@ import pytest
 from harness import ACCOUNT, Cluster
 
 from trainmaster.backends.scripted import Act
+from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
@@ -63,6 +64,24 @@ def test_file_that_a_power_cut_left_empty_costs_the_attempt_and_no_more(cluster:
     cluster.until(lambda: cluster.job(job.job_id).attempt_count == 2)
     reached(cluster, job.job_id, JobStatus.TRAINING)
     assert cluster.job(job.job_id).retries_used == 1
+
+
+def test_database_that_cannot_be_read_at_a_launch_costs_no_attempt(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    submit = cluster.backend.submit
+
+    def unreadable_at_first(*arguments: Any) -> Any:
+        asked.append("")
+        if len(asked) < 3:
+            raise StoreUnavailableError
+        return submit(*arguments)
+
+    monkeypatch.setattr(cluster.backend, "submit", unreadable_at_first)
+    job = cluster.submit()
+    reached(cluster, job.job_id, JobStatus.TRAINING)
+    assert cluster.job(job.job_id).attempt_count == 1
 
 
 def test_act_that_fails_is_tried_again_later_and_later(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

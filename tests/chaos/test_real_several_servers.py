@@ -25,12 +25,13 @@ class Cluster:
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
-        self.database = ground.path / "shared.db"
+        self.path = ground.path / "shared.db"
+        self.database = f"sqlite:///{self.path}"
 
     def server(self, name: str, *arguments: str) -> MortalServer:
         """A server with a data directory of its own."""
         shared = [
-            *("--database", f"sqlite:///{self.database}"),
+            *("--database", self.database),
             *("--runs-root", str(self.ground.path / "runs")),
             *("--artifacts-root", str(self.ground.path / "artifacts")),
         ]
@@ -42,7 +43,7 @@ class Cluster:
 
     def is_held(self) -> bool:
         """Whether somebody has the database for writing."""
-        with contextlib.closing(sqlite3.connect(self.database, timeout=0, isolation_level=None)) as connection:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=0, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:

@@ -53,7 +53,7 @@ def test_server_killed_while_clients_submit_has_each_job_once(ground: Ground) ->
     for job_id in job_ids:
         server.until(job_id)
     assert len([entry for entry in ground.ledger() if entry.what == "start"]) == 50
-    lease = lease_in(server.directory / "trainmaster.db")
+    lease = lease_in(f"sqlite:///{server.directory / 'trainmaster.db'}")
     assert lease is not None
     assert lease.epoch == 1, "it had to wait for its own lease to run out"
     check(ground, server, dict.fromkeys(job_ids, "COMPLETED"))

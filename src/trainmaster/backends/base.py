@@ -13,6 +13,7 @@ from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.secrets import Secrets
 
 
 class PlacementBy(StrEnum):
@@ -59,11 +60,14 @@ class Backend(Protocol):
         ...
 
     def render(self, request: AttemptRequest) -> str:
-        """The document for the engine, as text: what `submit` would send."""
+        """The document for the engine, as text: what `submit` would send, but for the secrets' values."""
         ...
 
-    def submit(self, request: AttemptRequest) -> str | None:
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
         """Start the workers of an attempt, unless they run already; returns the engine's name for it.
+
+        The secrets reach the workers in memory, or as a secret of the engine's own; they are written nowhere else.
+        Workers that report over HTTP may fetch them instead.
 
         Raises:
             LaunchError: nothing was started.

@@ -26,6 +26,7 @@ from trainmaster.protocol.rundir import (
     exit_document,
     worker_stream,
 )
+from trainmaster.protocol.secrets import Secrets
 
 Act = Mapping[str, Any]
 """A record of the worker, or one of {"rank": record}, {"exit": {...}}, {"vanish": True}, {"endpoint": {...}}."""
@@ -58,6 +59,8 @@ class ScriptedWorld:
     started: list[tuple[str, int]] = field(default_factory=list)
     """(attempt id, node) of every worker that got its claim and so ran user code."""
     swept: list[tuple[str, int]] = field(default_factory=list)
+    given: dict[str, Secrets] = field(default_factory=dict)
+    """What the workers of each attempt were given."""
 
     def advance(self, now: float) -> bool:
         """Let every worker do its next act; False when none has anything left to do."""
@@ -121,7 +124,7 @@ class ScriptedBackend:
         """The request itself."""
         return json.dumps(request.to_json(), indent=2)
 
-    def submit(self, request: AttemptRequest) -> str | None:
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
         """Start a worker for each node that has none; like a real one, it claims or gives up."""
         if self.broken is not None:
             raise LaunchError(self.broken)
@@ -130,6 +133,7 @@ class ScriptedBackend:
             if not directory.claim(node, {"nonce": f"{request.attempt_id}/{node}/{len(self._world.started)}"}):
                 continue
             self._world.started.append((request.attempt_id, node))
+            self._world.given[request.attempt_id] = secrets
             acts = iter(self._world.script(request, node))
             self._world.workers[request.attempt_id, node] = _Worker(request, node, acts)
             _append(directory, worker_stream(node), {"t": 0.0, "type": "claimed"})

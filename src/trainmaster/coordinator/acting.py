@@ -17,7 +17,7 @@ from trainmaster.backends.base import Backend, LaunchError
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core.endings import name_attempt, refuse_launch
-from trainmaster.core.errors import NotFoundError, TrainmasterError
+from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.sight import Liveness, Sight
 from trainmaster.core.states import JobStatus
@@ -26,6 +26,7 @@ from trainmaster.protocol.control import Control
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.storage import Roots, run_directory
 
@@ -82,17 +83,23 @@ class Acting:
         backends: Mapping[str, Backend],
         roots: Roots,
         checkpoint: Callable[[Job, str], Checkpoint],
+        secrets: Callable[[Job], Secrets],
         hint: Callable[[str], None],
         hint_socket: str | None,
         server_url: str | None,
+        runs_as: Callable[[Job], int | None] = lambda _: None,
+        log_cap_bytes: int = 0,
         pool: Executor | None = None,
     ) -> None:
         self._backends = backends
         self._roots = roots
         self._checkpoint = checkpoint
+        self._secrets = secrets
         self._hint = hint
         self._hint_socket = hint_socket
         self._server_url = server_url
+        self._runs_as = runs_as
+        self._log_cap_bytes = log_cap_bytes
         self._memory: dict[str, _Memory] = {}
         self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
         self._slow_pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="sweep")
@@ -190,7 +197,11 @@ class Acting:
         if memory.launched_at is not None and now - memory.launched_at <= LAUNCH_AGAIN_S:
             return None
         memory.launched_at = now
-        return _Act(lambda: self._launch(backend.submit, job, view, memory))
+
+        def submit(request: AttemptRequest) -> str | None:
+            return backend.submit(request, self._secrets(job))
+
+        return _Act(lambda: self._launch(submit, job, view, memory))
 
     def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
@@ -218,6 +229,9 @@ class Acting:
             memory.handle = verb(request)
         except LaunchError as error:
             memory.refusal = (str(error), error.reason)
+        except StoreUnavailableError:
+            memory.launched_at = None  # Nobody refused it: it is tried again.
+            raise
         except TrainmasterError as error:
             memory.refusal = (error.message, Reason.LAUNCH_REFUSED)
         except OSError as error:
@@ -232,7 +246,7 @@ class Acting:
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
             request = _readable(directory) or self._new_request(job, view)
-            directory.create(request)
+            directory.create(request, with_ranks=request.server_url is None)
             memory.request = request
         return memory.request
 
@@ -252,6 +266,8 @@ class Acting:
             resume=resume,
             hint_socket=self._hint_socket,
             server_url=self._server_url,
+            uid=self._runs_as(job),
+            log_cap_bytes=self._log_cap_bytes,
         )
 
     def _sweep(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:

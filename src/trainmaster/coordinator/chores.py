@@ -1,4 +1,4 @@
-"""What the leader tidies up now and then: unused blobs, purged jobs, old idempotency keys."""
+"""What the leader tidies up now and then: purged jobs, what has outlived its job, old idempotency keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
-from trainmaster.store import blobs, idempotency, jobs
-from trainmaster.store.blobs import Blob
+from trainmaster.coordinator.retention import Collector
+from trainmaster.storage import ARTIFACTS, RUNS, Location, Roots
+from trainmaster.store import idempotency, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -20,6 +20,8 @@ _EVERYTHING = Scope.everything()
 
 IDEMPOTENCY_KEEP_S = 24 * 3600.0
 """How long a repeated request is recognised."""
+COLLECT_EVERY_S = 600.0
+"""To look for what has outlived its job takes longer than the rest, and is less urgent."""
 
 
 class Chores:
@@ -31,14 +33,15 @@ class Chores:
         roots: Roots,
         *,
         leads: Callable[[], bool],
-        blob_keep_s: float,
+        collector: Collector,
         every_s: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._roots = roots
         self._leads = leads
-        self._blob_keep_s = blob_keep_s
+        self._collector = collector
+        self._collected_at: float | None = None
         self._every_s = every_s
         self._clock = clock
         self._stopping = threading.Event()
@@ -67,7 +70,10 @@ class Chores:
         """Do what is due, once."""
         now = self._clock()
         self._purge_jobs()
-        self._collect_blobs(now)
+        if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
+            self._collected_at = now
+            self._collect(now)
+        self._collector.sweep()
         self._database.write_now(
             lambda connection: idempotency.prune(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
         )
@@ -87,15 +93,9 @@ class Chores:
         if buried:
             self._database.write_now(work)
 
-    def _collect_blobs(self, now: float) -> None:
-        """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
-        with self._database.read() as connection:
-            unused = blobs.unused(connection, _EVERYTHING, now - self._blob_keep_s)
-        for blob in unused:
-
-            def work(connection: Connection, blob: Blob = blob) -> None:
-                # Inside the transaction: nobody can upload the same content between the two.
-                if blobs.delete(connection, _EVERYTHING, blob, now - self._blob_keep_s):
-                    self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
-
-            self._database.write_now(work)
+    def _collect(self, now: float) -> None:
+        """Take out of sight what has outlived its job."""
+        for gone in self._collector.collect(now):
+            _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
+            if self._stopping.is_set():
+                return

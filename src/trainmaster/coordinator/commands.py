@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
 
 from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.tenants import LOCAL, Tenants
+from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
 from trainmaster.core.errors import (
     NotFoundError,
@@ -25,16 +28,21 @@ from trainmaster.core.errors import (
     StaleWriteError,
 )
 from trainmaster.core.job import Change, Checkpoint, Job, merge
-from trainmaster.core.spec import SubmitJobRequest, with_server_defaults
+from trainmaster.core.spec import SubmitJobRequest, secret_values, with_server_defaults
+from trainmaster.core.states import TERMINAL
 from trainmaster.core.submission import check_retry, child_request, new_job_id, submit
 from trainmaster.core.workloads import compile_launch
 from trainmaster.store import blobs, checkpoints, idempotency, jobs, queues
+from trainmaster.store import secrets as sealed_secrets
 from trainmaster.store.database import Database
 from trainmaster.store.idempotency import IdempotencyRecord
 from trainmaster.store.scope import Scope
+from trainmaster.store.secrets import SealedSecret
+from trainmaster.telemetry import METERS
 
 _TRIES = 16
 """How often a command is decided anew when others keep changing the job under it."""
+_NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +73,15 @@ class Commands:
         backends: Collection[str],
         default_backend: str,
         admission: Admission,
+        vault: Vault,
         hint: Callable[[str], None],
+        tenants: Tenants | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Take what commands work on; `tenants` knows whose jobs may run on this machine."""
         self._database = database
+        self._tenants = tenants
+        self._vault = vault
         self._backends = frozenset(backends)
         self._default_backend = default_backend
         self._admission = admission
@@ -81,17 +94,19 @@ class Commands:
         request: SubmitJobRequest,
         *,
         created_by: str,
+        tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Make a new job."""
+        """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends."""
         if request.data_config is not None:
             request = with_server_defaults(request, seed=secrets.randbelow(2**31))
         change = self._new_job(scope, request, created_by=created_by)
         blobs_used = {blob.sha256 for blob in compile_launch(request).blobs}
+        sealed = self._sealed(change.job, secret_values(request), tokens)
 
         def work(connection: Connection) -> Outcome:
             return self._once(
-                connection, scope, idempotency, lambda: self._insert(connection, scope, change, blobs_used)
+                connection, scope, idempotency, lambda: self._insert(connection, scope, change, blobs_used, sealed)
             )
 
         return self._write(work)
@@ -111,13 +126,21 @@ class Commands:
         return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
 
     def resume(
-        self, scope: Scope, job_id: str, *, checkpoint_id: str = "", idempotency: Idempotency | None = None
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        checkpoint_id: str = "",
+        tokens: Mapping[str, str] = _NO_TOKENS,
+        idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Queue a parked job again."""
+        """Queue a parked job again; `tokens` take the place of those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
             chosen = _checkpoint(connection, scope, job, checkpoint_id) if checkpoint_id else None
-            return decide.resume(job, now=self._clock(), checkpoint=chosen)
+            change = decide.resume(job, now=self._clock(), checkpoint=chosen)
+            sealed_secrets.put(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
+            return change
 
         return self._command(scope, job_id, idempotency, resumed)
 
@@ -161,9 +184,10 @@ class Commands:
         checkpoint_id: str = "",
         modify_resources: bool = False,
         new_resource_config: Mapping[str, Any] | None = None,
+        tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Make a child of a job that ended; it goes on from the parent's checkpoint."""
+        """Make a child of a job that ended; it goes on from the parent's checkpoint, with its secrets."""
 
         def work(connection: Connection) -> Outcome:
             def child() -> Outcome:
@@ -180,11 +204,23 @@ class Commands:
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
                 used = {blob.sha256 for blob in compile_launch(request).blobs}
-                return self._insert(connection, scope, change, used)
+                inherited = self._vault.open(connection, parent, until_end=False)
+                return self._insert(connection, scope, change, used, self._sealed(change.job, inherited, tokens))
 
             return self._once(connection, scope, idempotency, child)
 
         return self._write(work)
+
+    def change(
+        self,
+        scope: Scope,
+        job_id: str,
+        decision: Callable[[Connection, Job], Change | None],
+        *,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Carry out any other decision about a job; what it writes besides goes into the same transaction."""
+        return self._command(scope, job_id, idempotency, decision)
 
     def _new_job(
         self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
@@ -204,8 +240,22 @@ class Commands:
         admitted = self._admission.at_once(change.job, request)
         return merge(change, admitted) if admitted else change
 
-    def _insert(self, connection: Connection, scope: Scope, change: Change, blobs_used: Collection[str]) -> Outcome:
+    def _sealed(self, job: Job, values: Mapping[str, str], tokens: Mapping[str, str]) -> list[SealedSecret]:
+        """The secrets of a new job; one that was refused at once has no use for what is kept until the end."""
+        kept = _NO_TOKENS if job.status in TERMINAL else tokens
+        return [*self._vault.seal(job, values), *self._vault.seal(job, kept, until_end=True)]
+
+    def _insert(
+        self,
+        connection: Connection,
+        scope: Scope,
+        change: Change,
+        blobs_used: Collection[str],
+        sealed: Sequence[SealedSecret],
+    ) -> Outcome:
         job = change.job
+        if self._tenants is not None and job.backend == LOCAL:
+            self._tenants.require(connection, scope, job.account_id)
         _check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if job.resume_checkpoint_id and job.parent_job_id is None:
             try:
@@ -215,11 +265,13 @@ class Commands:
                 problem = Problem(field="training_config.resume_from_checkpoint", message=message)
                 raise SpecError([problem]) from None
         jobs.insert(connection, scope, change)
+        sealed_secrets.put(connection, scope, job, sealed)
         try:
             blobs.use(connection, scope, job, blobs_used, job.created_at)
         except NotFoundError as error:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
+        METERS.submissions += 1
         return Outcome(job=job)
 
     def _command(

@@ -1,17 +1,31 @@
-"""Why a job waits, for whoever asks: read from the store, answered by the pure scheduler."""
+"""Why jobs wait, for whoever asks: read from the store in bounded pieces, answered by the pure scheduler."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from trainmaster.core.job import Job
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.explain import pending_reason
+from trainmaster.core.states import WAITING
+from trainmaster.scheduling import explain as scheduling
+from trainmaster.scheduling.explain import Explanation, PendingCode
+from trainmaster.scheduling.forecast import estimated_waits
+from trainmaster.scheduling.obstacles import Situation
 from trainmaster.scheduling.view import ClusterView
-from trainmaster.store import jobs, nodes
+from trainmaster.store import nodes, queues, waiting
 from trainmaster.store.scope import Scope
+
+FAR = 500
+"""So many of the jobs that come first are looked at; behind more, nobody could say when a job starts."""
+PATIENCE_S = 0.2
+"""For what is in the way, and for an estimate: what is not found out by then is left open."""
+
+_EVERYTHING = Scope.everything()
+_NO_TELLING = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, PendingCode.UNAVAILABLE})
+"""What only people can change; nobody knows when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +34,84 @@ class Waiting:
 
     queue_position: int | None = None
     """1 is next; None when it is not queued."""
-    pending_reason: str | None = None
+    explanation: Explanation | None = None
     estimated_wait_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEntry:
+    """A job that waits in a queue."""
+
+    job: Job
+    position: int
+    reason: str | None
+    estimated_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEntries:
+    """A part of a queue, in the order of the scheduler."""
+
+    entries: Sequence[QueueEntry]
+    next_page_token: str | None
+
+
 def explain(connection: Connection, scope: Scope, job: Job, *, now: float) -> Waiting:
-    """A job's place in its queue, and what it waits for."""
-    if job.status is JobStatus.PENDING:
-        return Waiting(pending_reason="is being admitted")
-    if job.status is not JobStatus.QUEUED:
+    """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
+    if job.status not in WAITING:
         return Waiting()
-    position = jobs.queue_position(connection, scope, job)
-    # What others hold is told as amounts; other accounts' jobs are not named.
-    everything = Scope.everything()
-    view = ClusterView().with_nodes(nodes.all(connection, everything)).with_jobs(jobs.active(connection, everything))
-    return Waiting(
-        queue_position=position,
-        pending_reason=pending_reason(view, job, now=now, position=position, visible=scope.admits),
+    position = waiting.position(connection, scope, job)
+    view = _view(connection, [job])
+    told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
+    estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
+    return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
+
+
+def look_into(
+    connection: Connection, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
+) -> QueueEntries:
+    """A part of a queue: who waits there, for how long, and why as far as the scope may know.
+
+    Raises:
+        SpecError: the token is not one of such a list.
+    """
+    page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
+    view = _view(connection, page.jobs)
+    positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
+    estimates = _estimates(view, positions, now)
+    situation = Situation(view, now)
+    entries = []
+    for job in page.jobs:
+        told = scheduling.explain(situation, job, thorough=False) if scope.admits(job.account_id) else None
+        entries.append(
+            QueueEntry(
+                job=job,
+                position=positions[job.job_id],
+                reason=told.message if told else None,
+                estimated_wait_s=estimates.get(job.job_id),
+            )
+        )
+    return QueueEntries(entries=entries, next_page_token=page.next_page_token)
+
+
+def _estimates(view: ClusterView, positions: Mapping[str, int | None], now: float) -> dict[str, float]:
+    near = [job_id for job_id, position in positions.items() if position is not None and position <= FAR]
+    return estimated_waits(view, near, now=now, patience=_patience()) if near else {}
+
+
+def _patience() -> Callable[[], bool]:
+    over = time.monotonic() + PATIENCE_S
+    return lambda: time.monotonic() < over
+
+
+def _view(connection: Connection, jobs: Sequence[Job]) -> ClusterView:
+    """The cluster as far as it matters to jobs of one queue: what runs, and what comes before them."""
+    before: Iterable[Job] = waiting.first(connection, _EVERYTHING, FAR)
+    if jobs:
+        before = (*before, *waiting.ahead(connection, _EVERYTHING, jobs[0], FAR))
+    return (
+        ClusterView()
+        .with_nodes(nodes.all(connection, _EVERYTHING))
+        .with_queues(queues.all(connection, _EVERYTHING))
+        .with_jobs((*waiting.holding(connection, _EVERYTHING), *before, *jobs))
     )

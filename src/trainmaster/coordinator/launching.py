@@ -9,8 +9,8 @@ from trainmaster.core.resources import Node
 from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import OWNER
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, checkpoints_path
 
 
 def attempt_request(
@@ -21,8 +21,10 @@ def attempt_request(
     resume: Checkpoint | None,
     hint_socket: str | None,
     server_url: str | None,
+    uid: int | None = None,
+    log_cap_bytes: int = 0,
 ) -> AttemptRequest:
-    """What the workers of the current attempt are told."""
+    """What the workers of the current attempt are told; `uid` is as whom they run its ranks."""
     attempt = job.live
     shared = server_url is None
     return AttemptRequest(
@@ -39,14 +41,16 @@ def attempt_request(
             )
             for share in attempt.shares
         ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/checkpoints")),
+        checkpoint_dir=str(roots.path(ARTIFACTS, checkpoints_path(job.job_id))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
-        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER}")),
+        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
         resume_from=str(roots.path(resume.root, resume.path)) if resume else None,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
         blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
+        uid=uid,
+        log_cap_bytes=log_cap_bytes,
     )
 
 

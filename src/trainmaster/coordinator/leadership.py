@@ -32,7 +32,6 @@ class Leadership:
         url: str,
         lease_s: float,
         on_change: Callable[[], None],
-        clock: Callable[[], float] = time.time,
         patience_s: float = 60.0,
     ) -> None:
         self._database = database
@@ -40,7 +39,6 @@ class Leadership:
         self._url = url
         self._lease_s = lease_s
         self._on_change = on_change
-        self._clock = clock
         self._patience_s = patience_s
         """A loop that did not finish a pass for so long is stuck, and somebody else should lead."""
         self._lease: Lease | None = None
@@ -101,10 +99,10 @@ class Leadership:
         if time.monotonic() < self._not_before:
             return
         before = self._lease
-        now = self._clock()
 
         def work(connection: Connection) -> Lease | None:
             scope = Scope.everything()
+            now = leases.now(connection, scope)
             if before is not None:
                 return leases.renew(connection, scope, before, now, self._lease_s)
             return leases.acquire(connection, scope, self._holder, self._url, now, self._lease_s)

@@ -33,6 +33,7 @@ from trainmaster.scheduling.view import ClusterView
 from trainmaster.store import activity, cluster_events, events, jobs, leases, nodes, queues
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
+from trainmaster.telemetry import METERS
 
 _log = logging.getLogger(__name__)
 _EVERYTHING = Scope.everything()
@@ -72,6 +73,7 @@ class Coordinator:
         stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
+        on_inventory: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._backends = backends
@@ -81,6 +83,8 @@ class Coordinator:
         self._stalled_after_s = stalled_after_s
         self._clock = clock
         self._pace = pace or Pace()
+        self._on_inventory = on_inventory
+        """Called when nodes were reported, before anything is placed on them."""
         self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
@@ -153,6 +157,7 @@ class Coordinator:
         if epoch is None:
             self._epoch = None
             return
+        began = time.perf_counter()
         if epoch != self._epoch:
             self._take_over(epoch)
         now = self._clock()
@@ -172,6 +177,7 @@ class Coordinator:
             self._drain(epoch, now, ahead, changes)
         self._commit(epoch, changes.values())
         self._acting.act(self._view, now)
+        METERS.passes_s.observe(time.perf_counter() - began)
 
     def _is_time(self, now: float) -> bool:
         """Whether this pass looks at everything; by a clock that nobody sets."""
@@ -282,6 +288,8 @@ class Coordinator:
     def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
         """Start what fits, in the same commit as what made room for it."""
         self._plan = schedule(ahead, now=now)
+        METERS.placements += len(self._plan.placements)
+        METERS.preemptions += len(self._plan.preemptions)
         for placement in self._plan.placements:
             token = secrets.token_urlsafe(24)
             _add(changes, observations.place(placement.job, now=now, shares=placement.shares, token=token))
@@ -372,6 +380,7 @@ class Coordinator:
             nodes.put(connection, _EVERYTHING, found)
 
         self._database.write_now(work)
+        self._on_inventory()
         with self._database.read() as connection:
             self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING))
 

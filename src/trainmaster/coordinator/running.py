@@ -11,13 +11,20 @@ from trainmaster.backends import BackendContext, make_backend
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
+from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.loop import Coordinator, inventory_of
+from trainmaster.coordinator.retention import Collector, keep_from_settings
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.tenants import LOCAL, runs_as
+from trainmaster.coordinator.vault import Vault
+from trainmaster.coordinator.webhooks import Deliveries
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.settings import Role, Settings, TransportKind
 from trainmaster.storage import Roots, run_directory
-from trainmaster.store import checkpoints, nodes
+from trainmaster.store import accounts, checkpoints, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -37,6 +44,9 @@ class CoordinatorRole:
         database: Database,
         roots: Roots,
         admission: Admission,
+        vault: Vault,
+        subscriptions: Subscriptions,
+        declaring: Declaring,
         hint_socket: Path,
     ) -> None:
         context = BackendContext(
@@ -45,7 +55,10 @@ class CoordinatorRole:
             simulated_gpus=settings.simulated_gpus,
             slots_per_node=settings.slots_per_node,
         )
+        self._settings = settings
         self._database = database
+        self._vault = vault
+        self._declaring = declaring
         self._backends = {name: make_backend(name, context) for name in settings.backends}
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
@@ -58,15 +71,27 @@ class CoordinatorRole:
                 backends=self._backends,
                 roots=roots,
                 checkpoint=self._checkpoint,
+                secrets=self._secrets,
                 hint=self.hint,
                 hint_socket=str(hint_socket),
                 server_url=worker_url(settings, url),
+                runs_as=self._runs_as,
+                log_cap_bytes=settings.log_cap_mb << 20,
             ),
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
+            on_inventory=declaring.settle_nodes,
         )
         self._chores = Chores(
-            database, roots, leads=lambda: self._leadership.epoch is not None, blob_keep_s=settings.blob_keep_s
+            database,
+            roots,
+            leads=self.leads,
+            collector=Collector(database, roots, keep_from_settings(settings), spool=settings.data_dir / "spool"),
+        )
+        self._deliveries = Deliveries(
+            database,
+            subscriptions,
+            epoch=lambda: self._leadership.epoch,
         )
         self._listener = HintListener(hint_socket)
         self._stopping = threading.Event()
@@ -80,21 +105,28 @@ class CoordinatorRole:
         """Why nothing is being coordinated here; None when all is well."""
         return self._coordinator.problem()
 
+    def leads(self) -> bool:
+        """Whether this server is the leader."""
+        return self._leadership.epoch is not None
+
     def start(self) -> None:
         """Report the nodes, then begin to lead or to wait for the lead."""
         found = inventory_of(self._backends.values())
         self._database.write_now(lambda connection: nodes.put(connection, Scope.everything(), found))
+        self._declaring.settle_nodes()
         for backend in self._backends.values():
             backend.open()
         self._leadership.start()
         self._coordinator.start()
         self._chores.start()
+        self._deliveries.start()
         self._listening.start()
 
     def stop(self) -> None:
         """Finish what is under way, and give the lead back."""
         self._stopping.set()
         self._chores.stop()
+        self._deliveries.stop()
         self._coordinator.stop()
         self._leadership.stop()
         for backend in self._backends.values():
@@ -105,6 +137,17 @@ class CoordinatorRole:
     def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
         with self._database.read() as connection:
             return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
+
+    def _runs_as(self, job: Job) -> int | None:
+        if job.live.backend != LOCAL:
+            return None
+        with self._database.read() as connection:
+            account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
+        return runs_as(account, self._settings)
+
+    def _secrets(self, job: Job) -> Secrets:
+        with self._database.read() as connection:
+            return self._vault.secrets_for(connection, job)
 
     def _pass_hints_on(self) -> None:
         while not self._stopping.is_set():

@@ -19,7 +19,7 @@ from trainmaster.protocol.rundir import (
     read_lines,
     worker_stream,
 )
-from trainmaster.storage import Roots
+from trainmaster.storage import ARTIFACTS, Location, Roots, checkpoints_path
 
 LONGEST_LINE = 1 << 20
 """A longer one is passed over: no report needs it, and one must not stop all that come after it."""
@@ -97,7 +97,7 @@ def _look_at_node(
     for local_rank in range(ranks_per_node):
         rank = node * ranks_per_node + local_rank
         said, passed_over = streams.fresh(events_stream(node, rank))
-        records += [located for record in said if (located := _located(record, rank, roots)) is not None]
+        records += [located for record in said if (located := _located(record, rank, roots, job)) is not None]
         notes += passed_over
     records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
     endpoint = None
@@ -116,14 +116,14 @@ def _endpoint(document: Mapping[str, Any] | None) -> str | None:
     return f"{host}:{port}" if isinstance(host, str) and _HOST.fullmatch(host) and port is not None else None
 
 
-def _located(record: dict[str, Any], rank: int, roots: Roots) -> dict[str, Any] | None:
+def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[str, Any] | None:
     """A rank's record as the core wants it; phases count from rank 0 alone."""
     match record.get("type"):
         case "phase" if rank != 0:
             return None
         case "checkpoint":
             try:
-                location = roots.locate(reported.exact_text(record.get("path")))
+                location = _own_checkpoint(reported.exact_text(record.get("path")), job, roots)
             except ValueError as error:
                 return _note(f"a checkpoint was not registered: {error}", record.get("t"))
             return {**record, "root": location.root, "path": location.path}
@@ -131,6 +131,19 @@ def _located(record: dict[str, Any], rank: int, roots: Roots) -> dict[str, Any] 
             return record
         case _:
             return None
+
+
+def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
+    """Where a checkpoint lies: directly in its job's directory for them, and nowhere else.
+
+    What is registered is shown, fetched and removed with the rights of the server, on the word of the job. So it may
+    be nothing of another's, and nothing behind a link.
+    """
+    location = roots.locate(path)
+    parent, _, name = location.path.rpartition("/")
+    if (location.root, parent) != (ARTIFACTS, checkpoints_path(job.job_id)) or not name:
+        raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
+    return location
 
 
 def _note(message: str, at: object = None) -> dict[str, Any]:

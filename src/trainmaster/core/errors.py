@@ -10,9 +10,9 @@
     │   ├── HandleTakenError         another job of the account has this handle
     │   ├── IdempotencyMismatchError one idempotency key, two different requests
     │   ├── StaleWriteError          somebody else changed the job first
-    │   └── DoubleBookedError        the resources are held by another attempt
+    │   └── DoubleBookedError        the resources are held by another attempt, or no node has them
     ├── NotLeaderError               this server does not lead (any more)
-    ├── StoreUnavailableError        the database is locked, full or broken; nothing was written
+    ├── StoreUnavailableError        the database is locked, full, broken or out of reach; try again
     └── NewerVersionError            written by a newer version of Trainmaster
         ├── NewerSpecError
         └── NewerDatabaseError

@@ -183,7 +183,7 @@ def _take_phase(draft: Draft, name: str) -> None:
 
 def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None:
     job = draft.job
-    checkpoint_id = reported.exact_text(record["checkpoint_id"])
+    checkpoint_id = reported.exact_text(record["checkpoint_id"], reported.MAX_ID)
     if checkpoint_id == job.latest_checkpoint_id:
         return  # Several ranks may report the one that they wrote together.
     told = record.get("step")

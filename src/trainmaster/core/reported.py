@@ -14,6 +14,8 @@ from trainmaster.protocol.reasons import Reason, StopCause
 
 MAX_TEXT = 2000
 MAX_PATH = 4096
+MAX_ID = 512
+"""Of what code inside a job names; databases bound the size of a key."""
 MAX_METRICS = 200
 """Names that are kept of a job's last values, or of a checkpoint's."""
 MAX_NAME = 200
@@ -32,14 +34,14 @@ def text(value: object, longest: int = MAX_TEXT) -> str | None:
     return value[:longest].encode("utf-8", "replace").replace(b"\0", b"").decode()
 
 
-def exact_text(value: object) -> str:
+def exact_text(value: object, longest: int = MAX_PATH) -> str:
     """Text that is of use only if nothing of it is changed: an id or a path.
 
     Raises:
         ValueError: it cannot be kept as it is.
     """
-    if not isinstance(value, str) or not value or text(value, MAX_PATH) != value:
-        raise ValueError(f"an id or a path is no text of 1 to {MAX_PATH} plain characters")
+    if not isinstance(value, str) or not value or text(value, longest) != value:
+        raise ValueError(f"an id or a path is no text of 1 to {longest} plain characters")
     return value
 
 

@@ -32,7 +32,7 @@ def require_ownership(environ: Mapping[str, str]) -> None:
         OSError: the owner's file cannot be read.
     """
     if url := environ.get(environment.OWNER_URL):
-        owned = _ask_server(url, _token(environ))
+        owned = _ask_server(url, _token(environ), environ.get(environment.CA))
     elif path := environ.get(environment.OWNER_FILE):
         owner = read_document(Path(path))
         owned = owner is not None and owner.get("token") == _token(environ)
@@ -48,13 +48,17 @@ def _token(environ: Mapping[str, str]) -> str:
     return Path(environ[environment.TOKEN_FILE]).read_text().strip()
 
 
-def _ask_server(url: str, token: str) -> bool:
+def _ask_server(url: str, token: str, ca: str | None) -> bool:
     # Imported here: most jobs share the server's files and need none of it.
     import http.client
+    import ssl
     import urllib.error
     import urllib.request
 
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca)))
+    direct = urllib.request.build_opener(*handlers)
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     pause_s = _FIRST_PAUSE_S
     while True:

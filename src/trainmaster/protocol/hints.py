@@ -29,6 +29,7 @@ class HintListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with reachable(path) as short:
             self._socket.bind(short)
+        path.chmod(0o600)
         self._socket.setblocking(False)
 
     def fileno(self) -> int:

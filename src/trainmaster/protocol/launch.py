@@ -56,8 +56,9 @@ class Launch:
     kind: str
     steps: tuple[Step, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the workload's kind sets. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Environment name -> reference of a sealed secret; never a value."""
+    """Variable -> reference to the sealed secret with its value; the worker is given the values apart."""
     blobs: tuple[BlobFile, ...] = ()
     working_directory: str | None = None
     """Absolute, on the node; None means a fresh directory inside the run directory."""

@@ -51,6 +51,11 @@ class AttemptRequest:
     """Set when the worker shall move its streams over HTTP; None when it shares the server's files."""
     blob_dir: str | None = None
     """Where shipped files lie by their digest; over HTTP they are fetched from the server instead."""
+    uid: int | None = None
+    """The system's user as whom the ranks run; None means the worker's own. A worker that cannot become that user
+    runs nothing."""
+    log_cap_bytes: int = 0
+    """How much a log may hold; of one that reaches it the middle is removed. 0: as much as it likes."""
     labels: Mapping[str, str] = field(default_factory=dict)
     version: int = RUN_DIRECTORY_VERSION
 

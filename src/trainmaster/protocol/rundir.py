@@ -1,6 +1,7 @@
 """The run directory, version 1: where an attempt's request, claims, streams and exits lie.
 
     <runs_root>/<job_id>/owner.json          the attempt that owns the job now
+    <runs_root>/<job_id>/owner.ranks.json    the same for ranks that run as a user of their own
     <runs_root>/<job_id>/<attempt>/
         request.json                         immutable
         control.json                         what the server wants; replaced as a whole, `seq` rises
@@ -11,6 +12,7 @@
         nodes/<node>/rank-<rank>.metrics.jsonl   stream: its metrics
         nodes/<node>/logs/<step>.<rank>.out|err  stream: raw output
         nodes/<node>/logs/<step>.<rank>.out.times|err.times  stream: `<unix time> <offset>` a line
+        nodes/<node>/logs/<step>.<rank>.out.gap.json|err.gap.json  what was removed from the middle of a log
         nodes/<node>/beat.json               the worker's heartbeat
         nodes/<node>/endpoint.json           where a service answers
         nodes/<node>/exit.json               how it ended; written last
@@ -33,16 +35,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol import gaps
+from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.request import AttemptRequest
 
 REQUEST = "request.json"
 CONTROL = "control.json"
 RENDEZVOUS = "rendezvous.json"
 OWNER = "owner.json"
+RANKS_OWNER = "owner.ranks.json"
+"""A copy, because whoever can read a file as its owner can also change it: nobody but ranks believes this one."""
 
-_STREAM = re.compile(
-    r"nodes/\d{1,6}/(worker\.jsonl|rank-\d{1,6}\.(events|metrics)\.jsonl|logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)(\.times)?)"
-)
+SEARCH_ONLY = 0o711
+"""The mode of a directory that others may pass through, and neither read nor change."""
+
+_LOG_NAME = r"nodes/\d{1,6}/logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)"
+_LOG = re.compile(_LOG_NAME)
+_STREAM = re.compile(rf"nodes/\d{{1,6}}/(worker\.jsonl|rank-\d{{1,6}}\.(events|metrics)\.jsonl)|{_LOG_NAME}(\.times)?")
+_GAP = re.compile(rf"(?P<log>{_LOG_NAME})\.gap\.json")
 _DOCUMENT = re.compile(r"rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
 
 
@@ -64,6 +74,11 @@ def metrics_stream(node: int, rank: int) -> str:
 def log_stream(node: int, step: str, rank: int, channel: str) -> str:
     """The stream of a rank's raw output; `channel` is `out` or `err`."""
     return f"nodes/{node}/logs/{step}.{rank}.{channel}"
+
+
+def gap_document(log: str) -> str:
+    """What was removed from the middle of a log."""
+    return gaps.gap_path(log)
 
 
 def beat_document(node: int) -> str:
@@ -95,19 +110,31 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self, request: AttemptRequest) -> None:
+    def create(self, request: AttemptRequest, *, with_ranks: bool = True) -> None:
         """Lay the directory out and write the request; repeating it is harmless.
 
-        The owner is written first: from here on no older attempt can commit a checkpoint.
+        The owner is written first: from here on no older attempt can commit a checkpoint. `with_ranks` says that the
+        ranks will work in here, and not in a copy of their own.
         """
-        for node in range(len(request.nodes)):
-            (self.path / "nodes" / str(node) / "logs").mkdir(parents=True, exist_ok=True)
-        (self.path / "claims").mkdir(exist_ok=True)
-        os.chmod(self.path, 0o700)
+        logs = [self.path / "nodes" / str(node) / "logs" for node in range(len(request.nodes))]
+        for directory in (*logs, self.path / "claims"):
+            directory.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.path / "claims", 0o700)
+        if with_ranks and request.uid is not None:
+            # To be passed through: ranks are told by name what is theirs, and each of those is theirs alone.
+            above = (self.path.parent, self.path, self.path / "nodes", *(log.parent for log in logs), *logs)
+            for directory in above:
+                os.chmod(directory, SEARCH_ONLY)
+        else:
+            os.chmod(self.path, 0o700)
         owner = read_document(self.path.parent / OWNER)
         # A leader that was frozen on its way here must not take the job back from a newer attempt.
         if owner is None or int(owner["attempt"]) < request.attempt:
-            write_document(self.path.parent / OWNER, {"attempt": request.attempt, "token": request.rank_token})
+            owner = {"attempt": request.attempt, "token": request.rank_token}
+            write_document(self.path.parent / OWNER, owner)
+            (self.path.parent / RANKS_OWNER).unlink(missing_ok=True)
+        if with_ranks and request.uid is not None and owner["attempt"] == request.attempt:
+            write_document(self.path.parent / RANKS_OWNER, owner, uid=request.uid)
         if read_document(self.path / REQUEST) is None:
             write_document(self.path / REQUEST, request.to_json())
 
@@ -195,12 +222,28 @@ class RunDirectory:
                     if _STREAM.fullmatch(stream):
                         yield stream, entry.stat().st_size
 
+    def gap(self, stream: str) -> Gap | None:
+        """What was removed of a stream; ask after reading from it. Only logs are ever cut."""
+        return gaps.gap_of(os.fspath(self.path / stream)) if _LOG.fullmatch(stream) else None
+
+    def remove(self, log: str, gap: Gap, *, being_written: bool = False) -> Gap:
+        """Remove the middle of a log; what is gone now. See `trainmaster.protocol.gaps`."""
+
+        def record(found: Gap) -> None:
+            write_document(self.path / gap_document(log), found.to_json())
+
+        return gaps.remove(os.fspath(self.path / log), gap, record=record, being_written=being_written)
+
     def put_document(self, name: str, document: Mapping[str, Any]) -> None:
-        """Replace one of the worker's documents.
+        """Replace one of the worker's documents. Of a log's gap, the bytes go too.
 
         Raises:
             ValueError: no such document can exist.
         """
+        if gap := _GAP.fullmatch(name):
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            self.remove(gap["log"], Gap.from_json(document))
+            return
         if not _DOCUMENT.fullmatch(name):
             raise ValueError(f"no such document: {name}")
         write_document(self.path / name, document)
@@ -229,14 +272,19 @@ def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
     return records, end
 
 
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a document in one step: a reader sees the old one or the new one, never a part."""
+def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None) -> None:
+    """Replace a document in one step: a reader sees the old one or the new one, never a part.
+
+    It is its owner's alone: ours, or another user's.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         data = _encode(document)
         while data:
             data = data[os.write(descriptor, data) :]
+        if uid is not None:
+            os.fchown(descriptor, uid, -1)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,20 +1,27 @@
-"""Checkpoints: those that were committed, and nothing else."""
+"""Checkpoints: those that were committed, and nothing else.
+
+One that is to go is hidden first and forgotten when its files are gone, so that a crash in between loses neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.retention import COMMITTED, DELETING
+from trainmaster.core.states import TERMINAL, JobStatus
 from trainmaster.store import schema
 from trainmaster.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, checkpoint_to_row
 from trainmaster.store.scope import Scope
 
-_checkpoints = schema.checkpoints
+_checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempts
 
-_SELECT = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
+_ANY = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
+_SELECT = _ANY.where(_checkpoints.c.status == COMMITTED)
 _INSERT = insert(_checkpoints)
 
 
@@ -54,9 +61,68 @@ def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
     return checkpoint_from_row(row)
 
 
+def pin(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, pinned: bool) -> None:
+    """Pin a checkpoint of a job, or unpin it."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(pinned=pinned))
+
+
+def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collection[str]) -> None:
+    """Let nobody see some checkpoints of a job any more; their files are to go."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, checkpoint_ids)).values(status=DELETING))
+
+
+def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
+    """Checkpoints whose files are to go."""
+    query = _ANY.where(_checkpoints.c.status == DELETING).limit(limit)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
+    """Forget a hidden checkpoint, whose files are gone."""
+    statement = delete(_checkpoints).where(
+        _checkpoints.c.checkpoint_id == checkpoint.checkpoint_id,
+        _checkpoints.c.job_id == checkpoint.job_id,
+        _checkpoints.c.status == DELETING,
+    )
+    if scope.account_id is not None:
+        statement = statement.where(_checkpoints.c.account_id == scope.account_id)
+    connection.execute(statement)
+
+
+def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str]) -> dict[str, set[str]]:
+    """Which jobs that have not ended go on from which of some checkpoints, now or with their next attempt."""
+    found: dict[str, set[str]] = {}
+    for wanted in (_jobs.c.resume_checkpoint_id, _attempts.c.resume_checkpoint_id):
+        query: Select[Any] = (
+            select(wanted, _jobs.c.job_id)
+            .select_from(
+                _jobs.outerjoin(
+                    _attempts,
+                    (_attempts.c.job_id == _jobs.c.job_id)
+                    & (_attempts.c.number == _jobs.c.attempt_number)
+                    & (_attempts.c.account_id == _jobs.c.account_id),
+                )
+            )
+            .where(wanted.in_(checkpoint_ids), _jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
+        )
+        for checkpoint_id, job_id in connection.execute(scope.limit(query, _jobs.c.account_id)):
+            found.setdefault(checkpoint_id, set()).add(job_id)
+    return found
+
+
 def forget(connection: Connection, scope: Scope, job: Job) -> None:
     """Drop all checkpoints of a job, whose files are gone."""
     scope.require(job.account_id)
     connection.execute(
         delete(_checkpoints).where(_checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id)
+    )
+
+
+def _of(job: Job, checkpoint_ids: Collection[str]) -> tuple[Any, ...]:
+    return (
+        _checkpoints.c.job_id == job.job_id,
+        _checkpoints.c.account_id == job.account_id,
+        _checkpoints.c.checkpoint_id.in_(checkpoint_ids),
     )

@@ -1,7 +1,7 @@
 """Events: numbered without gaps within a job, and one feed over all jobs.
 
 The feed's cursor is the row's id. Whoever has read up to an id never misses an event that is committed later, because
-only the holder of the write lock gives out ids: they rise in the order of commits, over all processes.
+only the holder of the database's write lock is given ids: they rise in the order of commits, over all servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmaster.store.scope import Scope
 _events = schema.events
 
 _COLUMNS = tuple(_events.c[name] for name in EVENT_FIELDS)
-_INSERT = Prepared(insert(_events), columns=["account_id", *EVENT_FIELDS])
+_INSERT = Prepared(insert(_events).inline(), columns=["account_id", *EVENT_FIELDS])
 _LAST_ID = select(func.max(_events.c.id))
 
 

@@ -1,60 +1,25 @@
-"""Jobs: made, changed by compare-and-set, found and listed."""
+"""Jobs: made, changed by compare-and-set, and found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam
 
-from trainmaster.core.errors import HandleTakenError, JobNotFoundError, Problem, SpecError
+from trainmaster.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.store import allocations, attempts, checkpoints, events, schema, usage
-from trainmaster.store.paging import position_of, token_after
+from trainmaster.store import allocations, attempts, checkpoints, events, schema, secrets, usage
 from trainmaster.store.prepared import Prepared
-from trainmaster.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row
+from trainmaster.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
 from trainmaster.store.scope import Scope
-
-MAX_PAGE_SIZE = 100
-MAX_TOTAL_COUNT = 10_001
-"""Counting goes no further: nobody pages through more, and a list must stay fast."""
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
 """Never changes; an update leaves it out, and with it the indexes over it."""
 _IDS_PER_QUERY = 500
 """Databases bound the number of a query's parameters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobQuery:
-    """Which jobs to list, and how. What is empty or None does not filter."""
-
-    statuses: tuple[JobStatus, ...] = ()
-    """Any of these."""
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Every key, with any of its values."""
-    queue: str | None = None
-    kinds: tuple[str, ...] = ()
-    """Any of these kinds of workload."""
-    name: str | None = None
-    parent_job_id: str | None = None
-    order_by: str = "-created_at"
-    """`created_at`, `updated_at`, `priority` or `name`; with a `-` in front, the greatest first."""
-    page_size: int = 20
-    page_token: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
-    """One page of a list of jobs."""
-
-    jobs: tuple[Job, ...]
-    next_page_token: str | None
-    total_count: int
-    """Over all pages; at most `MAX_TOTAL_COUNT`, which means: more than one less than that."""
 
 
 def insert(connection: Connection, scope: Scope, change: Change) -> None:
@@ -76,10 +41,12 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     """Store what a decision made of a job, unless the job has changed since: then False, and nothing is written.
 
     With the job go its current attempt and the one that ended, its labels, new events and new checkpoints. An
-    attempt takes its resources when it is first stored, and gives them back with the change that ends it.
+    attempt takes its resources when it is first stored, and gives them back with the change that ends it. Secrets go
+    that the job was given until its end; with a deletion, all.
 
     Raises:
-        DoubleBookedError: a new attempt was given a GPU that another one holds; the transaction must not be committed.
+        DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
+            committed.
     """
     job = change.job
     scope.require(job.account_id)
@@ -92,13 +59,15 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
         connection.execute(_DELETE_LABELS, key)
         _insert_labels(connection, job)
     if change.ended is not None:
-        attempts.put(connection, scope, job, change.ended)
-        allocations.release(connection, scope, job, change.ended)
+        if not attempts.put(connection, scope, job, change.ended):
+            allocations.release(connection, scope, job, change.ended)
         usage.record(connection, scope, job, change.ended)
     if job.attempt is not None and attempts.put(connection, scope, job, job.attempt):
         allocations.take(connection, scope, job, job.attempt)
     events.append(connection, scope, job, change.events)
     checkpoints.register(connection, scope, job, change.checkpoints)
+    if job.status in TERMINAL:
+        secrets.forget(connection, scope, job, all_of_them=job.deleted_at is not None)
     return True
 
 
@@ -156,76 +125,11 @@ def purged(connection: Connection, scope: Scope, job_id: str) -> None:
     connection.execute(_PURGED, {"key": job.job_id, "account": job.account_id})
 
 
-def queue_position(connection: Connection, scope: Scope, job: Job) -> int | None:
-    """A job's place in its queue, from 1; None when it does not wait there."""
-    return queued_ahead(connection, scope, job) + 1 if job.status is JobStatus.QUEUED else None
-
-
-def queued_ahead(connection: Connection, scope: Scope, job: Job) -> int:
-    """How many jobs, of whatever account, wait in a job's queue in front of it."""
-    scope.require(job.account_id)
-    place = {"in_queue": job.queue, "key_before": job.order_key, "id_before": job.job_id}
-    return connection.execute(_AHEAD, place).scalar_one()
-
-
-def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
-    """One page of the jobs that a query asks for; deleted ones are never listed.
-
-    Raises:
-        SpecError: the order or the page's size is not possible, or the token is not one of such a list.
-    """
-    if not 1 <= query.page_size <= MAX_PAGE_SIZE:
-        raise SpecError([Problem(field="page_size", message=f"must be from 1 to {MAX_PAGE_SIZE}")])
-    name = query.order_by.removeprefix("-")
-    if name not in _ORDERS:
-        raise SpecError(
-            [Problem(field="order_by", message=f"must be one of {', '.join(_ORDERS)}, or that after a '-'")]
-        )
-    column = _jobs.c[name]
-    matching = _conditions(scope, query)
-    counted = sa.select(sa.literal(1)).select_from(_jobs).where(*matching).limit(MAX_TOTAL_COUNT).subquery()
-    rest = list(matching)
-    place = sa.tuple_(column, _jobs.c.job_id)
-    descending = query.order_by.startswith("-")
-    if query.page_token is not None:
-        last = sa.tuple_(*position_of(query.page_token, query.order_by, _ORDERS[name]))
-        rest.append(place < last if descending else place > last)
-    order = (column.desc(), _jobs.c.job_id.desc()) if descending else (column, _jobs.c.job_id)
-    # The ids first, so that what has to be sorted is not the whole of every job.
-    ids = sa.select(_jobs.c.job_id).where(*rest).order_by(*order).limit(query.page_size + 1)
-    statement = scope.limit(_SELECT.where(_jobs.c.job_id.in_(ids)).order_by(*order), _jobs.c.account_id)
-    found = [job_from_row(row) for row in connection.execute(statement)]
-    jobs = tuple(found[: query.page_size])
-    more = len(found) > query.page_size
-    return JobPage(
-        jobs=jobs,
-        next_page_token=token_after(query.order_by, getattr(jobs[-1], name), jobs[-1].job_id) if more else None,
-        total_count=connection.execute(sa.select(sa.func.count()).select_from(counted)).scalar_one(),
-    )
-
-
-def _conditions(scope: Scope, query: JobQuery) -> list[sa.ColumnElement[bool]]:
-    conditions: list[sa.ColumnElement[bool]] = [_jobs.c.deleted_at.is_(None)]
-    if scope.account_id is not None:
-        conditions.append(_jobs.c.account_id == scope.account_id)
-    if query.statuses:
-        conditions.append(_jobs.c.status.in_(query.statuses))
-    if query.kinds:
-        conditions.append(_jobs.c.workload_kind.in_(query.kinds))
-    for name in ("queue", "name", "parent_job_id"):
-        value = getattr(query, name)
-        if value is not None:
-            conditions.append(_jobs.c[name] == value)
-    for key, values in query.labels.items():
-        labelled = sa.select(_labels.c.job_id).where(_labels.c.key == key, _labels.c.value.in_(values))
-        conditions.append(_jobs.c.job_id.in_(scope.limit(labelled, _labels.c.account_id)))
-    return conditions
-
-
 def _insert_labels(connection: Connection, job: Job) -> None:
     """Those of a deleted job are left out: no list shows it."""
     if job.labels and job.deleted_at is None:
-        owner = {"account_id": job.account_id, "job_id": job.job_id, "created_at": job.created_at}
+        marks = label_marks(job.labels)
+        owner = {"account_id": job.account_id, "job_id": job.job_id, "created_at": job.created_at, "marks": marks}
         _INSERT_LABELS.execute_many(connection, [{**owner, "key": k, "value": v} for k, v in job.labels.items()])
 
 
@@ -234,13 +138,6 @@ def _handle(account_id: str, handle: str) -> dict[str, str]:
 
 
 _jobs, _attempts, _labels = schema.jobs, schema.attempts, schema.job_labels
-
-_ORDERS: Mapping[str, type[str] | type[float]] = {
-    "created_at": float,
-    "updated_at": float,
-    "priority": float,
-    "name": str,
-}
 
 # Made once: to build a statement takes longer than to execute it.
 _SELECT: sa.Select[Any] = sa.select(
@@ -267,11 +164,6 @@ _PURGED = (
     sa.update(_jobs)
     .where(_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
     .values(purge=sa.false())
-)
-_AHEAD = sa.select(sa.func.count()).where(
-    _jobs.c.status == JobStatus.QUEUED.value,
-    _jobs.c.queue == bindparam("in_queue"),
-    sa.tuple_(_jobs.c.order_key, _jobs.c.job_id) < sa.tuple_(bindparam("key_before"), bindparam("id_before")),
 )
 _STORED_LABELS = Prepared(
     sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(

@@ -28,6 +28,8 @@ class ApiKey:
     hash: str
     """SHA-256 of the key, in hexadecimal."""
     created_at: float
+    created_by: str = ""
+    """The id of the key that made it; empty for the first one."""
     revoked_at: float | None = None
 
 
@@ -52,6 +54,25 @@ def all(connection: Connection, scope: Scope) -> list[ApiKey]:  # noqa: A001 - r
     """Every key, also those that were revoked, the oldest first."""
     query = _SELECT.order_by(_keys.c.created_at, _keys.c.key_id)
     return [_key(row) for row in connection.execute(scope.limit(query, _keys.c.account_id))]
+
+
+def get(connection: Connection, scope: Scope, key_id: str) -> ApiKey:
+    """One key, also one that was revoked.
+
+    Raises:
+        NotFoundError: there is no such key in scope.
+    """
+    query = scope.limit(_SELECT.where(_keys.c.key_id == key_id), _keys.c.account_id)
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFoundError(f"there is no key {key_id}")
+    return _key(row)
+
+
+def known(connection: Connection, scope: Scope, digest: str) -> bool:
+    """Whether there is or was a key with this digest."""
+    query = scope.limit(select(_keys.c.key_id).where(_keys.c.hash == digest), _keys.c.account_id)
+    return connection.execute(query).first() is not None
 
 
 def revoke(connection: Connection, scope: Scope, key_id: str, now: float) -> None:

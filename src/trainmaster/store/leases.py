@@ -1,4 +1,7 @@
-"""The leader's lease: who leads, until when, and in which epoch. Epochs rise with every change of hands."""
+"""The leader's lease: who leads, until when, and in which epoch. Epochs rise with every change of hands.
+
+Nobody else writes while a transaction does: between a leader's `check` and its commit nobody takes over.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from sqlalchemy import Connection, select, update
 
 from trainmaster.core.errors import NotLeaderError
 from trainmaster.store import schema
+from trainmaster.store.clock import database_time
 from trainmaster.store.prepared import Prepared
 from trainmaster.store.scope import Scope
 
 _leader = schema.leader
-_SELECT = Prepared(select(_leader.c.epoch, _leader.c.holder, _leader.c.url, _leader.c.expires_at))
+_SELECT = Prepared(select(_leader.c.epoch, _leader.c.holder, _leader.c.url, _leader.c.expires_at, _leader.c.since))
+_TIME = Prepared(select(database_time()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,13 @@ class Lease:
     url: str
     """Where it answers."""
     expires_at: float
+    since: float | None = None
+    """When it changed hands last."""
+
+
+def now(connection: Connection, scope: Scope) -> float:  # noqa: ARG001 - the time is no secret
+    """What the database's clock shows: servers on several machines agree on it, and not on their own."""
+    return float(_TIME.execute(connection, {}).scalar_one())
 
 
 def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: float, ttl_s: float) -> Lease | None:
@@ -33,12 +45,12 @@ def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: fl
     row = _SELECT.execute(connection, {}).one()
     if row.holder not in (None, holder) and row.expires_at > now:
         return None
-    epoch = row.epoch if row.holder == holder else row.epoch + 1
-    lease = Lease(epoch=epoch, holder=holder, url=url, expires_at=now + ttl_s)
+    epoch, since = (row.epoch, row.since) if row.holder == holder else (row.epoch + 1, now)
+    lease = Lease(epoch=epoch, holder=holder, url=url, expires_at=now + ttl_s, since=since)
     taken = connection.execute(
         update(_leader)
         .where(_leader.c.epoch == row.epoch)
-        .values(epoch=epoch, holder=holder, url=url, expires_at=lease.expires_at)
+        .values(epoch=epoch, holder=holder, url=url, expires_at=lease.expires_at, since=since)
     )
     return lease if taken.rowcount else None
 
@@ -69,7 +81,7 @@ def current(connection: Connection, scope: Scope) -> Lease | None:  # noqa: ARG0
     row = _SELECT.execute(connection, {}).one()
     if row.holder is None:
         return None
-    return Lease(epoch=row.epoch, holder=row.holder, url=row.url, expires_at=row.expires_at)
+    return Lease(epoch=row.epoch, holder=row.holder, url=row.url, expires_at=row.expires_at, since=row.since)
 
 
 def check(connection: Connection, scope: Scope, epoch: int) -> None:

@@ -21,14 +21,14 @@ def revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def upgrade(connection: Connection) -> None:
-    """Run the migrations that are missing, inside the connection's transaction.
+def upgrade(connection: Connection, target: str = HEAD) -> None:
+    """Run the migrations that are missing up to a revision, inside the connection's transaction.
 
     Raises:
         NewerDatabaseError: the database's revision is not one of ours.
     """
     present = revision(connection)
-    if present == HEAD:
+    if present == target:
         return
     from alembic import command
     from alembic.config import Config
@@ -41,4 +41,4 @@ def upgrade(connection: Connection) -> None:
         raise NewerDatabaseError(
             f"the database has revision {present}, which only a newer version of Trainmaster knows; upgrade this server"
         )
-    command.upgrade(config, HEAD)
+    command.upgrade(config, target)

@@ -30,7 +30,7 @@ def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tup
     well_formed = _is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
     if not well_formed or not _is_text(row_id):
         raise _bad_token()
-    return value, row_id
+    return kind(value), row_id
 
 
 def _decode(token: str) -> tuple[Any, Any, Any]:
@@ -42,8 +42,8 @@ def _decode(token: str) -> tuple[Any, Any, Any]:
 
 
 def _is_text(value: object) -> bool:
-    # JSON can spell half of a surrogate pair, which no database takes.
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    # JSON can spell half of a surrogate pair, which no database takes, and NUL, which PostgreSQL does not take.
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
 
 
 def _bad_token(message: str = "is not a token that this server gave out") -> SpecError:

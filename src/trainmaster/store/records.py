@@ -6,13 +6,16 @@ A row is read tolerantly: keys of its JSON that this version does not know are i
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from trainmaster.core.job import Attempt, Checkpoint, Event, Job, Progress
 from trainmaster.core.resources import (
     Gpu,
+    Needs,
     Node,
     NodeState,
     needs_from_json,
@@ -49,7 +52,7 @@ def job_to_row(job: Job) -> dict[str, Any]:
     """A job's row."""
     row = {name: getattr(job, name) for name in JOB_FIELDS}
     row["labels"] = dumps(dict(job.labels))
-    row["spec"] = dumps(job.spec)
+    row["spec"] = job.spec.text if isinstance(job.spec, StoredDocument) else dumps(job.spec)
     row["needs"] = dumps(needs_to_json(job.needs))
     row["progress"] = dumps(_without_defaults(job.progress))
     row["order_key"] = job.order_key
@@ -61,9 +64,9 @@ def job_from_row(row: Sequence[Any]) -> Job:
     """The job of its row, followed by the row of its current attempt (all NULL where there is none)."""
     values = dict(zip(JOB_FIELDS, row, strict=False))
     values["labels"] = json.loads(values["labels"])
-    values["spec"] = json.loads(values["spec"])
-    values["needs"] = needs_from_json(json.loads(values["needs"]))
-    values["progress"] = _from_known(Progress, json.loads(values["progress"]))
+    values["spec"] = StoredDocument(values["spec"])
+    values["needs"] = _needs(values["needs"])
+    values["progress"] = _NO_PROGRESS if values["progress"] == "{}" else _progress(values["progress"])
     values["lifetime"] = Lifetime(values["lifetime"])
     values["status"] = JobStatus(values["status"])
     values["desired"] = Desired(values["desired"])
@@ -96,6 +99,67 @@ def attempt_from_row(row: Sequence[Any]) -> Attempt:
     values["stop"] = _maybe(StopCause, values["stop"])
     values["reason"] = _maybe(Reason, values["reason"])
     return Attempt(**values)
+
+
+def label_mark(key: str, value: str) -> str:
+    """What stands for a label among the marks of its job: 64 bits of a digest, in hexadecimal, between commas."""
+    return f",{hashlib.blake2b(f'{key}={value}'.encode(), digest_size=8).hexdigest()},"
+
+
+def label_marks(labels: Mapping[str, str]) -> str:
+    """The marks of all labels of a job; each row of a label has them, so that the others need not be looked up."""
+    return "".join(label_mark(key, value) for key, value in labels.items())
+
+
+class StoredDocument(Mapping[str, Any]):
+    """A JSON object as it is stored; read when somebody looks into it.
+
+    A leader holds every job that waits, and looks into the specs of those that it starts.
+    """
+
+    __slots__ = ("_parsed", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._parsed: dict[str, Any] | None = None
+
+    @property
+    def _document(self) -> dict[str, Any]:
+        if self._parsed is None:
+            self._parsed = json.loads(self.text)
+        return self._parsed
+
+    def __getitem__(self, key: str) -> Any:
+        return self._document[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._document)
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StoredDocument) and other.text == self.text:
+            return True
+        return isinstance(other, Mapping) and self._document == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of any mapping that is compared by its content
+
+    def __repr__(self) -> str:
+        return repr(self._document)
+
+
+@functools.lru_cache(maxsize=4096)
+def _needs(text: str) -> Needs:
+    """Many jobs need the same: they share one object."""
+    return needs_from_json(json.loads(text))
+
+
+def _progress(text: str) -> Progress:
+    return cast(Progress, _from_known(Progress, json.loads(text)))
+
+
+_NO_PROGRESS = Progress()
 
 
 def event_to_row(job: Job, event: Event) -> dict[str, Any]:

@@ -141,8 +141,18 @@ _partial_index(
     "jobs_by_handle", jobs.c.account_id, jobs.c.handle, where="handle IS NOT NULL AND deleted_at IS NULL", unique=True
 )
 _partial_index("jobs_by_age", jobs.c.account_id, jobs.c.created_at, jobs.c.job_id, where="deleted_at IS NULL")
+_partial_index(
+    "jobs_by_status_and_age",
+    jobs.c.account_id,
+    jobs.c.status,
+    jobs.c.created_at,
+    jobs.c.job_id,
+    where="deleted_at IS NULL",
+)
+_partial_index("jobs_by_checkpoint", jobs.c.resume_checkpoint_id, where="resume_checkpoint_id IS NOT NULL")
 _partial_index("jobs_by_parent", jobs.c.parent_job_id, where="parent_job_id IS NOT NULL")
 Index("jobs_by_status", jobs.c.status, jobs.c.queue, jobs.c.order_key, jobs.c.job_id)
+_partial_index("jobs_with_room", jobs.c.status, where="room_at IS NOT NULL")
 
 job_labels = Table(
     "job_labels",
@@ -152,6 +162,7 @@ job_labels = Table(
     _text("account_id", primary_key=True),
     _text("value"),
     Column("created_at", Double, nullable=False, server_default="0"),  # of the job
+    Column("marks", Text, nullable=False, server_default=text("''")),  # of all labels of the job
     _of_a_job(),
 )
 Index(
@@ -161,6 +172,7 @@ Index(
     job_labels.c.value,
     job_labels.c.created_at,
     job_labels.c.job_id,
+    job_labels.c.marks,
 )
 
 attempts = Table(
@@ -192,6 +204,7 @@ attempts = Table(
     _of_a_job(),
 )
 Index("attempts_by_token", attempts.c.token)
+_partial_index("attempts_by_checkpoint", attempts.c.resume_checkpoint_id, where="ended_at IS NULL")
 
 allocations = Table(
     "allocations",
@@ -206,6 +219,7 @@ allocations = Table(
     _bytes("storage_mb"),
     _of_a_job(),
 )
+Index("allocations_by_node", allocations.c.node_id)
 
 allocated_gpus = Table(
     "allocated_gpus",
@@ -294,9 +308,11 @@ usage = Table(
     _number("ended_at"),
     _integer("gpus"),
     _integer("cpu_cores"),
+    _text("labels"),
     _of_a_job(),
 )
 Index("usage_by_end", usage.c.ended_at)
+Index("usage_by_account", usage.c.account_id, usage.c.ended_at)
 
 idempotency = Table(
     "idempotency",
@@ -338,6 +354,7 @@ webhooks = Table(
     _number("not_before"),
     _maybe_number("delivered_at"),
     _text("problem"),
+    _integer("given_up"),
     ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
 )
 
@@ -414,4 +431,5 @@ leader = Table(
     _maybe_text("holder"),
     _text("url"),
     _number("expires_at"),
+    _maybe_number("since"),
 )

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, PoolProxiedConnection, QueuePool
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import NullPool, QueuePool
 
-from trainmaster.core.errors import RefusedError, StoreUnavailableError
+from trainmaster.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
+from trainmaster.store.clock import database_time
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb", "smb2", "smb3", "smbfs"}
@@ -22,29 +24,24 @@ NETWORK_FILE_SYSTEMS = frozenset(
 """Their locks and shared memory do not hold between machines, and SQLite's write-ahead log needs both."""
 
 
-def database_path(url: str) -> Path:
-    """The file that a URL such as `sqlite:////srv/trainmaster.db` names.
+def checked(url: URL) -> URL:
+    """The URL of a file that can be used, with its whole path.
 
     Raises:
-        RefusedError: the URL is not one of an SQLite file, or the file lies on a network file system.
+        RefusedError: it names no file, or one on a network file system.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise RefusedError("the database must be named by a URL, such as sqlite:////srv/trainmaster.db") from error
-    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
-        raise RefusedError(
-            f"{parsed.render_as_string()}: this version needs an SQLite file: sqlite:////absolute/path.db"
-        )
-    path = Path(str(parsed.database)).absolute()
+    if url.database in (None, "", ":memory:"):
+        raise RefusedError(f"{url.render_as_string()} names no file; write sqlite:////absolute/path.db")
+    path = Path(str(url.database)).absolute()
     if not path.parent.is_dir():
         raise RefusedError(f"there is no directory {path.parent} for the database")
     kind = file_system(path, Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape"))
     if kind in NETWORK_FILE_SYSTEMS:
         raise RefusedError(
-            f"the database {path} lies on a network file system ({kind}), where SQLite loses data; use a local disk"
+            f"the database {path} lies on a network file system ({kind}), where SQLite loses data; use a local disk, "
+            "or PostgreSQL"
         )
-    return path
+    return URL.create("sqlite", database=str(path))
 
 
 def file_system(path: Path, mounts: str) -> str | None:
@@ -61,11 +58,12 @@ def file_system(path: Path, mounts: str) -> str | None:
 
 
 @contextmanager
-def setting_up(path: Path) -> Iterator[None]:
+def setting_up(url: URL) -> Iterator[None]:
     """Make sure of the database's file, and hold off every other process that wants to set it up.
 
     Only its owner can read the file (it holds tokens), and it has a write-ahead log.
     """
+    path = str(url.database)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -79,47 +77,46 @@ def setting_up(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def writing_engine(path: Path, lock_timeout_s: float) -> Engine:
+def writing_engine(url: URL, lock_timeout_s: float) -> Engine:
     """An engine whose transactions take the write lock when they begin and are on disk when they end."""
     return _engine(
-        path,
+        url,
         begin="BEGIN IMMEDIATE",
         pragmas=(f"busy_timeout = {int(lock_timeout_s * 1000)}", "synchronous = FULL", "foreign_keys = ON"),
         pool=NullPool,
     )
 
 
-def reading_engine(path: Path, lock_timeout_s: float) -> Engine:
+def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     """An engine whose transactions see one state of the database and cannot write."""
     return _engine(
-        path,
+        url,
         begin="BEGIN",
         pragmas=(f"busy_timeout = {int(lock_timeout_s * 1000)}", "query_only = ON"),
         pool=QueuePool,
     )
 
 
-def data_version(connection: PoolProxiedConnection) -> int:
-    """A number that changes whenever another connection, of whatever process, has committed a change."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA data_version")
-    ((version,),) = cursor.fetchall()
-    return int(version)
+class Watch:
+    """Tells whether anybody has written, by a number that SQLite keeps for each connection."""
+
+    def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - any connection will do
+        self._connection = reading.raw_connection()
+
+    def version(self) -> int:
+        """A number that changes whenever another connection, of whatever process, has committed a change."""
+        cursor = self._connection.cursor()
+        cursor.execute("PRAGMA data_version")
+        ((version,),) = cursor.fetchall()
+        return int(version)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise `StoreUnavailableError` where the database itself fails."""
-    try:
-        yield
-    except (DBAPIError, sqlite3.Error) as error:
-        if failure := unavailable(error):
-            raise failure from error
-        raise
-
-
-def unavailable(error: BaseException) -> StoreUnavailableError | None:
-    """What to say when the database itself failed; None when the error is somebody's own."""
+def meaning(error: BaseException) -> TrainmasterError | None:
+    """What an error of the database means for whoever asked; None when it is not the database's."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)
     if code is None or (advice := _FAILURES.get(code & 0xFF)) is None:
@@ -143,10 +140,14 @@ _FAILURES = {
 """By SQLite's primary result code."""
 
 
-def _engine(path: Path, *, begin: str, pragmas: tuple[str, ...], pool: type[NullPool] | type[QueuePool]) -> Engine:
+@compiles(database_time, "sqlite")
+def _database_time(_element: database_time, _compiler: object, **_options: object) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+def _engine(url: URL, *, begin: str, pragmas: tuple[str, ...], pool: type[NullPool] | type[QueuePool]) -> Engine:
     # The driver itself must not begin transactions: it would do so late, and without the write lock.
     options = {"isolation_level": None, "check_same_thread": False}
-    url = URL.create("sqlite", database=str(path))
     if pool is QueuePool:
         engine = create_engine(url, connect_args=options, poolclass=pool, pool_size=8, max_overflow=-1)
     else:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError
 
 from trainmaster import failpoints
-from trainmaster.core.errors import StoreUnavailableError
-from trainmaster.store.sqlite import unavailable
+from trainmaster.core.errors import StoreUnavailableError, TrainmasterError
+from trainmaster.telemetry import METERS
 
 T = TypeVar("T")
 
@@ -36,8 +37,10 @@ class Writer:
     before what its closure wrote is on disk.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, meaning: Callable[[BaseException], TrainmasterError | None]) -> None:
+        """Take an engine whose transactions run one at a time, and what tells an error of the database by its name."""
         self._engine = engine
+        self._meaning = meaning
         self._connection: Connection | None = None
         self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
         self._closing = threading.Lock()
@@ -83,7 +86,7 @@ class Writer:
             self._commit(works)
         except BaseException as error:
             # Nothing of the group was written, unless a failpoint struck after the commit.
-            if unavailable(error) or (self._connection is not None and self._connection.in_transaction()):
+            if self._is_failure(error) or (self._connection is not None and self._connection.in_transaction()):
                 self._disconnect()
             for work in works:
                 work.error = error
@@ -91,18 +94,29 @@ class Writer:
             if work.error is None:
                 work.future.set_result(work.value)
             else:
-                work.future.set_exception(unavailable(work.error) or work.error)
+                work.future.set_exception(self._meaning(work.error) or work.error)
 
     def _commit(self, works: list[_Work]) -> None:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        with self._connection.begin():
+        with self._begin() as transaction:
             if len(works) == 1:
-                works[0].value = works[0].closure(self._connection)
+                works[0].value = works[0].closure(transaction.connection)
             else:
-                self._run_apart(self._connection, works)
+                self._run_apart(transaction.connection, works)
             failpoints.reach("store.before_commit")
+        METERS.commit_sizes.observe(len(works))
         failpoints.reach("store.after_commit")
+
+    def _begin(self) -> RootTransaction:
+        if self._connection is not None:
+            try:
+                return self._connection.begin()
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                # It was lost while nobody wrote, for example because the database was restarted.
+                self._disconnect()
+        self._connection = self._engine.connect()
+        return self._connection.begin()
 
     def _run_apart(self, connection: Connection, works: list[_Work]) -> None:
         # Savepoints by the driver's own cursor: SQLAlchemy's take longer than an insert.
@@ -115,10 +129,13 @@ class Writer:
                 work.error = error
                 try:
                     savepoint.execute("ROLLBACK TO SAVEPOINT closure")
-                except Exception:
+                except Exception as failure:
                     # After some errors, such as a full disk, the database gives up the whole transaction.
-                    raise error from None
+                    raise (failure if self._is_failure(failure) else error) from None
             savepoint.execute("RELEASE SAVEPOINT closure")
+
+    def _is_failure(self, error: BaseException) -> bool:
+        return isinstance(self._meaning(error), StoreUnavailableError)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -8,6 +8,8 @@ worker dies with its courier; a courier that is started again on the same direct
     <directory>/courier.json     the name under which the node was claimed, to claim it again
     <directory>/blobs/<sha256>   files that the launch names
     <directory>/run/             the run directory
+
+Secrets are fetched when the worker is about to start, and go to it by the fork: they are in no file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.control import Control
+from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -36,16 +39,19 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import (
     CONTROL,
     RENDEZVOUS,
+    SEARCH_ONLY,
     RunDirectory,
     StreamGapError,
     beat_document,
     endpoint_document,
     exit_document,
+    gap_document,
     read_document,
     read_lines,
     worker_stream,
     write_document,
 )
+from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import FULL
@@ -98,6 +104,7 @@ class _Courier:
         self._inherited = False
         self._awaits_rendezvous = False
         self._offsets: dict[str, int] = {}
+        self._gaps: dict[str, Gap] = {}
         self._delivered: dict[str, dict[str, Any]] = {}
         self._next_beat = 0.0
         self._refused = threading.Event()
@@ -132,7 +139,9 @@ class _Courier:
     def _prepare(self, request: AttemptRequest) -> None:
         """Lay out the run directory and start the worker, unless a courier before this one did."""
         blobs = self._home / "blobs"
-        blobs.mkdir(exist_ok=True)
+        blobs.mkdir(mode=0o700, exist_ok=True)
+        if request.uid is not None:
+            self._home.parent.chmod(SEARCH_ONLY)
         self._run.create(
             replace(
                 request,
@@ -149,17 +158,22 @@ class _Courier:
             self._inherited = True
             _kill(ProcessIdentity.from_json(claim))
             return
-        self._fetch_blobs(request, blobs)
-        self._worker = self._fork_worker()
+        self._worker = self._fork_worker(self._fetch(request, blobs))
 
-    def _fetch_blobs(self, request: AttemptRequest, blobs: Path) -> None:
-        """Bring the launch's files. One that the server does not have is left for the worker to miss."""
+    def _fetch(self, request: AttemptRequest, blobs: Path) -> Secrets:
+        """Bring the launch's files, and its secrets, which stay in memory.
+
+        A file that the server does not have is left for the worker to miss.
+        """
+        secrets = NO_SECRETS
         downloads = Uplink(self._server_url, self._token, on_wait=self._attend)
         with contextlib.suppress(_StopAskedError):
+            secrets = Secrets.from_json(downloads.ask("GET", f"{self._route}/secrets"))
             for digest in dict.fromkeys(blob.sha256 for blob in request.launch.blobs):
                 if not (blobs / digest).exists():
                     downloads.download(f"/v1/blobs/{digest}", blobs / digest, digest)
         downloads.disconnect()
+        return secrets
 
     def _attend(self) -> None:
         """While files are fetched: beat, and give up when a stop is asked for. The worker makes that an end."""
@@ -169,7 +183,7 @@ class _Courier:
                 self._run.set_control(control)
                 raise _StopAskedError
 
-    def _fork_worker(self) -> int:
+    def _fork_worker(self, secrets: Secrets) -> int:
         self._uplink.disconnect()
         become_subreaper()
         courier = os.getpid()
@@ -181,7 +195,7 @@ class _Courier:
             os.setsid()
             os.close(self._lock)
             die_with_parent(courier)
-            status = run_worker(self._run.path, self._node)
+            status = run_worker(self._run.path, self._node, secrets)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -260,16 +274,24 @@ class _Courier:
     def _push_streams(self) -> None:
         for name, size in self._run.streams():
             offset = self._offsets.get(name, 0)
-            while offset < size:
-                self._beat()
-                data = self._run.read(name, offset, min(CHUNK, size - offset))
+            while True:
+                data = self._run.read(name, offset, min(CHUNK, size - offset)) if offset < size else b""
+                gap = self._run.gap(name)
+                if gap is not None and offset < gap.start:
+                    data = data[: gap.start - offset]
+                elif gap is not None and (offset < gap.end or gap != self._gaps.get(name)):
+                    self._put(gap_document(name), gap.to_json())
+                    self._gaps[name] = gap
+                    self._offsets[name] = offset = max(offset, gap.end)
+                    continue
                 if not data:
-                    break  # Somebody cut the file short: what is gone cannot be sent.
+                    break  # All is sent; or somebody cut the file short, and what is gone cannot be.
+                self._beat()
                 try:
                     answer = self._uplink.ask("POST", f"{self._route}/streams/{name}?offset={offset}", data=data)
                     offset = int(answer["next_offset"])
-                except StreamGapError as gap:
-                    offset = gap.next_offset
+                except StreamGapError as gap_error:
+                    offset = gap_error.next_offset
                 self._offsets[name] = offset
 
     def _pull_rendezvous(self) -> None:

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import trainmaster
 from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import own_group
 from trainmaster.worker.processes import start_time_of, sweep
 from trainmaster.worker.supervise import run_worker
@@ -41,7 +42,9 @@ SOCKET = "socket"
 LOCK = "lock"
 LOG = "log"
 
-_MAX_REQUEST_BYTES = 64 << 10
+_CHUNK_BYTES = 64 << 10
+_MAX_REQUEST_BYTES = 64 << 20
+"""An order to start carries the job's secrets: all that a submission may hold, in a longer spelling."""
 _MAX_LOG_BYTES = 1 << 20
 _IDLE_CHECK_S = 30.0
 _IDLE_EXIT_S = 600.0
@@ -54,6 +57,7 @@ def serve(directory: Path) -> int:
     Only one can live in a directory: another one ends at once with 1.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)  # what comes in by the socket is for nobody else
     # A path that is bound may be no longer than some hundred characters; one in the current directory is not.
     os.chdir(directory)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -93,7 +97,7 @@ class _ForkServer:
     def __init__(self, lock: int) -> None:
         self._lock = lock
         self._selector = selectors.DefaultSelector()
-        self._received: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytearray] = {}
         self._children = 0
         self._asked_at = time.monotonic()
         self._wakeup = socket.socketpair()
@@ -134,23 +138,23 @@ class _ForkServer:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            self._received[connection] = b""
+            self._received[connection] = bytearray()
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            data = connection.recv(_MAX_REQUEST_BYTES)
+            data = connection.recv(_CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        self._received[connection] += data
-        line, end, _ = self._received[connection].partition(b"\n")
-        if end:
-            answer = self._answer(connection, line)
+        received = self._received[connection]
+        received += data
+        if b"\n" in data:
+            answer = self._answer(connection, bytes(received.partition(b"\n")[0]))
             if answer is not None:
                 _send(connection, answer)
-        elif data and len(line) < _MAX_REQUEST_BYTES:
+        elif data and len(received) < _MAX_REQUEST_BYTES:
             return
         del self._received[connection]
         self._selector.unregister(connection)
@@ -177,8 +181,11 @@ class _ForkServer:
             "pid": os.getpid(),
         }
 
-    def _start(self, _: socket.socket, run_dir: str, node: int) -> dict[str, Any]:
-        return self._fork(lambda: run_worker(Path(run_dir), node))
+    def _start(
+        self, _: socket.socket, run_dir: str, node: int, secrets: dict[str, dict[str, str]] | None = None
+    ) -> dict[str, Any]:
+        given = Secrets.from_json(secrets) if secrets else NO_SECRETS
+        return self._fork(lambda: run_worker(Path(run_dir), node, given))
 
     def _start_courier(
         self, _: socket.socket, server_url: str, token: str, attempt_id: str, node: int, directory: str

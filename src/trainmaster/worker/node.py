@@ -21,7 +21,15 @@ from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Lifetime, Readiness, Step
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RENDEZVOUS, RunDirectory, endpoint_document, exit_document, metrics_stream
+from trainmaster.protocol.rundir import (
+    RENDEZVOUS,
+    RunDirectory,
+    endpoint_document,
+    exit_document,
+    log_stream,
+    metrics_stream,
+)
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
 from trainmaster.worker.kubeflow import KubeflowListener
@@ -33,6 +41,7 @@ from trainmaster.worker.stacks import StackDump
 from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.stopping import TERM_S, Stopping
 from trainmaster.worker.tree import Tree
+from trainmaster.worker.users import open_own, user_of
 from trainmaster.worker.verdict import ProcessEnd, Verdict, verdict_of_success, verdict_on_failure, verdict_on_stop
 from trainmaster.worker.watch import ControlWatch, RankWatch
 
@@ -50,7 +59,13 @@ class NodeRun:
     """Runs a node's part of an attempt. It takes over SIGCHLD and all children of this process."""
 
     def __init__(
-        self, directory: RunDirectory, request: AttemptRequest, node: int, journal: Journal, heartbeat: Heartbeat
+        self,
+        directory: RunDirectory,
+        request: AttemptRequest,
+        node: int,
+        secrets: Secrets,
+        journal: Journal,
+        heartbeat: Heartbeat,
     ) -> None:
         if not 0 <= node < len(request.nodes):
             raise ValueError(f"the attempt has no node {node}")
@@ -58,6 +73,7 @@ class NodeRun:
         self._request = request
         self._launch = request.launch
         self._node = node
+        self._secrets = secrets
         self._journal = journal
         self._heartbeat = heartbeat
         self._beat_due = time.monotonic() + Heartbeat.EVERY_S
@@ -66,9 +82,10 @@ class NodeRun:
         self._tree = Tree(self._cgroup)
         self._control = ControlWatch(directory.path)
         self._control_file = self._home / "rank-control.json"
-        self._stopping = Stopping(self._tree, journal, self._control_file)
+        self._user = user_of(request.uid)
+        self._stopping = Stopping(self._tree, journal, self._control_file, uid=request.uid if self._user else None)
         self._selector = selectors.DefaultSelector()
-        self._watch = RankWatch()
+        self._watch = RankWatch(directory, log_cap_bytes=request.log_cap_bytes)
         self._step = request.launch.steps[0]
         self._ends: list[ProcessEnd] = []
         self._verdict: Verdict | None = None
@@ -122,11 +139,13 @@ class NodeRun:
 
     def _prepare(self) -> Surroundings:
         """Stage what the job needs, and open what it will talk to."""
-        working_directory = stage(self._request, self._directory.path, on_chunk=self._attend)
+        if missing := sorted(self._launch.secrets.keys() - self._secrets.environment.keys()):
+            raise StagingError(f"the worker was not given the values of these variables: {', '.join(missing)}")
+        working_directory = stage(self._request, self._directory.path, on_chunk=self._attend, user=self._user)
         self._journal.record("staged")
-        token_file = self._home / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(self._request.rank_token)
+        token_file = os.fspath(self._home / "token")
+        with open(open_own(token_file, self._user, os.O_TRUNC), "w") as file:
+            file.write(self._request.rank_token)
         metrics = metrics_stream(self._node, self._node * self._launch.ranks_per_node)
         listener = KubeflowListener(self._selector, self._request.rank_token, os.fspath(self._directory.path / metrics))
         return Surroundings(
@@ -135,9 +154,11 @@ class NodeRun:
             run_dir=self._directory.path,
             working_directory=working_directory,
             control_file=os.fspath(self._control_file),
-            token_file=os.fspath(token_file),
+            token_file=token_file,
             kubeflow_url=listener.url,
+            secrets=self._secrets.environment,
             port=_free_port() if self._launch.lifetime is Lifetime.SERVICE else None,
+            user=self._user,
         )
 
     def _meet(self) -> tuple[str, int]:
@@ -185,7 +206,11 @@ class NodeRun:
         self._step = step
         self._ends = []
         self._tree.calm_down()
-        logs = [self._around.log(step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
+        logs = [log_stream(self._node, step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
+        if self._user is not None:
+            # The directory is ours: the ranks cannot make files in it.
+            for stream in (name(rank) for rank in ranks for name in (self._around.events, self._around.metrics)):
+                os.close(open_own(stream, self._user))
         self._watch.follow(logs, {rank: self._around.events(rank) for rank in ranks})
 
     def _on_started(self, pids: dict[int, int]) -> None:
@@ -204,7 +229,12 @@ class NodeRun:
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""
         now = time.monotonic()
-        moments = [now + wait_s, self._tree.next_due(), self._probe.next_due if self._probe else None]
+        moments = [
+            now + wait_s,
+            self._tree.next_due(),
+            self._watch.next_due,
+            self._probe.next_due if self._probe else None,
+        ]
         due = min(moment for moment in moments if moment is not None)
         for key, _ in self._selector.select(max(0.0, due - now)):
             key.data()

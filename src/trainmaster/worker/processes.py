@@ -20,6 +20,7 @@ from trainmaster.worker.cgroups import members_pattern, remove_groups
 # Looked up here, so that a fresh child has nothing to resolve between fork and exec.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 
 _SWEEP_PAUSE_S = 0.02
@@ -37,6 +38,18 @@ def die_with_parent(parent: int) -> None:
     if os.getppid() != parent:
         # It ended before the kernel was told.
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def keeping_death_signal() -> Iterator[None]:
+    """Go on to die with the parent: the kernel forgets that when a process changes its user."""
+    number, parent = ctypes.c_int(), os.getppid()
+    _prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    try:
+        yield
+    finally:
+        if number.value:
+            die_with_parent(parent)
 
 
 def start_time_of(pid: int) -> int | None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmaster.protocol import environment as names
@@ -17,6 +17,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream
 from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.users import PRIVATE_UMASK, User, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
 
 _EXIT_NOT_FOUND = 127
@@ -43,8 +44,12 @@ class Surroundings:
     control_file: str
     token_file: str
     kubeflow_url: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables whose values no document holds."""
     port: int | None = None
     """For a service: where it shall listen."""
+    user: User | None = None
+    """As whom they run; None means as the worker does."""
 
     @property
     def first_rank(self) -> int:
@@ -77,11 +82,14 @@ def rank_environment(
     """
     request, launch = around.request, around.request.launch
     inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}
+    if around.user is not None:
+        inherited = {**without_session(inherited), **around.user.variables(around.working_directory)}
     local_world_size = launch.ranks_per_node
     variables = {
         "PYTHONUNBUFFERED": "1",
         **inherited,
         **launch.environment,
+        **around.secrets,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - around.first_rank),
         "WORLD_SIZE": str(request.world_size),
@@ -114,6 +122,8 @@ def rank_environment(
     else:
         server = request.server_url.rstrip("/")
         variables[names.OWNER_URL] = f"{server}/v1/worker/attempts/{request.attempt_id}/owner"
+        if names.CA in base:
+            variables[names.CA] = base[names.CA]
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
     if launch.port_environment is not None and around.port is not None:
@@ -128,18 +138,19 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
         StartError: it could not be started.
     """
     argv = [sys.executable, *step.argv] if step.python else list(step.argv)
-    worker = os.getpid()
+    worker, user = os.getpid(), around.user
     # What is caught is reset by exec; what is ignored would stay so.
     ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
 
     def become_rank() -> None:
+        # After the change of the user, which comes before this, and would make the kernel forget it.
         die_with_parent(worker)
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    out = _open_log(around.log(step.name, rank, "out"))
-    err = _open_log(around.log(step.name, rank, "err"))
+    out = open_own(around.log(step.name, rank, "out"), user)
+    err = open_own(around.log(step.name, rank, "err"), user)
     try:
         process = subprocess.Popen(
             argv,
@@ -150,9 +161,13 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             env=variables,
             start_new_session=True,
             preexec_fn=become_rank,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=user.groups if user else None,
+            umask=PRIVATE_UMASK if user else -1,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise StartError(_verdict_on_start(error, argv[0], step.name, rank)) from error
+        raise StartError(_verdict_on_start(error, argv[0], step.name, rank, user)) from error
     finally:
         os.close(out)
         os.close(err)
@@ -161,12 +176,9 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     return process.pid
 
 
-def _open_log(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-
-def _verdict_on_start(error: Exception, command: str, step: str, rank: int) -> Verdict:
+def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user: User | None) -> Verdict:
     number = error.errno if isinstance(error, OSError) else None
+    whose = f" by uid {user.uid}, as whom jobs of this account run" if user else ""
     exit_code = None
     if number == errno.ENOENT:
         reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: command not found, or its interpreter is missing"
@@ -178,7 +190,7 @@ def _verdict_on_start(error: Exception, command: str, step: str, rank: int) -> V
         )
         exit_code = _EXIT_NOT_EXECUTABLE
     elif number in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
-        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: cannot be executed: {os.strerror(number)}"
+        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: cannot be executed{whose}: {os.strerror(number)}"
         exit_code = _EXIT_NOT_EXECUTABLE
     elif number == errno.ENOMEM:
         reason, message = Reason.OUT_OF_MEMORY, f"{command}: no memory to start it"

@@ -19,10 +19,12 @@ TERM_S = 5.0
 class Stopping:
     """Passes wishes on. Once a stop was asked for, it is never taken back; a later one may be more urgent."""
 
-    def __init__(self, tree: Tree, journal: Journal, control_file: Path) -> None:
+    def __init__(self, tree: Tree, journal: Journal, control_file: Path, *, uid: int | None = None) -> None:
+        """Take what to stop, where to write it down, and as whom the ranks read what they are told."""
         self._tree = tree
         self._journal = journal
         self._control_file = control_file
+        self._uid = uid
         self._seq = 0
         self._saving = False
         self._grace_s = 0.0
@@ -57,4 +59,4 @@ class Stopping:
         self._seq += 1
         # On a full disk they learn it from SIGTERM alone.
         with contextlib.suppress(OSError):
-            write_document(self._control_file, replace(control, seq=self._seq).to_json())
+            write_document(self._control_file, replace(control, seq=self._seq).to_json(), uid=self._uid)

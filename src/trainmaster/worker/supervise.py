@@ -15,14 +15,18 @@ from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.node import NodeRun
 from trainmaster.worker.processes import start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError
+from trainmaster.worker.users import CannotBecomeError
 from trainmaster.worker.verdict import Verdict
 
 
-def run_worker(run_dir: Path, node: int) -> int:
+def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS) -> int:
     """Run one node of an attempt in this process; its exit code.
+
+    What the launch refers to as secrets is among those that are handed over here.
 
     It touches nothing when somebody else has claimed the node, or when the run directory is gone.
     """
@@ -37,23 +41,25 @@ def run_worker(run_dir: Path, node: int) -> int:
     journal = Journal(directory, node)
     journal.record("claimed", **identity)
     try:
-        _run_claimed(directory, node, journal)
+        _run_claimed(directory, node, journal, secrets)
     except RunDirectoryGoneError:
         # The job was deleted with all that it had; there is nobody to report to.
         return 0
     return 0
 
 
-def _run_claimed(directory: RunDirectory, node: int, journal: Journal) -> None:
+def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets) -> None:
     exit_record = ExitRecord(directory, node)
     heartbeat = Heartbeat(directory, node)
     heartbeat.beat()
     run = None
     try:
         request = directory.request()
-        run = NodeRun(directory, request, node, journal, heartbeat)
+        run = NodeRun(directory, request, node, secrets, journal, heartbeat)
     except (OSError, ValueError, KeyError, TypeError) as error:
         verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=f"the worker cannot read its request: {error!r}")
+    except CannotBecomeError as error:
+        verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=str(error))
     else:
         verdict = run.run()
 

@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from trainmaster.protocol.environment import CA
 from trainmaster.protocol.rundir import StreamGapError
 
 CHUNK = 1 << 20
@@ -65,8 +67,7 @@ class Uplink:
         parts = urlsplit(server_url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"no http or https address: {server_url!r}")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._connection = _connection(parts.scheme, parts.hostname, parts.port, timeout_s)
         self._prefix = parts.path.rstrip("/")
         self._authorization = f"Bearer {token}"
         self._on_wait = on_wait
@@ -176,6 +177,13 @@ class Uplink:
             self.pause(0)
             self._connection.request(method, self._prefix + path, body=body, headers=headers)
             return self._connection.getresponse()
+
+
+def _connection(scheme: str, host: str, port: int | None, timeout_s: float) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    trusted = ssl.create_default_context(cafile=os.environ.get(CA))
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trusted)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.rundir import CONTROL, read_document, read_lines
+from trainmaster.protocol.rundir import CONTROL, RunDirectory, read_document, read_lines
+from trainmaster.worker.logcap import LogCap
 
 
 class ControlWatch:
@@ -54,8 +55,11 @@ class ControlWatch:
 class RankWatch:
     """What the ranks let us know by what they write: their logs and their events."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: RunDirectory, *, log_cap_bytes: int = 0) -> None:
+        self._directory = directory
+        self._log_cap_bytes = log_cap_bytes
         self._logs: list[LogClock] = []
+        self._caps: list[LogCap] = []
         self._events: dict[int, EventWatch] = {}
         self.can_save = False
         """Whether one of them said that it saves when it is asked to stop."""
@@ -64,16 +68,25 @@ class RankWatch:
         self.dump_stacks: set[int] = set()
         """Those that print their stacks when they are asked to."""
 
-    def follow(self, logs: Iterable[str], events: Mapping[int, str]) -> None:
-        """Watch these logs from now on, and these event streams too."""
-        self._logs = [LogClock(path) for path in logs]
+    def follow(self, logs: Sequence[str], events: Mapping[int, str]) -> None:
+        """Watch these logs from now on, by the names of their streams, and these files of events too."""
+        self._logs = [LogClock(os.fspath(self._directory.path / log)) for log in logs]
+        if self._log_cap_bytes:
+            self._caps = [LogCap(self._directory, log, self._log_cap_bytes) for log in logs]
         for rank, path in events.items():
             self._events.setdefault(rank, EventWatch(path))
+
+    @property
+    def next_due(self) -> float | None:
+        """When to look at the latest, where that is sooner than usual: a log grows fast."""
+        return min((cap.due for cap in self._caps if cap.due is not None), default=None)
 
     def look(self, *, last: bool = False) -> bool:
         """Take in what is new; whether there was an event. `last` dates the logs to their very end."""
         for log in self._logs:
             log.look(last=last)
+        for cap in self._caps:
+            cap.look()
         news = [(rank, event) for rank, watch in self._events.items() for event in watch.look()]
         for rank, event in news:
             match event.get("type"):

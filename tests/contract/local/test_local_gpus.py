@@ -89,7 +89,7 @@ def test_job_that_needs_more_waits_and_starts_when_the_holder_is_cancelled(serve
 
 def test_job_that_no_node_fits_says_so(server: LocalServer) -> None:
     job = server.until(submit(server, gpu_count=8), "QUEUED")
-    assert "no node has that" in job["pending_reason"]
+    assert "no node has" in job["pending_reason"]
 
 
 def test_job_without_a_count_gets_one_gpu_and_zero_gets_none(server: LocalServer) -> None:

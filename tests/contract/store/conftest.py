@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from postgres_server import PostgresServer
 from trainmaster.store.database import Database
 
 
@@ -18,12 +19,26 @@ def empty_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path, empty_sqlite_file: Path) -> str:
+@pytest.fixture(scope="session")
+def empty_postgres(postgres: PostgresServer) -> str:
+    """The name of a database with all tables and nothing in them."""
+    name = postgres.new_database()
+    Database.open(postgres.url(name)).close()
+    return name
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Of a fresh database that other processes can open too."""
-    path = tmp_path / "trainmaster.db"
-    shutil.copy(empty_sqlite_file, path)
-    return f"sqlite:///{path}"
+    if request.param == "sqlite":
+        path = tmp_path / "trainmaster.db"
+        shutil.copy(request.getfixturevalue("empty_sqlite_file"), path)
+        yield f"sqlite:///{path}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = server.new_database(template=request.getfixturevalue("empty_postgres"))
+        yield server.url(name)
+        server.drop_database(name)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trainmaster.core.job import Attempt, Change, Checkpoint, Event, Job
-from trainmaster.core.resources import Share
+from trainmaster.core.resources import Gpu, Node, Share
 from trainmaster.core.states import Actor, JobStatus
-from trainmaster.store import jobs
+from trainmaster.store import jobs, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -83,6 +83,24 @@ def checkpoint_of(job: Job, checkpoint_id: str, step: int) -> Checkpoint:
         root="artifacts",
         path=f"{job.job_id}/{checkpoint_id}",
     )
+
+
+def node_of(node_id: str, **fields: Any) -> Node:
+    values: dict[str, Any] = {
+        "backend": "local",
+        "hostname": f"host of {node_id}",
+        "cpu_cores": 8,
+        "ram_mb": 8000,
+        "storage_mb": 800,
+        "gpus": tuple(Gpu(index=index, device=str(index), type="H100", memory_mb=80_000) for index in range(4)),
+        "slots": 4,
+        "last_seen_at": 1000.0,
+    }
+    return Node(node_id=node_id, **{**values, **fields})
+
+
+def report(database: Database, *inventory: Node) -> None:
+    database.write_now(lambda connection: nodes.put(connection, EVERYTHING, inventory))
 
 
 def submit(database: Database, job: Job) -> Job:

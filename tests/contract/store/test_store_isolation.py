@@ -16,7 +16,9 @@ from store_records import (
     checkpoint_of,
     event_of,
     new_job,
+    node_of,
     placement_of,
+    report,
     submission_of,
     submit,
 )
@@ -35,8 +37,10 @@ from trainmaster.store import (
     jobs,
     keys,
     leases,
+    listing,
     nodes,
     queues,
+    waiting,
 )
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey
@@ -50,6 +54,7 @@ LEASE = Lease(epoch=1, holder="s", url="u", expires_at=1.0)
 @pytest.fixture
 def job(database: Database) -> Job:
     """A job of `acme` with one of everything."""
+    report(database, node_of("n1"))
     job = submit(database, new_job(handle="tuner", labels={"team": "a"}))
     job = apply(database, placement_of(job, Share(node_id="n1", gpus=(0,))))
     job = apply(database, change_of(job, checkpoints=(checkpoint_of(job, "c-1", 1),)))
@@ -67,9 +72,11 @@ def job(database: Database) -> Job:
 READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "load": lambda connection, scope, job: jobs.load(connection, scope, [job.job_id]),
     "unfinished": lambda connection, scope, job: jobs.unfinished(connection, scope),
-    "page": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery()).jobs,
-    "count": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery()).total_count,
-    "labels": lambda connection, scope, job: jobs.page(connection, scope, jobs.JobQuery(labels={"team": ("a",)})).jobs,
+    "page": lambda connection, scope, job: listing.page(connection, scope, listing.JobQuery()).jobs,
+    "count": lambda connection, scope, job: listing.page(connection, scope, listing.JobQuery()).total_count,
+    "labels": lambda connection, scope, job: (
+        listing.page(connection, scope, listing.JobQuery(labels={"team": ("a",)})).jobs
+    ),
     "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
     "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
     "events": lambda connection, scope, job: events.page(connection, scope, job.job_id),
@@ -86,7 +93,7 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
 REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "job": lambda connection, scope, job: jobs.get(connection, scope, job.job_id),
     "handle": lambda connection, scope, job: jobs.get(connection, scope, "tuner"),
-    "queue position": lambda connection, scope, job: jobs.queued_ahead(connection, scope, job),
+    "queue position": lambda connection, scope, job: waiting.position(connection, scope, job),
     "attempt": lambda connection, scope, job: attempts.get(connection, scope, f"{job.job_id}.1"),
     "checkpoint": lambda connection, scope, job: checkpoints.get(connection, scope, "c-1"),
     "insert": lambda connection, scope, job: jobs.insert(connection, scope, submission_of(new_job("job-2"))),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
@@ -16,7 +17,9 @@ from store_records import (
     end_of,
     event_of,
     new_job,
+    node_of,
     placement_of,
+    report,
     stored,
     submission_of,
     submit,
@@ -28,7 +31,7 @@ from trainmaster.core.resources import Needs, Share
 from trainmaster.core.states import Desired, JobStatus
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.store import attempts, checkpoints, events, jobs, schema
+from trainmaster.store import attempts, checkpoints, events, jobs, listing, schema
 from trainmaster.store.database import Database
 
 FULL = new_job(
@@ -97,6 +100,11 @@ ATTEMPT = Attempt(
 )
 
 
+@pytest.fixture(autouse=True)
+def machines(database: Database) -> None:
+    report(database, node_of("n1"), node_of("n2"))
+
+
 def test_job_with_every_field_set_comes_back_as_it_was(database: Database) -> None:
     submit(database, FULL)
     assert stored(database, "job-full") == FULL
@@ -112,6 +120,15 @@ def test_attempt_with_every_field_set_comes_back_with_its_job(database: Database
     assert stored(database, "job-full") == job
     with database.read() as connection:
         assert attempts.get(connection, ACME, "job-full.5") == ATTEMPT
+
+
+def test_labels_of_the_greatest_size_are_stored(database: Database) -> None:
+    values = random.Random(1)
+    labels = {
+        f"{number:063}": "".join(chr(values.randrange(0x10000, 0x11000)) for _ in range(256)) for number in range(64)
+    }
+    job = submit(database, new_job(labels=labels))
+    assert stored(database, "job-1") == job
 
 
 def test_mappings_that_are_no_dict_are_stored_too(database: Database) -> None:
@@ -168,7 +185,7 @@ def test_stale_change_is_refused_and_writes_nothing(database: Database) -> None:
         assert len(events.page(connection, ACME, job.job_id)) == 2
         assert checkpoints.of_job(connection, ACME, job.job_id) == []
         assert attempts.of_job(connection, ACME, job.job_id) == []
-        assert jobs.page(connection, ACME, jobs.JobQuery(labels={"team": ("b",)})).jobs == ()
+        assert listing.page(connection, ACME, listing.JobQuery(labels={"team": ("b",)})).jobs == ()
 
 
 def test_change_of_a_job_that_is_not_there_is_refused(database: Database) -> None:
@@ -222,7 +239,7 @@ def test_changed_labels_replace_the_old_ones(database: Database) -> None:
     with database.read() as connection:
         assert jobs.get(connection, ACME, job.job_id).labels == {"team": "b"}
         for labels, found in (({"team": ("b",)}, 1), ({"team": ("a",)}, 0), ({"stage": ("one",)}, 0)):
-            assert len(jobs.page(connection, ACME, jobs.JobQuery(labels=labels)).jobs) == found
+            assert len(listing.page(connection, ACME, listing.JobQuery(labels=labels)).jobs) == found
 
 
 def test_handle_of_another_job_is_refused(database: Database) -> None:
@@ -290,18 +307,3 @@ def test_unfinished_job_comes_with_its_current_attempt(database: Database) -> No
     job = apply(database, placement_of(job, Share(node_id="n2")))
     with database.read() as connection:
         assert jobs.unfinished(connection, EVERYTHING) == [job]
-
-
-def test_queue_position_follows_the_order_of_the_queue(database: Database) -> None:
-    first = submit(database, new_job("job-b", queued_at=500.0))
-    twin = submit(database, new_job("job-c", queued_at=500.0))
-    urgent = submit(database, new_job("job-d", queued_at=900.0, priority=10))
-    submit(database, new_job("job-a", queued_at=1.0, queue="night"))
-    submit(database, new_job("job-e", queued_at=1.0, status=JobStatus.TRAINING))
-    foreign = submit(database, new_job("job-f", queued_at=600.0, account_id="other"))
-    pending = submit(database, new_job("job-g", status=JobStatus.PENDING))
-    with database.read() as connection:
-        positions = [jobs.queue_position(connection, EVERYTHING, job) for job in (urgent, first, twin, foreign)]
-        assert positions == [1, 2, 3, 4]
-        assert jobs.queue_position(connection, EVERYTHING, pending) is None
-        assert jobs.queued_ahead(connection, ACME, twin) == 2

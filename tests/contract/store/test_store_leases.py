@@ -47,7 +47,7 @@ def test_nobody_leads_at_first(database: Database) -> None:
 
 def test_second_holder_waits_until_the_lease_is_over(database: Database) -> None:
     first = must_acquire(database, "one", 100.0)
-    assert first == Lease(epoch=1, holder="one", url="http://one", expires_at=105.0)
+    assert first == Lease(epoch=1, holder="one", url="http://one", expires_at=105.0, since=100.0)
     assert acquire(database, "two", 104.9) is None
     second = must_acquire(database, "two", 105.0)
     assert second.epoch == 2
@@ -57,7 +57,8 @@ def test_second_holder_waits_until_the_lease_is_over(database: Database) -> None
 
 def test_same_holder_keeps_its_epoch(database: Database) -> None:
     first = must_acquire(database, "one", 100.0)
-    assert must_acquire(database, "one", 103.0) == Lease(epoch=1, holder="one", url="http://one", expires_at=108.0)
+    again = Lease(epoch=1, holder="one", url="http://one", expires_at=108.0, since=100.0)
+    assert must_acquire(database, "one", 103.0) == again
     assert must_acquire(database, "one", 900.0).epoch == first.epoch
 
 

@@ -10,14 +10,14 @@ from store_records import ACME, EVERYTHING, apply, change_of, new_job, submissio
 
 from trainmaster.core.errors import SpecError
 from trainmaster.core.states import JobStatus
-from trainmaster.store import jobs
+from trainmaster.store import jobs, listing
 from trainmaster.store.database import Database
-from trainmaster.store.jobs import JobPage, JobQuery
+from trainmaster.store.listing import JobPage, JobQuery
 
 
 def page(database: Database, **query: Any) -> JobPage:
     with database.read() as connection:
-        return jobs.page(connection, ACME, JobQuery(**query))
+        return listing.page(connection, ACME, JobQuery(**query))
 
 
 def ids(database: Database, **query: Any) -> list[str]:
@@ -137,7 +137,7 @@ def test_deleted_jobs_are_not_listed(database: Database) -> None:
 
 
 def test_counting_stops_at_the_cap(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "MAX_TOTAL_COUNT", 4)
+    monkeypatch.setattr(listing, "MAX_TOTAL_COUNT", 4)
     fill(database, 7)
     assert page(database, page_size=2).total_count == 4
 

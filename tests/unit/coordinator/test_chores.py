@@ -11,7 +11,11 @@ from sqlalchemy import Connection
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.retention import Collector
+from trainmaster.coordinator.vault import Vault
+from trainmaster.core.retention import Keep
 from trainmaster.core.spec import parse_submit
+from trainmaster.sealing import Sealer
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, blob_path
 from trainmaster.store import accounts, blobs
 from trainmaster.store.database import Database
@@ -29,12 +33,14 @@ class Place:
         self.now = NOW
         self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
         self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
-        self.chores = Chores(self.database, self.roots, leads=lambda: True, blob_keep_s=KEEP_S, clock=lambda: self.now)
+        collector = Collector(self.database, self.roots, Keep(blobs_s=KEEP_S))
+        self.chores = Chores(self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now)
         self.commands = Commands(
             self.database,
             backends=["local"],
             default_backend="local",
             admission=Admission(),
+            vault=Vault(Sealer(bytes(32))),
             hint=lambda _: None,
             clock=lambda: self.now,
         )

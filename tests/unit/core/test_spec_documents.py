@@ -16,9 +16,12 @@ from trainmaster.core.spec import (
     load_stored,
     parse_submit,
     redacted,
+    secret_values,
+    unsealed_values,
     versions,
     with_server_defaults,
 )
+from trainmaster.core.workloads import compile_launch
 
 SECRET = "hunter2"
 
@@ -41,11 +44,26 @@ def test_redacted_without_hub_token_shows_none() -> None:
     assert redacted(parse_submit(COMMAND))["output_config"]["hub_token"] is None
 
 
-def test_dump_keeps_the_environment_and_never_the_hub_token() -> None:
+def test_dump_holds_references_where_secrets_were() -> None:
     stored = dump(with_secrets())
-    assert stored["training_config"]["environment"] == {"A": SECRET, "B": SECRET}
-    assert "hub_token" not in stored["output_config"]
-    assert load_stored(SPEC_VERSION, stored).output_config.hub_token is None
+    assert SECRET not in str(stored)
+    assert stored["training_config"]["environment"] == {"A": "secret:env.A", "B": "secret:env.B"}
+    assert stored["workload"]["environment"] == {"C": "secret:env.C"}
+    assert stored["output_config"]["hub_token"] == "secret:hub_token"
+    assert dump(load_stored(SPEC_VERSION, stored)) == stored
+    assert redacted(load_stored(SPEC_VERSION, stored)) == redacted(with_secrets())
+
+
+def test_secret_values_are_what_dump_leaves_out() -> None:
+    assert secret_values(parse_submit(COMMAND)) == {}
+    assert secret_values(with_secrets()) == dict.fromkeys(("env.A", "env.B", "env.C", "hub_token"), SECRET)
+
+
+def test_stored_spec_of_version_1_has_its_values_in_the_clear() -> None:
+    document = changed(COMMAND, "workload.environment", {"A": "secret:env.A"})
+    assert unsealed_values(1, document) == {"env.A": "secret:env.A"}
+    assert unsealed_values(SPEC_VERSION, document) == {}
+    assert "A" in compile_launch(load_stored(1, document)).secrets
 
 
 def test_repr_of_a_request_holds_no_secret() -> None:

@@ -9,7 +9,7 @@ import pytest
 from spec_documents import COMMAND, CUSTOM, changed
 
 from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit
+from trainmaster.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit, secret_values
 from trainmaster.core.workloads import (
     compile_launch,
     effective_workload,
@@ -75,7 +75,7 @@ def test_common_fields_are_passed_on_to_the_launch() -> None:
     assert compiled == Launch(
         kind="command",
         steps=(Step(name="main", argv=("true",)),),
-        environment={"A": "1"},
+        secrets={"A": "secret:env.A"},
         blobs=(BlobFile(sha256=DIGEST, path="a/b", executable=True),),
         working_directory="/srv",
         ranks_per_node=4,
@@ -94,7 +94,9 @@ def test_launch_of_any_kind_survives_json() -> None:
 def test_environment_of_the_workload_wins_over_the_training_config() -> None:
     document = changed(CUSTOM, "training_config.environment", {"A": "training", "B": "training"})
     document["workload"] = {"kind": "command", "argv": ["true"], "environment": {"B": "workload"}}
-    assert compile_launch(parse_submit(document)).environment == {"A": "training", "B": "workload"}
+    request = parse_submit(document)
+    assert secret_values(request) == {"env.A": "training", "env.B": "workload"}
+    assert compile_launch(request).secrets == {"A": "secret:env.A", "B": "secret:env.B"}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     assert compile_launch(request) == Launch(
         kind="script",
         steps=(Step(name="main", argv=("/srv/train.py",), python=True),),
-        environment={"A": "b"},
+        secrets={"A": "secret:env.A"},
         ranks_per_node=4,
     )
 

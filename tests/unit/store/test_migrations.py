@@ -1,31 +1,68 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Table, UniqueConstraint, create_engine, text
+from sqlalchemy import Connection, Engine, MetaData, Table, UniqueConstraint, create_engine, insert, select, text
 
 import trainmaster.store
+from postgres_server import PostgresServer
 from trainmaster.core.errors import NewerDatabaseError
-from trainmaster.core.job import Attempt, Checkpoint, Event, Job
-from trainmaster.core.resources import Node
-from trainmaster.store import migrate, schema
+from trainmaster.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.core.resources import Gpu, Node, Share
+from trainmaster.core.states import Actor, JobStatus
+from trainmaster.store import (
+    activity,
+    allocations,
+    checkpoints,
+    events,
+    idempotency,
+    jobs,
+    keys,
+    leases,
+    listing,
+    migrate,
+    nodes,
+    queues,
+    records,
+    schema,
+)
 from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
 
 
-def test_migrations_make_the_tables_of_the_schema(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    Database.open(f"sqlite:///{path}").close()
-    engine = create_engine(f"sqlite:///{path}")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of an empty database, as an operator would make it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 't.db'}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = server.new_database()
+        yield server.url(name)
+        server.drop_database(name)
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """For what the store has no functions for."""
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    yield engine
+    engine.dispose()
+
+
+def test_migrations_make_the_tables_of_the_schema(url: str, engine: Engine) -> None:
+    Database.open(url).close()
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, schema.metadata) == []
-    engine.dispose()
 
 
 def test_head_is_the_newest_migration() -> None:
@@ -61,14 +98,135 @@ def test_unique_keys_hold_the_account() -> None:
             assert "account_id" in columns or name in unique_by_nature, name
 
 
-def test_newer_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 't.db'}"
+def test_newer_database_is_refused_and_left_as_it_is(url: str, engine: Engine) -> None:
     Database.open(url).close()
-    engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(NewerDatabaseError, match="9999"):
         Database.open(url)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
-    engine.dispose()
+
+
+RUNNING = Job(
+    account_id="acme",
+    job_id="job-1",
+    root_job_id="job-1",
+    name="first",
+    spec_version=1,
+    spec={"name": "first", "workload": {"kind": "command", "argv": ["true"]}},
+    workload_kind="command",
+    backend="local",
+    status=JobStatus.TRAINING,
+    created_at=1000.0,
+    updated_at=1000.0,
+    status_at=1000.0,
+    labels={"team": "a"},
+    handle="tuner",
+    event_count=1,
+    attempt_count=1,
+    attempt=Attempt(
+        number=1,
+        token="t",
+        backend="local",
+        created_at=1001.0,
+        shares=(Share(node_id="n1", gpus=(0,), cpu_cores=2),),
+    ),
+)
+DELETED = RUNNING.evolve(
+    job_id="job-0", status=JobStatus.COMPLETED, handle=None, attempt=None, created_at=900.0, deleted_at=950.0
+)
+CHECKPOINT = Checkpoint(
+    checkpoint_id="c-1",
+    job_id="job-1",
+    attempt=1,
+    step=5,
+    created_at=1002.0,
+    metrics={"loss": 0.5},
+    size_bytes=2**40,
+    root="artifacts",
+    path="job-1/c-1",
+)
+EVENT = Event(job_id="job-1", seq=1, at=1000.0, type="status", actor=Actor.API, attempt=1, to_status=JobStatus.TRAINING)
+NODE = Node(
+    node_id="n1",
+    backend="local",
+    hostname="h",
+    cpu_cores=8,
+    ram_mb=8000,
+    storage_mb=100,
+    gpus=(Gpu(index=0, device="0", type="H100", memory_mb=80_000),),
+)
+
+
+def fill_first_revision(connection: Connection) -> None:
+    """What the first version could have stored, in the tables as they were then."""
+    tables = MetaData()
+    tables.reflect(connection)
+    owned = {"account_id": "acme", "job_id": "job-1"}
+    labels = [{**owned, "job_id": job_id, "key": "team", "value": "a"} for job_id in ("job-0", "job-1")]
+    share = {**owned, "attempt": 1, "member": 0, "node_id": "n1"}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "accounts": [{"account_id": "acme", "created_at": 1.0}],
+        "jobs": [records.job_to_row(DELETED), records.job_to_row(RUNNING)],
+        "job_labels": labels,
+        "attempts": [records.attempt_to_row(RUNNING, RUNNING.live)],
+        "allocations": [{**share, "cpu_cores": 2, "ram_mb": 0, "storage_mb": 0}],
+        "allocated_gpus": [{**share, "gpu_index": 0}],
+        "checkpoints": [records.checkpoint_to_row(RUNNING, CHECKPOINT)],
+        "events": [records.event_to_row(RUNNING, EVENT)],
+        "activity": [{**owned, "at": 1003.0}],
+        "idempotency": [{**owned, "key": "k", "fingerprint": "f", "created_at": 1000.0}],
+        "api_keys": [
+            {"key_id": "k1", "account_id": "acme", "name": "n", "scopes": '["view"]', "hash": "h", "created_at": 1.0}
+        ],
+        "blobs": [{"sha256": "a" * 64, "account_id": "acme", "size_bytes": 1, "created_at": 1.0, "last_used_at": 1.0}],
+        "blob_uses": [{**owned, "sha256": "a" * 64}],
+        "nodes": [records.node_to_row(NODE)],
+    }
+    for name, found in rows.items():
+        table = tables.tables[name]
+        connection.execute(insert(table), [{key: row[key] for key in row if key in table.c} for row in found])
+    connection.execute(text("UPDATE leader SET epoch = 7, holder = 'somebody', url = 'u', expires_at = 5"))
+
+
+def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine: Engine) -> None:
+    with engine.begin() as connection:
+        migrate.upgrade(connection, "0001")
+    with engine.begin() as connection:
+        fill_first_revision(connection)
+    database = Database.open(url)
+    scope = Scope("acme")
+    with database.read() as connection:
+        assert jobs.get(connection, scope, "tuner") == RUNNING
+        page = listing.page(connection, scope, listing.JobQuery(labels={"team": ("a",)}))
+        assert ([job.job_id for job in page.jobs], page.total_count) == (["job-1"], 1)
+        assert checkpoints.get(connection, scope, "c-1") == CHECKPOINT
+        assert [event for _, event in events.feed(connection, scope, 0, 10)] == [EVENT]
+        assert idempotency.find(connection, scope, "k", "f") is not None
+        key = keys.find_by_hash(connection, scope, "h")
+        assert key is not None
+        assert key.scopes == ("view",)
+        assert nodes.all(connection, scope) == [NODE]
+        assert [(queue.name, queue.weight, queue.quota_gpus) for queue in queues.all(connection, scope)] == [
+            ("default", 1.0, None)
+        ]
+        assert activity.get(connection, scope, "job-1") == 1003.0
+        lease = leases.current(connection, scope)
+        assert lease is not None
+        assert (lease.epoch, lease.holder) == (7, "somebody")
+        aged = connection.execute(select(schema.job_labels.c.job_id, schema.job_labels.c.created_at)).all()
+        assert [tuple(row) for row in aged] == [("job-1", 1000.0)]
+    ended = RUNNING.evolve(
+        version=RUNNING.version + 1, event_count=2, status=JobStatus.COMPLETED, attempt=None, finished_at=1010.0
+    )
+    change = Change(
+        job=ended,
+        events=(dataclasses.replace(EVENT, seq=2),),
+        ended=RUNNING.live.evolve(started_at=1001.0, ended_at=1010.0),
+    )
+    assert database.write_now(lambda connection: jobs.apply(connection, scope, change))
+    with database.read() as connection:
+        assert allocations.all(connection, scope) == []
+        assert events.last_id(connection, scope) == 2
+    database.close()

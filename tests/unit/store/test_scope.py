@@ -16,10 +16,12 @@ from trainmaster.core.errors import NotFoundError
 from trainmaster.store.scope import Scope
 
 MACHINERY = {
+    "clock",
     "database",
     "migrate",
     "migrations",
     "paging",
+    "postgres",
     "prepared",
     "records",
     "schema",

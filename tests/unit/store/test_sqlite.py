@@ -177,12 +177,11 @@ def test_directory_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite://", "sqlite:///:memory:", "postgresql://user:secret@host/db", "/srv/t.db", "sqlite:////nowhere/t.db"],
+    ["sqlite://", "sqlite:///:memory:", "/srv/t.db", "sqlite:////nowhere/t.db"],
 )
 def test_database_that_cannot_be_used_is_refused(url: str) -> None:
-    with pytest.raises(RefusedError) as refusal:
+    with pytest.raises(RefusedError):
         Database.open(url)
-    assert "secret" not in refusal.value.message
 
 
 MOUNTS = """\

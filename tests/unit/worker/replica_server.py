@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import CONTROL, RunDirectory, StreamGapError
+from trainmaster.protocol.secrets import NO_SECRETS
 
 LOSE_REQUEST = "lose the request"
 LOSE_ANSWER = "lose the answer"
@@ -30,6 +31,7 @@ class ReplicaServer:
         self.run = RunDirectory(root / request.job_id / str(request.attempt))
         self.run.create(request)
         self.request = request
+        self.secrets = NO_SECRETS
         self.blobs: dict[str, bytes] = {}
         self.owner = True
         self.fault: Callable[[str, str], str | int | None] = lambda method, path: None
@@ -98,6 +100,8 @@ class ReplicaServer:
         match method, route["what"]:
             case "GET", "request":
                 return _ok(self.request.to_json())
+            case "GET", "secrets":
+                return _ok(self.secrets.to_json())
             case "POST", "claims":
                 return _ok({"granted": self.run.claim(int(route["name"]), json.loads(body))})
             case "POST", "streams":

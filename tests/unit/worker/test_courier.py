@@ -19,6 +19,7 @@ from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import read_lines
+from trainmaster.protocol.secrets import Secrets
 
 COURIER = """
 import sys
@@ -29,6 +30,7 @@ run_courier(url, token, attempt_id, int(node), directory)
 OUT = "nodes/0/logs/main.0.out"
 TOKEN = "attempt-token"
 RANK_TOKEN = "rank-token"
+CANARY = "canary-5f1d"
 
 
 class Site:
@@ -110,6 +112,32 @@ def ended(pid: int) -> bool:
 
 def pid_in(path: Path) -> int:
     return int(eventually(lambda: path.exists() and path.read_text().strip()))
+
+
+def test_secrets_reach_the_ranks_and_no_file(site: Site) -> None:
+    script = 'printf %s "$PASSWORD" | sha256sum; env'
+    server = site.serve("sh", "-c", script, secrets={"PASSWORD": "secret:env.PASSWORD"})
+    server.secrets = Secrets(environment={"PASSWORD": CANARY}, tokens={"scaidrive_token": f"token-{CANARY}"})
+    during = []
+
+    def look(method: str, path: str) -> None:
+        during.extend(found for found in site.home().rglob("*") if found.is_file() and b"canary" in found.read_bytes())
+
+    server.fault = look
+    # The job's own output is its own: what it prints is kept.
+    assert site.deliver()["reason"] == Reason.SUCCEEDED
+    printed = site.server.stream(OUT).decode()
+    assert hashlib.sha256(CANARY.encode()).hexdigest() in printed
+    assert f"token-{CANARY}" not in printed
+    assert {path.name for path in during} <= {"main.0.out"}
+    assert sum(path.endswith("/secrets") for _, path in site.server.calls) == 1
+
+
+def test_secret_that_the_server_does_not_hand_over_is_missed_by_name(site: Site) -> None:
+    site.serve("true", secrets={"PASSWORD": "secret:env.PASSWORD"})
+    end = site.deliver()
+    assert (end["reason"], end["started_at"]) == (Reason.BAD_INPUT, None)
+    assert "PASSWORD" in end["message"]
 
 
 def records(site: Site, name: str) -> list[dict[str, Any]]:

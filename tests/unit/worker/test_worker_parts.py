@@ -119,7 +119,7 @@ def test_log_clock_dates_growth_and_forgets_nothing_at_the_end(tmp_path: Path) -
 
 def test_rank_watch_learns_what_ranks_can_do_from_whole_lines(tmp_path: Path) -> None:
     events = tmp_path / "events"
-    watch = RankWatch()
+    watch = RankWatch(RunDirectory(tmp_path))
     watch.follow([], {3: os.fspath(events)})
     assert not watch.look()
     events.write_text('{"type": "capable", "save": true}\nnonsense\n{"type": "capable", "stacks')

@@ -21,6 +21,7 @@ from trainmaster.backends import BackendContext
 from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
+from trainmaster.backends.local.passage import open_passage
 from trainmaster.core.resources import Node
 from trainmaster.core.sight import Liveness
 from trainmaster.protocol.control import Control
@@ -28,6 +29,7 @@ from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
+from trainmaster.protocol.secrets import Secrets
 
 __all__ = ["LocalBackend", "make"]
 
@@ -80,20 +82,33 @@ class LocalBackend:
         """The orders for the fork server."""
         return json.dumps([self._order(request, node) for node in range(len(request.nodes))], indent=2)
 
-    def submit(self, request: AttemptRequest) -> str | None:
-        """Fork a worker for each node that has none."""
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+        """Fork a worker for each node that has none. It inherits the secrets; over HTTP its courier fetches them."""
+        given = {"secrets": secrets.to_json()} if secrets and request.server_url is None else {}
         directory = self._run_directory(request)
+        if request.uid is not None:
+            self._let_through(request)
         for node in range(len(request.nodes)):
             if directory.claimant(node) is not None:
                 continue
             try:
-                self._fork_server.ask(self._order(request, node))
+                self._fork_server.ask({**self._order(request, node), **given})
             except ForkServerError as error:
                 # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
                 self.revoke(request)
                 if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                     raise LaunchError(f"the local fork server did not start a worker: {error}") from error
         return None
+
+    def _let_through(self, request: AttemptRequest) -> None:
+        """Let the job's user through to where its worker makes it a place."""
+        shared = request.server_url is None
+        runs = self._run_directory(request).path.parents[1] if shared else self._spool
+        artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
+        try:
+            open_passage(self._spool.parent, [runs, *artifacts])
+        except OSError as error:
+            raise LaunchError(f"uid {request.uid} cannot be let through to its files: {error}") from error
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claim, the pid and its start time."""

@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import trainmaster
+from trainmaster.protocol.environment import CA, RESERVED_PREFIX
 from trainmaster.protocol.sockets import reachable
 
 _START_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 30.0
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """What this process was started with; jobs get the same, whatever the server needs for itself."""
+_UMASK = next(
+    (int(line.split()[1], 8) for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "Umask:"),
+    -1,
+)
+"""The same; -1 where the kernel does not say."""
 
 
 class ForkServerError(Exception):
@@ -94,7 +100,7 @@ class ForkServer:
         return document
 
     def _start(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self._directory / "log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(self._directory)],
@@ -102,7 +108,9 @@ class ForkServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=_environment(),
                 start_new_session=True,
+                umask=_UMASK,
             )
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
@@ -113,3 +121,8 @@ class ForkServer:
                     return
             time.sleep(0.005)
         raise ForkServerError(f"it did not start within {_START_TIMEOUT_S:.0f} s; see {self._directory / 'log'}")
+
+
+def _environment() -> dict[str, str]:
+    """What jobs inherit: not our own settings, which may hold the key of the secrets or the database's password."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX) or name == CA}

@@ -5,7 +5,7 @@ path. Stored specs are read tolerantly.
 """
 
 from trainmaster.core.spec.data import DataConfig
-from trainmaster.core.spec.documents import dump, redacted, with_server_defaults
+from trainmaster.core.spec.documents import dump, redacted, secret_values, with_server_defaults
 from trainmaster.core.spec.output import OutputConfig
 from trainmaster.core.spec.parse import parse, parse_submit
 from trainmaster.core.spec.problems import problems_from
@@ -13,7 +13,7 @@ from trainmaster.core.spec.resources import ResourceConfig
 from trainmaster.core.spec.scheduling import SchedulingConfig
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.spec.training import FrameworkType, TrainingConfig, TrainingType
-from trainmaster.core.spec.versions import SPEC_VERSION, load_stored
+from trainmaster.core.spec.versions import SPEC_VERSION, load_stored, unsealed_values
 
 __all__ = [
     "SPEC_VERSION",
@@ -31,5 +31,7 @@ __all__ = [
     "parse_submit",
     "problems_from",
     "redacted",
+    "secret_values",
+    "unsealed_values",
     "with_server_defaults",
 ]

@@ -1,28 +1,36 @@
-"""A request as a plain document: for the store, and for people to see."""
+"""A request as a plain document: for the store, and for people to see. Neither holds the value of a secret."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.protocol.secrets import HUB_TOKEN, reference_to, variable_secret
 
 HIDDEN = "***"
 """Stands where a secret was."""
 
 
 def dump(request: SubmitJobRequest) -> dict[str, Any]:
-    """The document that is stored: everything, defaults filled, but the Hub token."""
-    return request.model_dump(mode="json")
+    """The document that is stored: defaults filled, references where environment values and the Hub token were."""
+    return _document(request, reference_to)
 
 
 def redacted(request: SubmitJobRequest) -> dict[str, Any]:
     """The document that is shown: defaults filled, environment values and the Hub token hidden."""
-    document = dump(request)
-    for part in (document["training_config"], document["workload"]):
-        if part is not None:
-            part["environment"] = dict.fromkeys(part["environment"], HIDDEN)
-    document["output_config"]["hub_token"] = HIDDEN if request.output_config.hub_token else None
-    return document
+    return _document(request, lambda _: HIDDEN)
+
+
+def secret_values(request: SubmitJobRequest) -> dict[str, str]:
+    """What `dump` leaves out, by the secrets' names. Of a stored request these are references."""
+    values = {}
+    for part in (request.training_config, request.workload):  # the workload's variables win
+        if part is not None and part.environment:
+            values.update({variable_secret(name): value for name, value in part.environment.items()})
+    if request.output_config.hub_token is not None:
+        values[HUB_TOKEN] = request.output_config.hub_token.get_secret_value()
+    return values
 
 
 def with_server_defaults(request: SubmitJobRequest, *, seed: int) -> SubmitJobRequest:
@@ -31,3 +39,12 @@ def with_server_defaults(request: SubmitJobRequest, *, seed: int) -> SubmitJobRe
     if data is None or data.seed is not None:
         return request
     return request.model_copy(update={"data_config": data.model_copy(update={"seed": seed})})
+
+
+def _document(request: SubmitJobRequest, shown: Callable[[str], str]) -> dict[str, Any]:
+    document = request.model_dump(mode="json")
+    for part in (document["training_config"], document["workload"]):
+        if part is not None and part["environment"]:
+            part["environment"] = {name: shown(variable_secret(name)) for name in part["environment"]}
+    document["output_config"]["hub_token"] = shown(HUB_TOKEN) if request.output_config.hub_token else None
+    return document

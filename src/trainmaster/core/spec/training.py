@@ -137,7 +137,7 @@ class TrainingConfig(Model):
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
-        description="Variables for the training process. Values are never shown again.",
+        description="Variables for the training process. Values are sealed, and never shown.",
     )
     resume_from_checkpoint: Text | None = Field(default=None, description="Id of a committed checkpoint to go on from.")
     max_retries: Retries = Field(default=0, description="The same as scheduling_config.max_retries.")

@@ -8,16 +8,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainmaster.core.errors import NewerSpecError, SpecError
+from trainmaster.core.spec.documents import secret_values
 from trainmaster.core.spec.problems import problems_from
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.workloads.registry import STORED
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 """Stored beside every document; raised whenever an old document would be read wrongly."""
 
 Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-UPCASTERS: Mapping[int, Upcaster] = {}
+_SEALED_SINCE = 2
+"""From this version on the values of secrets are not in the document; version 1 has them in the clear."""
+
+UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document}
 """From a version to the next one. Every version below ours has one."""
 
 
@@ -39,3 +43,8 @@ def load_stored(version: int, document: Mapping[str, Any]) -> SubmitJobRequest:
     except ValidationError as error:
         problems = problems_from(error, SubmitJobRequest, document)
     raise SpecError(problems)
+
+
+def unsealed_values(version: int, document: Mapping[str, Any]) -> dict[str, str]:
+    """The values of secrets that an old document has in the clear, by the secrets' names."""
+    return secret_values(load_stored(version, document)) if version < _SEALED_SINCE else {}

@@ -20,6 +20,7 @@ from trainmaster.core.fields import (
     refuse,
 )
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.secrets import reference_to, variable_secret
 
 if TYPE_CHECKING:
     from trainmaster.core.spec.submit import SubmitJobRequest
@@ -46,7 +47,8 @@ class WorkloadSpec(Model):
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
-        description="Variables for the process; they win over training_config.environment. Values are never shown.",
+        description="Variables for the process; they win over training_config.environment. Values are sealed, and "
+        "never shown.",
     )
     working_directory: AbsolutePath | None = Field(
         default=None, description="Absolute, on the node; a fresh directory when null."
@@ -94,10 +96,11 @@ def launch_of(
 ) -> Launch:
     """The launch of a workload: its steps, with all that the kinds have in common."""
     training = request.training_config
+    variables = (*training.environment, *spec.environment) if training else spec.environment
     return Launch(
         kind=spec.kind,
         steps=steps,
-        environment={**training.environment, **spec.environment} if training else spec.environment,
+        secrets={name: reference_to(variable_secret(name)) for name in variables},
         blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
         working_directory=spec.working_directory,
         ranks_per_node=spec.ranks_per_node,

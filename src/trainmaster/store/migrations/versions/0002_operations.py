@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import sqlalchemy as sa
 from alembic import op
+
+from trainmaster.store.records import label_marks
 
 revision = "0002"
 down_revision = "0001"
@@ -20,6 +24,10 @@ def upgrade() -> None:
 
 def _columns() -> None:
     op.add_column("jobs", sa.Column("room_at", sa.Double))
+    with_room = sa.text("room_at IS NOT NULL")
+    op.create_index("jobs_with_room", "jobs", ["status"], sqlite_where=with_room, postgresql_where=with_room)
+    op.add_column("leader", sa.Column("since", sa.Double))
+    op.create_index("allocations_by_node", "allocations", ["node_id"])
     op.add_column("checkpoints", sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()))
     op.add_column("accounts", sa.Column("uid", sa.Integer))
     op.add_column("api_keys", sa.Column("created_by", sa.Text, nullable=False, server_default=sa.text("''")))
@@ -33,18 +41,31 @@ def _columns() -> None:
 
 
 def _labels_by_age() -> None:
-    """Labels know the age of their job, so that a filtered list is read in its order off one index."""
+    """Labels know the age and the other labels of their job, so that a filtered list is read off one index."""
     op.add_column("job_labels", sa.Column("created_at", sa.Double, nullable=False, server_default="0"))
-    op.execute(
-        "UPDATE job_labels SET created_at = (SELECT jobs.created_at FROM jobs WHERE jobs.job_id = job_labels.job_id"
-        " AND jobs.account_id = job_labels.account_id)"
+    op.add_column("job_labels", sa.Column("marks", sa.Text, nullable=False, server_default=sa.text("''")))
+    jobs = sa.table(
+        "jobs", *(sa.column(name) for name in ("job_id", "account_id", "labels", "created_at", "deleted_at"))
     )
-    op.execute(
-        "DELETE FROM job_labels WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = job_labels.job_id"
-        " AND jobs.account_id = job_labels.account_id AND jobs.deleted_at IS NOT NULL)"
-    )
+    labels = sa.table("job_labels", *(sa.column(name) for name in ("job_id", "account_id", "created_at", "marks")))
+    connection = op.get_bind()
+    for job in connection.execute(sa.select(jobs).where(jobs.c.labels != "{}")).all():
+        of_job = sa.and_(labels.c.job_id == job.job_id, labels.c.account_id == job.account_id)
+        if job.deleted_at is not None:
+            connection.execute(sa.delete(labels).where(of_job))
+        else:
+            marks = label_marks(json.loads(job.labels))
+            connection.execute(sa.update(labels).where(of_job).values(created_at=job.created_at, marks=marks))
     op.drop_index("jobs_by_label", "job_labels")
-    op.create_index("jobs_by_label", "job_labels", ["account_id", "key", "value", "created_at", "job_id"])
+    op.create_index("jobs_by_label", "job_labels", ["account_id", "key", "value", "created_at", "job_id", "marks"])
+    live = sa.text("deleted_at IS NULL")
+    op.create_index(
+        "jobs_by_status_and_age",
+        "jobs",
+        ["account_id", "status", "created_at", "job_id"],
+        sqlite_where=live,
+        postgresql_where=live,
+    )
 
 
 def _of_jobs() -> None:
@@ -68,10 +89,19 @@ def _of_jobs() -> None:
         sa.Column("ended_at", sa.Double, nullable=False),
         sa.Column("gpus", sa.Integer, nullable=False),
         sa.Column("cpu_cores", sa.Integer, nullable=False),
+        sa.Column("labels", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("job_id", "attempt", "account_id"),
         _of_a_job(),
     )
     op.create_index("usage_by_end", "usage", ["ended_at"])
+    op.create_index("usage_by_account", "usage", ["account_id", "ended_at"])
+    resumes, goes_on = sa.text("resume_checkpoint_id IS NOT NULL"), sa.text("ended_at IS NULL")
+    op.create_index(
+        "jobs_by_checkpoint", "jobs", ["resume_checkpoint_id"], sqlite_where=resumes, postgresql_where=resumes
+    )
+    op.create_index(
+        "attempts_by_checkpoint", "attempts", ["resume_checkpoint_id"], sqlite_where=goes_on, postgresql_where=goes_on
+    )
 
 
 def _of_accounts() -> None:
@@ -88,6 +118,7 @@ def _of_accounts() -> None:
         sa.Column("not_before", sa.Double, nullable=False),
         sa.Column("delivered_at", sa.Double),
         sa.Column("problem", sa.Text, nullable=False),
+        sa.Column("given_up", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("webhook_id", "account_id"),
         sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
     )

@@ -1,0 +1,69 @@
+"""Commands on checkpoints: pin, unpin, delete. The pure decisions are in `core.retention`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from sqlalchemy import Connection
+
+from trainmaster.coordinator.commands import Commands, Idempotency, Outcome
+from trainmaster.core import retention
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.store import checkpoints
+from trainmaster.store.scope import Scope
+
+
+def pin(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    pinned: bool,
+    idempotency: Idempotency | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Keep a checkpoint whatever the limits say, or do so no more."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint, _ = _among(connection, job, checkpoint_id)
+        change = retention.pin(job, checkpoint, pinned=pinned, now=clock())
+        checkpoints.pin(connection, scope, job, checkpoint_id, pinned=pinned)
+        return change
+
+    return commands.change(scope, job_id, decide, idempotency=idempotency)
+
+
+def delete(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    idempotency: Idempotency | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Remove a checkpoint: at once from all lists, and soon from the disk."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint, others = _among(connection, job, checkpoint_id)
+        # Of the whole account: any job of it may go on from this one.
+        users = checkpoints.users(connection, Scope(job.account_id), [checkpoint_id]).get(checkpoint_id, set())
+        change = retention.delete_checkpoint(job, checkpoint, others=others, users=users, now=clock())
+        checkpoints.hide(connection, scope, job, [checkpoint_id])
+        return change
+
+    return commands.change(scope, job_id, decide, idempotency=idempotency)
+
+
+def _among(connection: Connection, job: Job, checkpoint_id: str) -> tuple[Checkpoint, list[Checkpoint]]:
+    """A checkpoint of a job, and the job's others."""
+    found = checkpoints.of_job(connection, Scope(job.account_id), job.job_id)
+    others = [checkpoint for checkpoint in found if checkpoint.checkpoint_id != checkpoint_id]
+    chosen = next((checkpoint for checkpoint in found if checkpoint.checkpoint_id == checkpoint_id), None)
+    if chosen is None:
+        raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")
+    return chosen, others

@@ -1,0 +1,88 @@
+"""Has the cluster as the settings file says: accounts, queues and webhooks at the start, nodes when they are there.
+
+What the file says wins over what was set before for the same name, and what it does not name stays. Later changes by
+routes are good until the next start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from trainmaster.configuration.declared import Declared
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.resources import Queue
+from trainmaster.store import accounts, nodes, queues
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+_EVERYTHING = Scope.everything()
+
+
+class Declaring:
+    """Applies what one settings file says."""
+
+    def __init__(
+        self,
+        database: Database,
+        declared: Declared,
+        subscriptions: Subscriptions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._declared = declared
+        self._subscriptions = subscriptions
+        self._clock = clock
+        self._awaited = set(declared.nodes)
+        """Nodes that nobody has reported yet."""
+
+    def apply(self) -> None:
+        """Apply everything, in one transaction.
+
+        Raises:
+            RefusedError: a webhook cannot be as the file says.
+        """
+        declared = self._declared
+        if any((declared.accounts, declared.queues, declared.webhooks)):
+            self._database.write_now(self._write)
+        self.settle_nodes()
+
+    def settle_nodes(self) -> None:
+        """Give nodes their labels and capabilities that were reported since the last call."""
+        if not self._awaited:
+            return
+        with self._database.read() as connection:
+            there = self._awaited & {node.node_id for node in nodes.all(connection, _EVERYTHING)}
+
+        def work(connection: Connection) -> None:
+            for name in sorted(there):
+                given = self._declared.nodes[name]
+                nodes.give(
+                    connection,
+                    _EVERYTHING,
+                    name,
+                    self._clock(),
+                    labels=given.labels,
+                    capabilities=given.capabilities,
+                )
+
+        if there:
+            self._database.write_now(work)
+            self._awaited -= there
+
+    def _write(self, connection: Connection) -> None:
+        now = self._clock()
+        for name, account in self._declared.accounts.items():
+            accounts.ensure(connection, _EVERYTHING, name, now)
+            accounts.set_uid(connection, _EVERYTHING, name, account.uid)
+        for name, queue in self._declared.queues.items():
+            queues.put(connection, _EVERYTHING, Queue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now)
+        for name, webhook in self._declared.webhooks.items():
+            accounts.ensure(connection, _EVERYTHING, webhook.account, now)
+            try:
+                self._subscriptions.declare(connection, name, webhook)
+            except SpecError as error:
+                raise RefusedError(f"webhooks.{name}: {error.message}") from None

@@ -1,0 +1,264 @@
+"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches, orphans.
+
+What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
+by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
+between is made good by the next who does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from trainmaster.core import commands, retention
+from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.retention import Keep
+from trainmaster.settings import Settings
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
+from trainmaster.store import blobs, checkpoints, jobs
+from trainmaster.store.blobs import Blob
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+ORPHAN_AGE_S = 24 * 3600.0
+"""What belongs to no job is left alone for so long: a restored database may still learn of it."""
+
+_JOB_DIRECTORY = re.compile(r"job-[0-9a-z]{1,64}")
+_SPOOLED = re.compile(r"(job-[0-9a-z]{1,64})\.(\d{1,9})\.\d{1,6}")
+_GOING = ".going-"
+"""Directories with this in front are out of sight, and about to be removed."""
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Something that goes, or would."""
+
+    what: str
+    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob` or `orphan`."""
+    name: str
+    size_bytes: int
+
+
+def keep_from_settings(settings: Settings) -> Keep:
+    """How long this server keeps things."""
+    return Keep(
+        runs_s=settings.keep_runs_s,
+        checkpoints_s=settings.keep_checkpoints_s,
+        deleted_s=settings.keep_deleted_s,
+        caches_s=settings.keep_caches_s,
+        blobs_s=settings.blob_keep_s,
+    )
+
+
+class Collector:
+    """Collects on one server's roots."""
+
+    def __init__(self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None) -> None:
+        self._database = database
+        self._roots = roots
+        self._keep = keep
+        self._spool = spool
+
+    def collect(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
+        """Take out of sight whatever may go, and tell of it; with `dry_run` only tell."""
+        if self._keep.runs_s or self._keep.checkpoints_s or self._keep.deleted_s:
+            for _, job in self._directories():
+                if job is None:
+                    continue
+                if retention.deletion_expired(job, self._keep, now=now):
+                    yield from self._deleted(job, now, dry_run=dry_run)
+                else:
+                    yield from self._checkpoints(job, now, dry_run=dry_run)
+                    yield from self._runs(job, now, dry_run=dry_run)
+        yield from self._caches(now, dry_run=dry_run)
+        yield from self._blobs(now, dry_run=dry_run)
+
+    def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
+        """The same with directories of jobs that nobody knows of, and that nobody touched for a day."""
+        for name, job in self._directories():
+            if job is None:
+                yield from self._orphans(name, now, dry_run=dry_run)
+
+    def sweep(self) -> None:
+        """Remove what is out of sight."""
+        for root in (RUNS, ARTIFACTS):
+            for entry in self._entries(self._roots.path(root, "")):
+                if entry.name.startswith(_GOING):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        with self._database.read() as connection:
+            hidden = checkpoints.hidden(connection, _EVERYTHING)
+        for checkpoint in hidden:
+            try:
+                self._remove_checkpoint(checkpoint)
+            except OSError as error:
+                _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
+
+    def _remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        with self._database.read() as connection:
+            others = checkpoints.of_job(connection, _EVERYTHING, checkpoint.job_id)
+        if retention.owns_files(checkpoint, others, root=ARTIFACTS):
+            self._roots.remove(Location(root=ARTIFACTS, path=checkpoint.path))
+        self._database.write_now(lambda connection: checkpoints.drop(connection, _EVERYTHING, checkpoint))
+
+    def _directories(self) -> Iterator[tuple[str, Job | None]]:
+        """All directories of jobs by their names, with the jobs that are known."""
+        names = {
+            entry.name
+            for root in (RUNS, ARTIFACTS)
+            for entry in self._entries(self._roots.path(root, ""))
+            if _JOB_DIRECTORY.fullmatch(entry.name)
+        }
+        ordered = sorted(names)
+        for start in range(0, len(ordered), _BATCH):
+            batch = ordered[start : start + _BATCH]
+            with self._database.read() as connection:
+                known = {job.job_id: job for job in jobs.load(connection, _EVERYTHING, batch)}
+            yield from ((name, known.get(name)) for name in batch)
+
+    def _runs(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        path = self._roots.path(RUNS, job.job_id)
+        if not retention.runs_expired(job, self._keep, now=now) or not path.exists():
+            return
+        size = _size_of(path)
+
+        def work(connection: Connection) -> bool:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            # A service may have been resumed, and have a new attempt in there.
+            if not retention.runs_expired(fresh, self._keep, now=now):
+                return False
+            change = retention.expire_runs(fresh, now=now)
+            return change is not None and jobs.apply(connection, _EVERYTHING, change) and self._take(path)
+
+        if dry_run or self._database.write_now(work):
+            yield Collected(what="run directory", name=job.job_id, size_bytes=size)
+
+    def _checkpoints(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        def decide(connection: Connection, fresh: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
+            present = checkpoints.of_job(connection, _EVERYTHING, fresh.job_id)
+            scope = Scope(fresh.account_id)
+            in_use = checkpoints.users(connection, scope, [c.checkpoint_id for c in present])
+            doomed = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)
+            return doomed, [checkpoint for checkpoint in present if checkpoint not in doomed]
+
+        def work(connection: Connection) -> list[Checkpoint]:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            doomed, left = decide(connection, fresh)
+            change = retention.expire_checkpoints(fresh, doomed, others=left, now=now)
+            if change is None or not jobs.apply(connection, _EVERYTHING, change):
+                return []
+            checkpoints.hide(connection, _EVERYTHING, fresh, [c.checkpoint_id for c in doomed])
+            return doomed
+
+        if not self._keep.checkpoints_s or not retention.ended_before(job, now - self._keep.checkpoints_s):
+            return
+        with self._database.read() as connection:
+            doomed, _ = decide(connection, job)
+        if doomed and not dry_run:
+            doomed = self._database.write_now(work)
+        for checkpoint in doomed:
+            yield Collected(what="checkpoint", name=checkpoint.checkpoint_id, size_bytes=checkpoint.size_bytes)
+
+    def _deleted(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Have a deleted job purged, unless another one goes on from a checkpoint of it."""
+        with self._database.read() as connection:
+            names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
+            if checkpoints.users(connection, Scope(job.account_id), names):
+                return
+        size = sum(_size_of(self._roots.path(root, job.job_id)) for root in (RUNS, ARTIFACTS))
+
+        def work(connection: Connection) -> bool:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            change = commands.delete(fresh, now=now, purge=True)
+            return change is not None and jobs.apply(connection, _EVERYTHING, change)
+
+        if dry_run or self._database.write_now(work):
+            yield Collected(what="deleted job", name=job.job_id, size_bytes=size)
+
+    def _orphans(self, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        for root in (RUNS, ARTIFACTS):
+            path = self._roots.path(root, name)
+            if not path.exists() or _newest(path) > now - ORPHAN_AGE_S:
+                continue
+            size = _size_of(path)
+            if dry_run or self._take(path):
+                yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
+
+    def _caches(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """What couriers left whose attempt has ended: nobody will ever come for it."""
+        if self._spool is None or not self._keep.caches_s:
+            return
+        for entry in self._entries(self._spool):
+            named = _SPOOLED.fullmatch(entry.name)
+            if named is None or _newest(Path(entry.path)) > now - self._keep.caches_s:
+                continue
+            with self._database.read() as connection:
+                job = next(iter(jobs.load(connection, _EVERYTHING, [named[1]])), None)
+            if job is not None and job.attempt is not None and job.attempt.number <= int(named[2]):
+                continue
+            size = _size_of(Path(entry.path))
+            if not dry_run:
+                shutil.rmtree(entry.path, ignore_errors=True)
+            yield Collected(what="cache", name=entry.name, size_bytes=size)
+
+    def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
+        before = now - self._keep.blobs_s
+        with self._database.read() as connection:
+            unused = blobs.unused(connection, _EVERYTHING, before)
+        for blob in unused:
+
+            def work(connection: Connection, blob: Blob = blob) -> bool:
+                # Inside the transaction: nobody can upload the same content between the two.
+                if not blobs.delete(connection, _EVERYTHING, blob, before):
+                    return False
+                self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
+                return True
+
+            if dry_run or self._database.write_now(work):
+                yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
+
+    def _take(self, path: Path) -> bool:
+        """Take a directory out of sight; False when somebody else did."""
+        try:
+            os.rename(path, path.with_name(f"{_GOING}{path.name}-{secrets.token_hex(4)}"))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return []
+
+
+def _size_of(path: Path) -> int:
+    """The room that a directory takes on the disk; what goes meanwhile does not count."""
+    size = 0
+    for parent, directories, files in os.walk(path):
+        for name in (*directories, *files):
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return size
+
+
+def _newest(path: Path) -> float:
+    """When anything directly in a directory was last changed."""
+    times = []
+    with contextlib.suppress(OSError):
+        times.append(path.stat().st_mtime)
+        with os.scandir(path) as entries:
+            times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    return max(times, default=0.0)

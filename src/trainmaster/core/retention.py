@@ -1,0 +1,163 @@
+"""What of a job may be removed, and when: its checkpoints one by one, and what is left of it long after its end. Pure.
+
+Nothing that somebody may still need goes: a pinned checkpoint, one that a job which has not ended goes on from, the
+last good one of such a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from trainmaster.core.errors import ConflictError
+from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.machine import Draft
+from trainmaster.core.states import TERMINAL, Actor
+
+COMMITTED = "COMMITTED"
+DELETING = "DELETING"
+"""Of a checkpoint that nobody sees any more, and whose files are about to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long things are kept, in seconds; 0 means for ever."""
+
+    runs_s: float = 0.0
+    checkpoints_s: float = 0.0
+    deleted_s: float = 0.0
+    caches_s: float = 0.0
+    blobs_s: float = 24 * 3600.0
+    """The exception: a shipped file that no job names goes at once when this is 0."""
+
+
+def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change | None:
+    """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already."""
+    if checkpoint.pinned == pinned:
+        return None
+    draft = Draft(job, now)
+    word = "pinned" if pinned else "unpinned"
+    draft.note(
+        f"checkpoint_{word}",
+        actor=Actor.API,
+        message=f"checkpoint {checkpoint.checkpoint_id} was {word}",
+        data={"checkpoint_id": checkpoint.checkpoint_id},
+    )
+    return draft.change()
+
+
+def delete_checkpoint(
+    job: Job, checkpoint: Checkpoint, *, others: Sequence[Checkpoint], users: Collection[str], now: float
+) -> Change | None:
+    """Remove a checkpoint on request; `latest` and `best` move to what is left.
+
+    Args:
+        job: whose checkpoint it is.
+        checkpoint: which one.
+        others: the job's other checkpoints, the oldest first.
+        users: jobs that have not ended and go on from it.
+        now: the time.
+
+    Raises:
+        ConflictError: it is pinned, or needed.
+    """
+    name = checkpoint.checkpoint_id
+    if checkpoint.pinned:
+        raise ConflictError(f"checkpoint {name} is pinned; unpin it first")
+    if users:
+        raise ConflictError(f"job {sorted(users)[0]} goes on from checkpoint {name}; it can go when that job has ended")
+    if job.status not in TERMINAL and not others:
+        raise ConflictError(f"checkpoint {name} is the last one of a job that has not ended; without it all is lost")
+    return _without(job, [checkpoint], others, actor=Actor.API, now=now)
+
+
+def expired_checkpoints(
+    job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
+) -> list[Checkpoint]:
+    """The checkpoints of a job that have outlived it for long enough."""
+    if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
+        return []
+    kept = set(in_use)
+    if job.deleted_at is None:
+        kept |= {c.checkpoint_id for c in checkpoints if c.pinned}
+        kept |= {pointer for pointer in (job.latest_checkpoint_id, job.best_checkpoint_id) if pointer}
+    return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in kept]
+
+
+def expire_checkpoints(
+    job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float
+) -> Change | None:
+    """Remove checkpoints that have outlived their job."""
+    return _without(job, doomed, others, actor=Actor.COORDINATOR, now=now)
+
+
+def expire_runs(job: Job, *, now: float) -> Change | None:
+    """Record that the run directories of a job that ended are removed."""
+    draft = Draft(job, now)
+    message = "its run directories were removed, with logs and metrics"
+    draft.note("runs_removed", actor=Actor.COORDINATOR, message=message)
+    return draft.change()
+
+
+def runs_expired(job: Job, keep: Keep, *, now: float) -> bool:
+    """Whether the run directories of a job have outlived it for long enough."""
+    return bool(keep.runs_s) and ended_before(job, now - keep.runs_s)
+
+
+def deletion_expired(job: Job, keep: Keep, *, now: float) -> bool:
+    """Whether a job was deleted so long ago that its files go."""
+    return bool(keep.deleted_s) and job.deleted_at is not None and job.deleted_at < now - keep.deleted_s
+
+
+def ended_before(job: Job, moment: float) -> bool:
+    """Whether a job has ended, before a moment."""
+    return job.status in TERMINAL and job.attempt is None and (job.finished_at or job.updated_at) < moment
+
+
+def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str) -> bool:
+    """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's.
+
+    Code inside the job says where a checkpoint lies, and may say anything.
+    """
+    path = PurePosixPath(checkpoint.path)
+    if checkpoint.root != root or len(path.parts) < 2 or path.parts[0] != checkpoint.job_id:
+        return False
+    theirs = [PurePosixPath(other.path) for other in others if other.root == root]
+    return not any(other == path or path in other.parents or other in path.parents for other in theirs)
+
+
+def _without(
+    job: Job, gone: Sequence[Checkpoint], left: Sequence[Checkpoint], *, actor: Actor, now: float
+) -> Change | None:
+    names = {checkpoint.checkpoint_id for checkpoint in gone}
+    draft = Draft(job, now)
+    if job.latest_checkpoint_id in names:
+        draft.set(latest_checkpoint_id=left[-1].checkpoint_id if left else None)
+    if job.best_checkpoint_id in names:
+        best = _best(job, left)
+        value = best.metrics[job.best_metric] if best and job.best_metric else None
+        draft.set(best_checkpoint_id=best.checkpoint_id if best else None, best_metric_value=value)
+    if job.resume_checkpoint_id in names:
+        draft.set(resume_checkpoint_id=None)
+    for checkpoint in gone:
+        draft.note(
+            "checkpoint_deleted",
+            actor=actor,
+            message=f"checkpoint {checkpoint.checkpoint_id} at step {checkpoint.step} was deleted",
+            data={
+                "checkpoint_id": checkpoint.checkpoint_id,
+                "latest_checkpoint_id": draft.job.latest_checkpoint_id,
+                "best_checkpoint_id": draft.job.best_checkpoint_id,
+            },
+        )
+    return draft.change()
+
+
+def _best(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    measured = [c for c in checkpoints if job.best_metric is not None and job.best_metric in c.metrics]
+    if not measured:
+        return None
+    # Of equals the first, as when they were registered one after the other.
+    sign = -1.0 if job.best_is_greater else 1.0
+    return min(measured, key=lambda checkpoint: sign * checkpoint.metrics[job.best_metric or ""])

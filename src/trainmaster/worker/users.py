@@ -1,0 +1,143 @@
+"""The system's user as whom a job's processes run, where that is not the worker's own.
+
+What belongs to the user is made over to it while it lies in a directory of ours, where it cannot be exchanged for
+something else. Inside a directory that is the user's own, the worker does only what the user could do itself: it
+acts as that user there, and a link that leads elsewhere leads nowhere further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmaster.protocol.rundir import SEARCH_ONLY
+from trainmaster.worker.processes import keeping_death_signal
+
+PRIVATE_UMASK = 0o077
+"""Ranks of different users share directories that all may write to, such as /tmp."""
+
+_NOBODYS_GROUP = 65534
+"""For a user without an entry in the system's list: a group of the same number may be somebody else's."""
+_ROOT = 0
+_OF_A_SESSION = frozenset({"DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "MAIL", "SHELL", "SSH_AGENT_PID", "SSH_AUTH_SOCK"})
+_PREFIXES_OF_A_SESSION = ("SUDO_", "XDG_")
+
+
+class CannotBecomeError(Exception):
+    """The worker cannot start processes as the user whom its request names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A user of this machine."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    name: str | None = None
+    home: str | None = None
+    """None where there is no such directory."""
+
+    def variables(self, working_directory: str) -> dict[str, str]:
+        """What a login would set."""
+        name = self.name or str(self.uid)
+        return {"HOME": self.home or working_directory, "USER": name, "LOGNAME": name}
+
+
+def user_of(uid: int | None) -> User | None:
+    """The user to become; None when it is the one that the worker is.
+
+    Raises:
+        CannotBecomeError: only root can become somebody else, and nobody becomes root.
+    """
+    if uid is None:
+        return None
+    if uid == _ROOT:
+        raise CannotBecomeError("a job must not run as root by its account's uid")
+    own = os.geteuid()
+    if uid == own:
+        return None
+    if own != _ROOT:
+        raise CannotBecomeError(f"the worker runs as uid {own} and cannot start processes as uid {uid}")
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return User(uid=uid, gid=_NOBODYS_GROUP)
+    return User(
+        uid=uid,
+        gid=entry.pw_gid,
+        groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)),
+        name=entry.pw_name,
+        home=entry.pw_dir if os.path.isdir(entry.pw_dir) else None,
+    )
+
+
+def without_session(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of an environment that do not speak of the login session of whoever started us."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in _OF_A_SESSION and not name.startswith(_PREFIXES_OF_A_SESSION)
+    }
+
+
+@contextlib.contextmanager
+def acting_as(user: User | None) -> Iterator[None]:
+    """Look for, open and change files as this user may. For a process with one thread."""
+    if user is None:
+        yield
+        return
+    gid, groups = os.getegid(), os.getgroups()
+    with keeping_death_signal():
+        os.setgroups(user.groups)
+        os.setegid(user.gid)
+        os.seteuid(user.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(_ROOT)
+            os.setegid(gid)
+            os.setgroups(groups)
+
+
+def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
+    """Make a directory unless it is there, and make it over. Those above it are ours, and others pass through them."""
+    parent = Path(path).parent
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user is None:
+        os.makedirs(path, exist_ok=True)
+        return
+    parent.chmod(SEARCH_ONLY)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(descriptor, user.uid, user.gid)
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:
+    """Open a file in a directory of ours for writing, and make it over: it is the user's alone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    if user is not None:
+        try:
+            os.fchown(descriptor, user.uid, user.gid)
+        except OSError:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def barred(path: str, user: User | None) -> str | None:
+    """The first directory on the way into `path` that the user may not pass through; None when there is none."""
+    with acting_as(user):
+        for directory in (*reversed(Path(path).parents), Path(path)):
+            if not os.access(directory, os.X_OK, effective_ids=True):
+                return os.fspath(directory)
+    return None

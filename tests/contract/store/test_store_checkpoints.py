@@ -1,0 +1,88 @@
+"""Checkpoints that are pinned, hidden and forgotten, and the jobs that go on from them."""
+
+from __future__ import annotations
+
+import pytest
+from store_records import (
+    ACME,
+    EVERYTHING,
+    OTHER,
+    apply,
+    change_of,
+    checkpoint_of,
+    end_of,
+    new_job,
+    node_of,
+    placement_of,
+    report,
+    submit,
+)
+
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.job import Job
+from trainmaster.core.resources import Share
+from trainmaster.store import checkpoints
+from trainmaster.store.database import Database
+
+
+@pytest.fixture
+def job(database: Database) -> Job:
+    job = submit(database, new_job())
+    saved = (checkpoint_of(job, "c1", 1), checkpoint_of(job, "c2", 2))
+    return apply(database, change_of(job, checkpoints=saved))
+
+
+def names(database: Database, job: Job) -> list[str]:
+    with database.read() as connection:
+        return [each.checkpoint_id for each in checkpoints.of_job(connection, ACME, job.job_id)]
+
+
+def test_pinned_checkpoint_says_so_until_it_is_unpinned(database: Database, job: Job) -> None:
+    for pinned in (True, False):
+        database.write_now(lambda c, pinned=pinned: checkpoints.pin(c, ACME, job, "c1", pinned=pinned))
+        with database.read() as connection:
+            assert checkpoints.get(connection, ACME, "c1").pinned is pinned
+            assert checkpoints.get(connection, ACME, "c2").pinned is False
+
+
+def test_hidden_checkpoint_is_seen_by_nobody_until_it_is_dropped(database: Database, job: Job) -> None:
+    database.write_now(lambda connection: checkpoints.hide(connection, ACME, job, ["c1"]))
+    assert names(database, job) == ["c2"]
+    with database.read() as connection:
+        with pytest.raises(NotFoundError):
+            checkpoints.get(connection, ACME, "c1")
+        (hidden,) = checkpoints.hidden(connection, EVERYTHING)
+    assert hidden.checkpoint_id == "c1"
+    database.write_now(lambda connection: checkpoints.drop(connection, EVERYTHING, hidden))
+    with database.read() as connection:
+        assert checkpoints.hidden(connection, EVERYTHING) == []
+    assert names(database, job) == ["c2"]
+
+
+def test_jobs_that_go_on_from_a_checkpoint_are_its_users_until_they_end(database: Database, job: Job) -> None:
+    def users() -> dict[str, set[str]]:
+        with database.read() as connection:
+            return checkpoints.users(connection, ACME, ["c1", "c2"])
+
+    assert users() == {}
+    child = submit(database, new_job("job-2", resume_checkpoint_id="c1"))
+    assert users() == {"c1": {"job-2"}}
+    report(database, node_of("n"))
+    placed = placement_of(child, Share(node_id="n"))
+    running = placed.job.evolve(resume_checkpoint_id=None, attempt=placed.job.live.evolve(resume_checkpoint_id="c1"))
+    child = apply(database, type(placed)(job=running, events=placed.events))
+    assert users() == {"c1": {"job-2"}}  # its attempt goes on from it
+    with database.read() as connection:
+        assert checkpoints.users(connection, OTHER, ["c1"]) == {}
+    apply(database, end_of(child))
+    assert users() == {}
+
+
+def test_another_account_can_neither_pin_nor_hide(database: Database, job: Job) -> None:
+    for refused in (
+        lambda connection: checkpoints.pin(connection, OTHER, job, "c1", pinned=True),
+        lambda connection: checkpoints.hide(connection, OTHER, job, ["c1"]),
+    ):
+        with pytest.raises(NotFoundError):
+            database.write_now(refused)
+    assert names(database, job) == ["c1", "c2"]

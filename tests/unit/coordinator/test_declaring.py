@@ -1,0 +1,127 @@
+"""What a settings file says of the cluster, applied to a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.configuration.declared import (
+    Declared,
+    DeclaredAccount,
+    DeclaredNode,
+    DeclaredQueue,
+    DeclaredWebhook,
+)
+from trainmaster.coordinator.declaring import Declaring
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.core.errors import RefusedError
+from trainmaster.core.resources import Node, Queue
+from trainmaster.core.states import JobStatus
+from trainmaster.sealing import Sealer
+from trainmaster.store import accounts, cluster_events, nodes, queues, webhooks
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+EVERYTHING = Scope.everything()
+SECRET = "sixteen characters"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def subscriptions(database: Database) -> Subscriptions:
+    return Subscriptions(database, Sealer(bytes(32)), private_addresses=True)
+
+
+def declaring(database: Database, subscriptions: Subscriptions, **tables: Any) -> Declaring:
+    return Declaring(database, Declared(**tables), subscriptions, clock=lambda: 1000.0)
+
+
+def report(database: Database, *names: str) -> None:
+    found = [
+        Node(node_id=name, backend="b", hostname=name, cpu_cores=1, ram_mb=1, storage_mb=1, last_seen_at=1000.0)
+        for name in names
+    ]
+    database.write_now(lambda connection: nodes.put(connection, EVERYTHING, found))
+
+
+def labels(database: Database, name: str) -> tuple[str, ...]:
+    with database.read() as connection:
+        return nodes.get(connection, EVERYTHING, name).given_labels
+
+
+def test_queues_and_accounts_are_made_or_changed_and_others_stay(
+    database: Database, subscriptions: Subscriptions
+) -> None:
+    def before(connection: Any) -> None:
+        queues.put(connection, EVERYTHING, Queue(name="research", weight=9.0), 1.0)
+        queues.put(connection, EVERYTHING, Queue(name="other", weight=7.0), 1.0)
+        accounts.ensure(connection, EVERYTHING, "vision", 1.0)
+
+    database.write_now(before)
+    tables = {
+        "queues": {"research": DeclaredQueue(weight=2.0, quota_gpus=8), "new": DeclaredQueue()},
+        "accounts": {"vision": DeclaredAccount(uid=1500), "speech": DeclaredAccount()},
+    }
+    declaring(database, subscriptions, **tables).apply()
+    with database.read() as connection:
+        found = {queue.name: (queue.weight, queue.quota_gpus) for queue in queues.all(connection, EVERYTHING)}
+        assert found == {"default": (1.0, None), "research": (2.0, 8), "new": (1.0, None), "other": (7.0, None)}
+        assert accounts.get(connection, EVERYTHING, "vision").uid == 1500
+        assert accounts.get(connection, EVERYTHING, "speech").uid is None
+        told = cluster_events.last_id(connection, EVERYTHING)
+    declaring(database, subscriptions, **tables).apply()
+    with database.read() as connection:
+        assert cluster_events.last_id(connection, EVERYTHING) == told
+
+
+def test_node_has_its_labels_when_it_is_reported_and_routes_may_change_them(
+    database: Database, subscriptions: Subscriptions
+) -> None:
+    report(database, "a")
+    given = {"a": DeclaredNode(labels=("x",)), "b": DeclaredNode(labels=("y",), capabilities=("ib",))}
+    first = declaring(database, subscriptions, nodes=given)
+    first.apply()
+    assert labels(database, "a") == ("x",)
+    report(database, "a", "b")
+    first.settle_nodes()
+    assert labels(database, "b") == ("y",)
+    database.write_now(lambda connection: nodes.give(connection, EVERYTHING, "b", 1001.0, labels=["mine"]))
+    first.settle_nodes()
+    assert labels(database, "b") == ("mine",)
+    declaring(database, subscriptions, nodes=given).apply()
+    assert labels(database, "b") == ("y",)
+
+
+def test_webhook_keeps_its_place_while_the_file_changes_it(database: Database, subscriptions: Subscriptions) -> None:
+    def declare(**fields: Any) -> webhooks.Webhook:
+        hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
+        declaring(database, subscriptions, webhooks={"chat": hook}).apply()
+        with database.read() as connection:
+            (found,) = webhooks.all(connection, EVERYTHING)
+            return found
+
+    first = declare()
+    assert declare() == first
+    assert subscriptions.secret_of(first) == SECRET
+    changed = declare(url="http://b.example/", statuses=(JobStatus.FAILED,), secret="another sixteen ones")
+    assert (changed.url, changed.statuses, changed.cursor) == ("http://b.example/", ("FAILED",), first.cursor)
+    assert subscriptions.secret_of(changed) == "another sixteen ones"
+    assert declare(account="vision").account_id == "vision"
+
+
+@pytest.mark.parametrize("fields", [{"url": "ftp://a"}, {"secret": "short"}])
+def test_webhook_that_cannot_be_stops_the_start(
+    database: Database, subscriptions: Subscriptions, fields: dict[str, str]
+) -> None:
+    hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
+    with pytest.raises(RefusedError, match=r"webhooks\.chat: "):
+        declaring(database, subscriptions, webhooks={"chat": hook}).apply()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.coordinator.tenants import ROOT, Tenants, runs_as
+from trainmaster.core.accounts import Account
+from trainmaster.core.errors import RefusedError
+from trainmaster.settings import Settings
+from trainmaster.store import accounts
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+SERVER = 1000
+
+
+def ask(account_id: str, uid: int | None = None, *, server_uid: int = SERVER, **changes: Any) -> int | None:
+    settings = Settings(data_dir=Path("/nowhere"), **changes)
+    return runs_as(Account(account_id=account_id, uid=uid), settings, server_uid=server_uid)
+
+
+def test_default_account_runs_as_the_server() -> None:
+    assert ask("default") is None
+
+
+def test_second_account_without_a_uid_is_refused_with_the_remedy() -> None:
+    with pytest.raises(RefusedError, match=r"trainmaster accounts edit vision --uid UID.*shared_uid"):
+        ask("vision")
+
+
+def test_shared_uid_lets_every_account_run_as_the_server() -> None:
+    assert ask("vision", shared_uid=True) is None
+
+
+def test_uid_of_the_server_is_nothing_to_change_to() -> None:
+    assert ask("vision", SERVER) is None
+
+
+def test_root_becomes_whom_it_is_told() -> None:
+    assert ask("vision", 1500, server_uid=ROOT) == 1500
+    assert ask("default", 1500, server_uid=ROOT) == 1500
+    assert ask("vision", 1500, server_uid=ROOT, shared_uid=True) == 1500
+
+
+def test_server_that_is_not_root_cannot_become_another() -> None:
+    with pytest.raises(RefusedError, match=r"uid 1500.*uid 1000"):
+        ask("vision", 1500)
+
+
+def test_no_account_runs_as_root() -> None:
+    with pytest.raises(RefusedError, match="root"):
+        ask("vision", ROOT)
+
+
+def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
+    now = [0.0]
+    tenants = Tenants(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    everything, scope = Scope.everything(), Scope("vision")
+    try:
+        account = Account(account_id="vision", uid=os.geteuid())
+        database.write_now(lambda connection: accounts.create(connection, everything, account))
+        with database.read() as connection:
+            tenants.require(connection, scope, "vision")
+        database.write_now(lambda connection: accounts.set_uid(connection, everything, "vision", None))
+        with database.read() as connection:
+            tenants.require(connection, scope, "vision")
+            now[0] += 5.0
+            with pytest.raises(RefusedError, match="vision"):
+                tenants.require(connection, scope, "vision")
+            with pytest.raises(RefusedError, match="vision"):
+                tenants.require(connection, scope, "vision")
+    finally:
+        database.close()
