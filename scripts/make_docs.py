@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the code: `states.md` and `job-fields.md`.
+"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, and the settings in `operations.md`.
 
 `--check` writes nothing and fails when a page is not up to date.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from job_fields import job_fields_page
 
+from trainmaster.configuration.describing import settings
+from trainmaster.configuration.values import toml_of
 from trainmaster.core.reasons import CONSEQUENCES
 from trainmaster.core.states import (
     ACTIVE,
@@ -109,7 +111,19 @@ def _class(status: JobStatus) -> str:
     return "parked" if status is JobStatus.PAUSED else "starting"
 
 
-PAGES = {"states.md": states_page, "job-fields.md": job_fields_page}
+def operations_page() -> str:
+    """The page for operators as it is, with the settings read off their class."""
+    page = (DOCS / "operations.md").read_text()
+    begin = page.index(": begin -->\n") + len(": begin -->\n")
+    lines = ["| setting | flag | default | meaning |", "|---|---|---|---|"]
+    for each in settings():
+        default = "" if each.default in (None, "", ()) else f"`{toml_of(each.default)}`"
+        cells = (f"`{each.name}`", f"`{each.flag}`" if each.flag else "", default, each.meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return page[:begin] + "\n".join(lines) + "\n" + page[page.index("<!-- end -->") :]
+
+
+PAGES = {"states.md": states_page, "job-fields.md": job_fields_page, "operations.md": operations_page}
 
 
 def main() -> int:

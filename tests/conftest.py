@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from postgres_server import PostgresServer, running_postgres
 from real_server import RealServer, running
 
 
@@ -27,6 +28,13 @@ def toy_kind() -> Iterator[Any]:
 def server(tmp_path: Path) -> Iterator[RealServer]:
     """A real server process on an empty data directory."""
     with running(tmp_path / "data", "--data-root", str(tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server; each test takes a database of its own on it."""
+    with running_postgres() as started:
         yield started
 
 

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,21 +19,31 @@ import uvicorn
 from sqlalchemy import Connection
 
 import trainmaster
-from trainmaster import failpoints
+from trainmaster import failpoints, listening, logs
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
+from trainmaster.api.exchange import TokenExchange
 from trainmaster.api.front import Front
+from trainmaster.configuration.declared import Declared
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.declaring import Declaring
+from trainmaster.coordinator.retention import keep_from_settings
 from trainmaster.coordinator.running import CoordinatorRole
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.tenants import Tenants, check_uid
+from trainmaster.coordinator.vault import Vault
+from trainmaster.core.accounts import Account
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
+from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.rundir import write_document
+from trainmaster.sealing import Sealer
 from trainmaster.settings import Role, Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store import accounts, keys
+from trainmaster.store import accounts, keys, secrets
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
@@ -52,24 +61,30 @@ class DataDirectoryInUseError(TrainmasterError):
     code = "DATA_DIRECTORY_IN_USE"
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, declared: Declared | None = None) -> None:
     """Run a server until SIGTERM or SIGINT; running jobs are left running.
+
+    Args:
+        settings: the server's own.
+        declared: what the settings file says of the cluster.
 
     Raises:
         DataDirectoryInUseError: another server has the data directory.
+        RefusedError: it must not listen there without TLS.
     """
     failpoints.arm_from_environment()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for chatty in ("alembic", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    listening.check(settings)
+    logs.configure(settings)
+    if settings.ca is not None:
+        os.environ[CA] = str(settings.ca)
     _allow_open_files()
+    os.umask(0o077)  # what the server makes is its own; what others may reach is opened on purpose
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(settings.data_dir))
-        listener = stack.enter_context(_listening(settings.host, settings.port, settings.data_dir / "port"))
-        host, port = listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        app = stack.enter_context(_running(settings, url))
+        listener = stack.enter_context(listening.listening(settings))
+        url = listening.url_of(settings, listener)
+        app = stack.enter_context(_running(settings, declared or Declared(), url))
         server = _Server(
             uvicorn.Config(
                 app,
@@ -82,7 +97,10 @@ def serve(settings: Settings) -> None:
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=2,
                 server_header=False,
+                proxy_headers=False,  # the front believes a proxy, where there is one
                 backlog=4096,
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
             ),
             on_ready=lambda: _announce(settings, url),
             on_stop=app.close,
@@ -119,17 +137,28 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _running(settings: Settings, url: str) -> Iterator[Front]:
+def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front]:
     """The application, with everything behind it running."""
     with contextlib.ExitStack() as stack:
+        sealer = load_sealer(settings)
+        vault = Vault(sealer)
+        token_exchange = TokenExchange(settings.token_exchange) if settings.token_exchange else None
         with contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as patient:
             ensure_key(patient, settings.data_dir / "api-key")
         database = Database.open(settings.database)
         stack.callback(database.close)
+        subscriptions = Subscriptions(
+            database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca
+        )
+        for name, account in declared.accounts.items():
+            check_uid(Account(account_id=name, uid=account.uid))
+        declaring = Declaring(database, declared, subscriptions)
+        declaring.apply()
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         hint_socket = settings.data_dir / "hints.sock"
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
         healthy: Callable[[], str | None] = _always_healthy
+        leads: Callable[[], bool] = _never_leads
         admission = Admission(data_roots=settings.data_roots)
         if Role.COORDINATOR in settings.roles:
             role = CoordinatorRole(
@@ -139,25 +168,46 @@ def _running(settings: Settings, url: str) -> Iterator[Front]:
                 database=database,
                 roots=roots,
                 admission=admission,
+                vault=vault,
+                subscriptions=subscriptions,
+                declaring=declaring,
                 hint_socket=hint_socket,
             )
             role.start()
             stack.callback(role.stop)
-            hint, healthy = role.hint, role.problem
+            hint, healthy, leads = role.hint, role.problem, role.leads
         commands = Commands(
-            database, backends=settings.backends, default_backend=settings.backends[0], admission=admission, hint=hint
+            database,
+            backends=settings.backends,
+            default_backend=settings.backends[0],
+            admission=admission,
+            vault=vault,
+            hint=hint,
+            tenants=Tenants(settings),
         )
         yield create_app(
             ApiContext(
                 database=database,
                 commands=commands,
+                vault=vault,
+                subscriptions=subscriptions,
                 roots=roots,
                 roles=settings.roles,
                 hint=hint,
                 clock=time.time,
                 version=trainmaster.__version__,
                 max_blob_bytes=settings.max_blob_bytes,
+                keep=keep_from_settings(settings),
+                check_account=check_uid,
+                spool=settings.data_dir / "spool",
                 healthy=healthy,
+                leads=leads,
+                token_exchange=token_exchange,
+                rate_limit_per_s=settings.rate_limit,
+                rate_burst=settings.rate_burst,
+                behind_proxy=settings.behind_proxy,
+                open_metrics=settings.open_metrics,
+                access_level=logs.access_level(settings),
             )
         )
 
@@ -166,8 +216,35 @@ def _always_healthy() -> None:
     """A server without a coordinator of its own has nothing that could be stuck."""
 
 
+def _never_leads() -> bool:
+    """A server without a coordinator of its own does not lead."""
+    return False
+
+
+def load_sealer(settings: Settings) -> Sealer:
+    """What secrets are sealed with. Its key is made at the first start, and never anew: it would open nothing.
+
+    Raises:
+        SealError: there is no usable key; the message says what to do.
+    """
+
+    def nothing_is_sealed() -> bool:
+        with (
+            contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as database,
+            database.read() as connection,
+        ):
+            return not secrets.exist(connection, Scope.everything())
+
+    sealer = Sealer.load(settings, may_make_key=nothing_is_sealed)
+    _log.info("secrets are sealed with the key %s", sealer.key_id)
+    return sealer
+
+
 def ensure_key(database: Database, path: Path) -> None:
-    """Make the first API key, unless there is one. It lies in a file that only the server's user can read."""
+    """Make the first API key, unless there is one. It lies in a file that only the server's user can read.
+
+    A key that was revoked stays so; whoever removes the file gets another one at the next start.
+    """
     if path.exists():
         key = path.read_text().strip()
     else:
@@ -184,7 +261,7 @@ def ensure_key(database: Database, path: Path) -> None:
 
     def work(connection: Connection) -> None:
         accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())
-        if keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is None:
+        if not keys.known(connection, Scope.everything(), key_digest(key)):
             keys.create(
                 connection,
                 scope,
@@ -197,6 +274,9 @@ def ensure_key(database: Database, path: Path) -> None:
                     created_at=time.time(),
                 ),
             )
+
+        elif keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is None:
+            _log.warning("the key in %s was revoked; remove the file to have another one made at the next start", path)
 
     database.write_now(work)
 
@@ -234,21 +314,6 @@ def _name_of_lock(data_dir: Path) -> str:
     """
     status = os.stat(data_dir / "lock")
     return f"{socket.gethostname()}:{boot_id()}:{status.st_dev}:{status.st_ino}"
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int, remembered: Path) -> Iterator[socket.socket]:
-    """A socket on the port; where any will do, on the one before: workers and clients may still know it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if port == 0 and remembered.exists():
-            with contextlib.suppress(OSError, ValueError, OverflowError):
-                listener.bind((host, int(remembered.read_text())))
-        if listener.getsockname()[1] == 0:
-            listener.bind((host, port))
-        remembered.write_text(str(listener.getsockname()[1]))
-        yield listener
 
 
 def _announce(settings: Settings, url: str) -> None:

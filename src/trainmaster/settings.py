@@ -1,9 +1,16 @@
-"""The server's settings, resolved. Everything has a default that is right on a laptop."""
+"""The server's settings, resolved. Everything has a default that is right on a laptop.
+
+A setting is a field with a docstring; file, environment and `trainmaster config` (`trainmaster.configuration`) follow
+from its name, its type and its metadata: `flag` names its option of `serve`, `minimum` and `maximum` bound a number,
+and a `secret` is never shown.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,7 +30,26 @@ class TransportKind(StrEnum):
     HTTP = "http"
 
 
+class LogFormat(StrEnum):
+    """How log lines are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 ALL_ROLES = frozenset(Role)
+DEFAULT_RATE_LIMIT_PER_S = 500.0
+"""Where others can reach the server: enough for a training loop that drives a service, and half of what a small
+machine answers, so that a loop gone wild leaves the rest to others."""
 HOME_VARIABLE = "TRAINMASTER_HOME"
 SIMULATED_GPUS_VARIABLE = "TRAINMASTER_SIMULATED_GPUS"
 
@@ -32,34 +58,92 @@ SIMULATED_GPUS_VARIABLE = "TRAINMASTER_SIMULATED_GPUS"
 class Settings:
     """One server's settings."""
 
-    data_dir: Path
+    data_dir: Path = field(metadata={"flag": "--data-dir"})
     """All of the server's own state."""
-    host: str = "127.0.0.1"
-    port: int = 7070
-    """0 chooses a free one."""
-    database_url: str = ""
-    """Empty: SQLite in the data directory."""
-    runs_root: Path | None = None
-    artifacts_root: Path | None = None
-    data_roots: tuple[Path, ...] = ()
+    host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
+    """The address to listen on."""
+    port: int = field(default=7070, metadata={"flag": "--port", "minimum": 0, "maximum": 65535})
+    """The port to listen on; 0 chooses a free one."""
+    database_url: str = field(default="", repr=False, metadata={"flag": "--database"})
+    """Where the database is: `sqlite:////srv/trainmaster.db` on a local disk, or `postgresql://user@host/database`.
+    Empty: SQLite in the data directory."""
+    runs_root: Path | None = field(default=None, metadata={"flag": "--runs-root"})
+    """Where run directories lie: requests, logs, metrics. Not set: `runs` in the data directory."""
+    artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
+    """Where checkpoints and results lie, and then also shipped files. Not set: `artifacts` in the data directory."""
+    data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
     """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
-    roles: frozenset[Role] = ALL_ROLES
+    roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
+    """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
+    jobs."""
     backends: tuple[str, ...] = ("local",)
     """Where jobs can run; the first is the default."""
-    transport: TransportKind = TransportKind.FILES
-    advertise_url: str = ""
-    """Where workers reach an API when they report over HTTP; empty means this server itself."""
-    simulated_gpus: str = ""
-    """`H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node, semicolons part nodes."""
-    slots_per_node: int = 0
+    transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
+    """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
+    advertise_url: str = field(default="", metadata={"flag": "--advertise-url"})
+    """Where workers reach an API when they report over HTTP; empty means this server itself. Attempts keep the address
+    that they were given, so that the port must not be 0."""
+    simulated_gpus: str = field(default="", metadata={"flag": "--simulated-gpus"})
+    """GPUs to pretend to have, such as `H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node,
+    semicolons part nodes."""
+    slots_per_node: int = field(default=0, metadata={"flag": "--slots", "minimum": 0})
     """How many job nodes run on a machine at a time; 0 means four for each core, at least 16."""
-    max_blob_bytes: int = 2 << 30
-    lease_s: float = 5.0
+    max_blob_bytes: int = field(default=2 << 30, metadata={"minimum": 1})
+    """The largest file that can be shipped with a job."""
+    lease_s: float = field(default=5.0, metadata={"minimum": 0.1})
     """How long a leader leads without renewing."""
-    blob_keep_s: float = 24 * 3600.0
+    blob_keep_s: float = field(default=24 * 3600.0, metadata={"minimum": 0})
     """A blob that no job uses is removed after this long."""
-    stalled_after_s: float = 900.0
+    keep_runs_s: float = field(default=0.0, metadata={"minimum": 0})
+    """Run directories (logs, metrics, working directories) are removed so long after their job ended; 0 keeps them."""
+    keep_checkpoints_s: float = field(default=0.0, metadata={"minimum": 0})
+    """Checkpoints are removed so long after their job ended, but for pinned ones, the best and the latest; of a deleted
+    job, all. 0 keeps them."""
+    keep_deleted_s: float = field(default=0.0, metadata={"minimum": 0})
+    """The files of a deleted job are removed so long after its deletion; 0 keeps them until it is purged."""
+    keep_caches_s: float = field(default=7 * 24 * 3600.0, metadata={"minimum": 0})
+    """What couriers left in `spool` is removed so long after their attempt ended; 0 keeps it."""
+    log_cap_mb: int = field(default=1024, metadata={"minimum": 0})
+    """How much each log of a rank, stdout and stderr apart, may hold, in MiB: beyond that its middle is removed. 0: as
+    much as it likes."""
+    stalled_after_s: float = field(default=900.0, metadata={"flag": "--stalled-after-s", "minimum": 0.1})
     """A job that makes no step for so long, after its first one, is shown as stalled."""
+    secret_key: str = field(default="", repr=False, metadata={"secret": True})
+    """What secrets are sealed with: 32 random bytes in base64. Empty: the file `secret-key` beside an SQLite database,
+    made at the first start. PostgreSQL needs it, the same on every server."""
+    old_secret_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
+    """Keys that were `secret_key` before; they open what they sealed."""
+    token_exchange: str = ""
+    """Where an RFC 8693 endpoint exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: nowhere."""
+    shared_uid: bool = False
+    """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
+    only the account `default` may, and others need a uid of their own."""
+    tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert"})
+    """The server's certificate with its chain, in PEM. Any address but loopback needs it and `tls_key`, or
+    `behind_proxy`."""
+    tls_key: Path | None = field(default=None, metadata={"flag": "--tls-key"})
+    """The certificate's private key, in PEM."""
+    behind_proxy: bool = field(default=False, metadata={"flag": "--behind-proxy"})
+    """Whether a proxy in front does TLS. Then, and only then, `X-Forwarded-For` and `X-Forwarded-Proto` are
+    believed."""
+    ca: Path | None = None
+    """Certificates, in PEM, of the authorities that are trusted by workers which report over HTTPS, instead of the
+    system's, and by webhooks, beside them."""
+    rate_limit_per_s: float | None = field(default=None, metadata={"minimum": 0})
+    """Requests that each key may make in a second, in the long run; 0 means no limit. Not set: 500, and no limit where
+    only this machine can reach the server."""
+    rate_burst: int = field(default=2000, metadata={"minimum": 1})
+    """Requests that a key which was quiet may make at once, whatever the rate."""
+    open_metrics: bool = False
+    """Whether `/metrics` needs no key."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How the log is written: `text` for people, or `json`, an object on each line, with a line for each request."""
+    log_level: LogLevel = LogLevel.INFO
+    """What is logged: from this level on."""
+
+    webhook_private_addresses: bool | None = None
+    """Whether webhooks may lead to addresses that are not public. Not set: only where nobody but this machine can reach
+    the server."""
 
     @property
     def database(self) -> str:
@@ -75,6 +159,27 @@ class Settings:
     def artifacts(self) -> Path:
         """Where checkpoints and results lie."""
         return self.artifacts_root or self.data_dir / "artifacts"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody but this machine can reach the server."""
+        if self.behind_proxy:
+            return False
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+    @property
+    def private_webhooks(self) -> bool:
+        """Whether webhooks may lead to addresses that are not public."""
+        return self.is_private if self.webhook_private_addresses is None else self.webhook_private_addresses
+
+    @property
+    def rate_limit(self) -> float:
+        """Requests of a key in a second; 0 means no limit."""
+        if self.rate_limit_per_s is None:
+            return 0.0 if self.is_private else DEFAULT_RATE_LIMIT_PER_S
+        return self.rate_limit_per_s
 
     @property
     def blobs(self) -> Path:

@@ -67,7 +67,7 @@ class Roots:
     def remove(self, location: Location) -> None:
         """Remove a file or a whole directory; nothing there is fine."""
         path = self.path(location.root, location.path)
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -76,6 +76,11 @@ class Roots:
 def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
     """Where an attempt's files lie on the server's side."""
     return RunDirectory(roots.path(RUNS, f"{job_id}/{attempt}"))
+
+
+def checkpoints_path(job_id: str) -> str:
+    """Where the checkpoints of a job lie below the artifacts' root, one directory each."""
+    return f"{job_id}/checkpoints"
 
 
 def blob_path(account_id: str, sha256: str) -> str:

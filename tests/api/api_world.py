@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from sqlalchemy import Connection
 
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
@@ -22,21 +23,26 @@ from trainmaster.api.front import Front
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.launching import attempt_request
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.vault import Vault
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Job, Progress
 from trainmaster.core.keys import KeyScope, key_digest, key_id_of, new_key
-from trainmaster.core.resources import Share
+from trainmaster.core.resources import Gpu, Node, Share
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.states import JobStatus
 from trainmaster.protocol.rundir import RunDirectory, log_stream, metrics_stream
+from trainmaster.sealing import Sealer
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.store import accounts, jobs, keys
+from trainmaster.store import accounts, jobs, keys, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
 
 WAIT_S = 60.0
 """Generous: a slow machine with other tests on it."""
+SEALER = Sealer(bytes(32))
+VAULT = Vault(SEALER)
 EVERYTHING = Scope.everything()
 COMMAND: dict[str, Any] = {
     "name": "n",
@@ -48,6 +54,21 @@ SERVICE: dict[str, Any] = {
     "workload": {"kind": "service", "argv": ["serve"]},
     "resource_config": {"gpu_count": 0},
 }
+
+
+def roomy_node(node_id: str) -> Node:
+    """A node that no test fills."""
+    return Node(
+        node_id=node_id,
+        backend="roomy",
+        hostname=node_id,
+        cpu_cores=1_000_000,
+        ram_mb=2**40,
+        storage_mb=2**40,
+        gpus=tuple(Gpu(index=i, device=str(i), type="H100", memory_mb=80_000) for i in range(8)),
+        slots=1_000_000,
+        last_seen_at=time.time(),
+    )
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -80,6 +101,7 @@ class World:
                 backends=["local"],
                 default_backend="local",
                 admission=Admission(),
+                vault=VAULT,
                 hint=lambda subject: None,
             )
             yield World(database=database, roots=roots, commands=commands)
@@ -91,6 +113,8 @@ class World:
             **{
                 "database": self.database,
                 "commands": self.commands,
+                "vault": VAULT,
+                "subscriptions": Subscriptions(self.database, SEALER, private_addresses=True),
                 "roots": self.roots,
                 "hint": self.hints.append,
                 **changes,
@@ -136,11 +160,11 @@ class World:
 
     def place(self, job_id: str, *shares: Share) -> Job:
         """Open an attempt and lay out its run directory."""
+        shares = shares or (Share(node_id="here"),)
+        self._provide({share.node_id for share in shares})
         placed = self.change(
             job_id,
-            lambda job: observations.place(
-                job, now=time.time(), shares=shares or (Share(node_id="here"),), token=secrets.token_urlsafe(24)
-            ),
+            lambda job: observations.place(job, now=time.time(), shares=shares, token=secrets.token_urlsafe(24)),
         )
         request = attempt_request(
             placed, nodes={}, roots=self.roots, resume=None, hint_socket=None, server_url="http://127.0.0.1:1"
@@ -148,14 +172,22 @@ class World:
         self.directory(placed).create(request)
         return placed
 
+    def _provide(self, node_ids: set[str]) -> None:
+        """Have nodes with room for everything, where there are none of these names."""
+
+        def work(connection: Connection) -> None:
+            known = {node.node_id for node in nodes.all(connection, EVERYTHING)}
+            nodes.put(connection, EVERYTHING, [roomy_node(node_id) for node_id in sorted(node_ids - known)])
+
+        self.database.write_now(work)
+
     def see(self, job_id: str, *records: dict[str, Any], **more: Any) -> Job:
         """Let every node of the current attempt say something."""
         progress = more.pop("progress", None)
 
         def observe(job: Job) -> Change | None:
             node = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
-            nodes = [node] * len(job.live.shares)
-            sight = Sight(attempt=job.live.number, nodes=nodes, progress=progress)
+            sight = Sight(attempt=job.live.number, nodes=[node] * len(job.live.shares), progress=progress)
             return observations.observe(job, sight, now=time.time())
 
         return self.change(job_id, observe)
@@ -223,7 +255,13 @@ class Served:
     def serve(context: ApiContext) -> Iterator[Served]:
         front = create_app(context)
         config = uvicorn.Config(
-            front, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_graceful_shutdown=5
+            front,
+            host="127.0.0.1",
+            port=0,
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
         loop = asyncio.new_event_loop()

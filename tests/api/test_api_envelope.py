@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
@@ -12,7 +13,8 @@ import pytest
 from api_world import COMMAND, Api, Served, World, wait_for
 from sqlalchemy import Connection
 
-from trainmaster.core.keys import KeyScope
+from trainmaster.core.keys import KeyScope, key_id_of
+from trainmaster.logs import JsonLines
 from trainmaster.store import keys
 from trainmaster.store.scope import Scope
 
@@ -239,10 +241,7 @@ def test_mistake_of_the_server_is_hidden_and_logged(
     with World.open(tmp_path) as world:
         key = {"X-API-Key": world.key("a")}
 
-        def explode(*arguments: object, **options: object) -> object:
-            raise ZeroDivisionError("a secret")
-
-        monkeypatch.setattr("trainmaster.api.routes.nodes.nodes.all", explode)
+        monkeypatch.setattr("trainmaster.api.routes.nodes.nodes.all", _explode)
         with Served.serve(world.context()) as served:
             response = httpx.get(f"{served.url}/v1/nodes", headers=key)
     assert response.status_code == 500
@@ -251,11 +250,40 @@ def test_mistake_of_the_server_is_hidden_and_logged(
     assert response.headers["X-Request-Id"] in caplog.text
 
 
-def test_access_log_has_a_line_for_each_request(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="trainmaster.api.access"):
-        request_id = api.http.get("/v1/nodes").headers["X-Request-Id"]
-        line = wait_for(lambda: next((text for text in caplog.messages if request_id in text), None))
-    said = json.loads(line)
-    assert (said["method"], said["path"], said["status"]) == ("GET", "/v1/nodes", 200)
-    assert said["key"]
-    assert api.key not in line
+def test_every_line_of_a_request_says_whose_it_is(
+    api: Api, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonLines())
+    ours = logging.getLogger("trainmaster.api")
+    ours.addHandler(handler)
+    caplog.set_level(logging.INFO, logger=ours.name)
+    monkeypatch.setattr("trainmaster.api.routes.nodes.nodes.all", _explode)
+    try:
+        with Served.serve(world.context(access_level=logging.INFO)) as served:
+            headers = {"X-API-Key": api.key, "Cookie": "of-somebody"}
+            answer = httpx.get(f"{served.url}/v1/nodes", headers=headers)
+            wait_for(lambda: "/v1/nodes 500" in lines.getvalue())
+    finally:
+        ours.removeHandler(handler)
+    failed, access = (json.loads(line) for line in lines.getvalue().splitlines())
+    whose = {"request_id": answer.headers["X-Request-Id"], "key": key_id_of(api.key), "account": api.account_id}
+    for line in (failed, access):
+        assert whose.items() <= line.items()
+    assert "ZeroDivisionError" in failed["exception"]
+    assert access["logger"] == "trainmaster.api.access"
+    assert (access["method"], access["path"], access["status"]) == ("GET", "/v1/nodes", 500)
+    assert access["ms"] > 0
+    assert api.key not in lines.getvalue()
+    assert "of-somebody" not in lines.getvalue()
+
+
+def _explode(*arguments: object, **options: object) -> object:
+    raise ZeroDivisionError("a secret")
+
+
+def test_access_log_is_quiet_unless_it_is_asked_for(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trainmaster.api.access"):
+        api.call("GET", "/v1/nodes")
+    assert not [record for record in caplog.records if record.name == "trainmaster.api.access"]

@@ -32,7 +32,7 @@ FIELDS = {
     *("job_id", "name", "labels", "parent_job_id", "root_job_id", "created_at", "created_by", "handle", "kind"),
     *("training_config", "data_config", "resource_config", "output_config", "scheduling_config", "workload"),
     *("status", "status_reason", "error_message", "error_type", "error", "desired", "cancel_requested", "stalled"),
-    *("queue", "queue_position", "priority", "estimated_wait_seconds", "pending_reason"),
+    *("queue", "queue_position", "priority", "estimated_wait_seconds", "pending_reason", "pending"),
     *("attempt", "max_retries", "attempts", "placement", "progress", "metrics", "output", "links", "endpoint"),
     *("latest_checkpoint_id", "best_checkpoint_id", "checkpoints", "effective_batch_size"),
     *("queued_at", "started_at", "finished_at", "paused_at", "runtime_seconds", "gpu_seconds", "version"),

@@ -19,6 +19,9 @@ from trainmaster.api.context import ApiContext
 from trainmaster.cli.app import app as command_line
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.vault import Vault
+from trainmaster.sealing import Sealer
 from trainmaster.server import ensure_key
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.store.database import Database
@@ -102,10 +105,10 @@ def test_pages_made_from_the_code_are_current() -> None:
 
 
 def options(command: str) -> set[str]:
-    """The options of a command, without --help."""
-    named = {
-        option for parameter in commands[command].params for option in (*parameter.opts, *parameter.secondary_opts)
-    }
+    """The options of a command, and of those that are below it, without --help."""
+    found = commands[command]
+    parameters = [one for each in (found, *getattr(found, "commands", {}).values()) for one in each.params]
+    named = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     return {option for option in named if option.startswith("--")} - {"--help"}
 
 
@@ -115,6 +118,8 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
     database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
     try:
         ensure_key(database, tmp_path / "api-key")
+        sealer = Sealer(bytes(32))
+        vault = Vault(sealer)
         context = ApiContext(
             database=database,
             commands=Commands(
@@ -122,8 +127,11 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
                 backends=["local"],
                 default_backend="local",
                 admission=Admission(),
+                vault=vault,
                 hint=lambda subject: None,
             ),
+            vault=vault,
+            subscriptions=Subscriptions(database, sealer, private_addresses=True),
             roots=Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)}),
         )
         yield asyncio.run(fetch_openapi(context, (tmp_path / "api-key").read_text().strip()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.core.keys import key_digest
+from trainmaster.core.keys import key_digest, key_id_of
 from trainmaster.server import ensure_key
 from trainmaster.store import keys
 from trainmaster.store.database import Database
@@ -42,3 +42,19 @@ def test_key_whose_writing_was_cut_short_is_made_anew(database: Database, tmp_pa
     ensure_key(database, path)
     assert len(path.read_text()) > 20
     assert not is_known(database, "eyJ")
+
+
+def test_revoked_key_stays_revoked_until_its_file_is_removed(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "api-key"
+    ensure_key(database, path)
+    key = path.read_text().strip()
+    everything = Scope.everything()
+    database.write_now(lambda connection: keys.revoke(connection, everything, key_id_of(key), 1.0))
+    ensure_key(database, path)
+    assert not is_known(database, key)
+    assert "remove the file" in caplog.text
+    path.unlink()
+    ensure_key(database, path)
+    assert is_known(database, path.read_text().strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -10,16 +11,39 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from trainmaster.api import gateway, openapi
+from trainmaster.api.auth import Gate, refuse_unguarded
 from trainmaster.api.context import API, GATEWAY, ApiContext
 from trainmaster.api.envelope import failure, request_id_of
 from trainmaster.api.errors import InternalError, UnknownRouteError, WrongMethodError
 from trainmaster.api.follow import Followers
 from trainmaster.api.front import Front
 from trainmaster.api.requests import ALIAS, PREFIX
-from trainmaster.api.routes import blobs, controls, events, health, jobs, logs, metrics, nodes, worker
+from trainmaster.api.routes import (
+    accounts,
+    artifacts,
+    blobs,
+    checkpoints,
+    cluster,
+    controls,
+    events,
+    health,
+    jobs,
+    keys,
+    logs,
+    metrics,
+    nodes,
+    prometheus,
+    queues,
+    retention,
+    usage,
+    webhooks,
+    worker,
+)
 from trainmaster.api.routing import RawRoute
 from trainmaster.core.errors import Problem, SpecError, TrainmasterError
 
+ROOT = (health.router, prometheus.router)
+"""What is at the root, whatever the server's roles."""
 _RESOURCES = (
     jobs.submitting,
     jobs.listing,
@@ -29,9 +53,23 @@ _RESOURCES = (
     metrics.router,
     events.router,
     nodes.router,
+    queues.router,
+    cluster.router,
+    artifacts.router,
+    checkpoints.router,
+    usage.router,
+    retention.router,
     blobs.router,
+    webhooks.router,
     worker.router,
+    accounts.router,
+    keys.router,
 )
+
+
+def routers_of(roles: Collection[str]) -> list[APIRouter]:
+    """The routers of a server with these roles, below either prefix."""
+    return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
 
 
 def create_app(context: ApiContext) -> Front:
@@ -40,13 +78,13 @@ def create_app(context: ApiContext) -> Front:
     app.state.context = context
     app.state.followers = Followers(context.database)
     app.state.gateway = gateway.Gateway(context)
-    app.include_router(health.router)
-    routers: list[APIRouter] = []
-    if API in context.roles:
-        routers += _RESOURCES
-    if GATEWAY in context.roles:
-        routers.append(gateway.router)
+    app.state.gate = Gate(context)
+    for router in ROOT:
+        refuse_unguarded(router)
+        app.include_router(router)
+    routers = routers_of(context.roles)
     for router in routers:
+        refuse_unguarded(router)
         app.include_router(router, prefix=PREFIX)
     for router in routers:
         app.include_router(router, prefix=PREFIX + ALIAS, include_in_schema=False)
@@ -58,7 +96,7 @@ def create_app(context: ApiContext) -> Front:
     # A thousand submissions a second: on this route even the router is a cost.
     submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
     shortcuts = {("POST", f"{prefix}/jobs"): submit for prefix in (PREFIX, PREFIX + ALIAS) if API in context.roles}
-    return Front(app, context, app.state.followers, shortcuts)
+    return Front(app, context, app.state.gate, app.state.followers, shortcuts)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

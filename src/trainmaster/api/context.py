@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
@@ -12,7 +15,13 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster import __version__
+from trainmaster.api.exchange import TokenExchange
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.retention import Collector
+from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.vault import Vault
+from trainmaster.core.accounts import Account
+from trainmaster.core.retention import Keep
 from trainmaster.storage import Roots
 from trainmaster.store.database import Database
 
@@ -31,12 +40,23 @@ def _fine() -> str | None:
     return None
 
 
+def _leads_not() -> bool:
+    """A process without a coordinator never leads."""
+    return False
+
+
+def _any_account(account: Account) -> None:
+    """No machine is known whose users there would have to be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
     """Handed to `create_app`; the same for every request."""
 
     database: Database
     commands: Commands
+    vault: Vault
+    subscriptions: Subscriptions
     roots: Roots
     roles: frozenset[str] = frozenset({API, GATEWAY})
     """`api`: all routes but the gateway's; `gateway`: those."""
@@ -47,6 +67,29 @@ class ApiContext:
     clock: Callable[[], float] = time.time
     version: str = __version__
     max_blob_bytes: int = 2 << 30
+    keep: Keep = Keep()
+    """How long things are kept."""
+    check_account: Callable[[Account], None] = _any_account
+    """Raises when the jobs of an account could not run as the user whom it names."""
+    spool: Path | None = None
+    """Where couriers of this server work."""
+    token_exchange: TokenExchange | None = None
+    """Where tokens come from that a request does not pass on; None: from nowhere."""
+    leads: Callable[[], bool] = _leads_not
+    """Whether this process leads."""
+    rate_limit_per_s: float = 0.0
+    """Requests of one key, in the long run; 0 means no limit."""
+    rate_burst: int = 1000
+    behind_proxy: bool = False
+    """Whether a proxy in front tells by headers who is asking, and how."""
+    open_metrics: bool = False
+    """Whether the numbers for Prometheus need no key."""
+    access_level: int = logging.DEBUG
+    """Of the log's lines for each request."""
+
+    def collector(self) -> Collector:
+        """Collects what has outlived its job."""
+        return Collector(self.database, self.roots, self.keep, spool=self.spool)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Ask the database something, without holding up other requests."""
@@ -56,6 +99,10 @@ class ApiContext:
                 return question(connection)
 
         return await run_in_threadpool(ask)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Have something written; returns when it is on disk."""
+        return await asyncio.wrap_future(self.database.write(work))
 
 
 async def _context(request: Request) -> ApiContext:

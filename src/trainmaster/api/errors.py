@@ -6,24 +6,30 @@ Errors of the API itself, below the tree of `trainmaster.core.errors`:
     ├── UnauthenticatedError         401: no credentials
     │   └── InvalidTokenError        401: wrong ones
     ├── InsufficientScopeError       403: the key may not do that
+    ├── CredentialsRefusedError      403: the token exchange refuses the key (`trainmaster.api.exchange`)
     ├── UnknownRouteError            404
     ├── WrongMethodError             405
     ├── StreamGapConflictError       409: a worker sent bytes beyond the end of a stream
     ├── AttemptEndedError            410: a worker reported after its attempt's end
     ├── TooLargeError                413
+    ├── UnsatisfiableRangeError      416: a part of a file was asked for that lies beyond its end
+    ├── RateLimitedError             429: too many requests
     ├── InternalError                500: our fault; the log says more
     ├── BadGatewayError              502: the service broke off
     ├── UnhealthyError               503: a part of the server does not work
+    ├── ExchangeUnavailableError     503: the token exchange does not answer
     └── ServiceNotReadyError         503: there is nothing (yet) that could answer
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
+from trainmaster.api.exchange import CredentialsRefusedError, ExchangeUnavailableError
 from trainmaster.core.errors import (
     ConflictError,
     IdempotencyMismatchError,
@@ -37,6 +43,7 @@ from trainmaster.core.errors import (
     StoreUnavailableError,
     TrainmasterError,
 )
+from trainmaster.sealing import SealError
 
 RETRY_AFTER_S = 1
 """What to wait when the server itself will be back soon."""
@@ -99,6 +106,22 @@ class TooLargeError(TrainmasterError):
     code = "PAYLOAD_TOO_LARGE"
 
 
+class UnsatisfiableRangeError(TrainmasterError):
+    """The file ends before that range."""
+
+    code = "RANGE_NOT_SATISFIABLE"
+
+
+class RateLimitedError(TrainmasterError):
+    """Too many requests came; slow down."""
+
+    code = "RATE_LIMITED"
+
+    def __init__(self, message: str, wait_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = max(1, math.ceil(wait_s))
+
+
 class InternalError(TrainmasterError):
     """The server made a mistake; its log has the request under this id."""
 
@@ -137,13 +160,18 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
         UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
         InsufficientScopeError: HTTPStatus.FORBIDDEN,
+        CredentialsRefusedError: HTTPStatus.FORBIDDEN,
         UnknownRouteError: HTTPStatus.NOT_FOUND,
         WrongMethodError: HTTPStatus.METHOD_NOT_ALLOWED,
         StreamGapConflictError: HTTPStatus.CONFLICT,
         AttemptEndedError: HTTPStatus.GONE,
         TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        UnsatisfiableRangeError: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+        RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
         BadGatewayError: HTTPStatus.BAD_GATEWAY,
         UnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
+        ExchangeUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+        SealError: HTTPStatus.SERVICE_UNAVAILABLE,
         ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
         TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
     }
@@ -158,9 +186,10 @@ def status_of(error: TrainmasterError) -> HTTPStatus:
 
 def retry_after_s(error: TrainmasterError) -> int | None:
     """When to try again, where trying again makes sense."""
-    if isinstance(error, ServiceNotReadyError):
+    if isinstance(error, ServiceNotReadyError | RateLimitedError):
         return error.retry_after_s
-    return RETRY_AFTER_S if isinstance(error, NotLeaderError | StoreUnavailableError) else None
+    soon = NotLeaderError | StoreUnavailableError | ExchangeUnavailableError
+    return RETRY_AFTER_S if isinstance(error, soon) else None
 
 
 def error_document(error: TrainmasterError) -> dict[str, Any]:

@@ -1,49 +1,63 @@
-"""What every request passes first: an id, the check of its credentials, and the net below everything."""
+"""What every request passes first: an id, the check of its credentials, and the net below everything.
+
+It also counts what is answered, and writes the access log.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import re
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainmaster import logs
 from trainmaster.api.auth import Gate
 from trainmaster.api.context import ApiContext
 from trainmaster.api.envelope import REQUEST_ID, failure
 from trainmaster.api.errors import InternalError
 from trainmaster.api.follow import Followers
+from trainmaster.api.requests import ALIAS, PREFIX
 from trainmaster.api.routing import Handler
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.telemetry import METERS
 
 _log = logging.getLogger(__name__)
-_access = logging.getLogger("trainmaster.api.access")
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _HEADER = REQUEST_ID.lower().encode()
 _RUN = secrets.token_hex(4)
 """Of this process. Random bytes for each request would be dear: to get them, a thread gives way to all others."""
 _numbers = itertools.count(1)
+_SECOND = PREFIX + ALIAS
+_BELOW = f"{PREFIX}/"
+NO_ROUTE = "none"
+"""The route of a request that led to none: whatever clients make up must not become a name in the metrics."""
 
 
 class Front:
     """The outermost application."""
 
     def __init__(
-        self, app: ASGIApp, context: ApiContext, followers: Followers, shortcuts: Mapping[tuple[str, str], Handler]
+        self,
+        app: ASGIApp,
+        context: ApiContext,
+        gate: Gate,
+        followers: Followers,
+        shortcuts: Mapping[tuple[str, str], Handler],
     ) -> None:
         """Stand before `app`; requests with the method and path of a shortcut go straight to its handler."""
         self._app = app
-        self._gate = Gate(context)
+        self._gate = gate
         self._followers = followers
         self._shortcuts = shortcuts
+        self._behind_proxy = context.behind_proxy
+        self._access_level = context.access_level
 
     def close(self) -> None:
         """Break off what would never end by itself, before the server stops. Called in the event loop."""
@@ -63,35 +77,47 @@ class Front:
         request_id = _request_id(scope)
         # A copy: with a lifespan, the server hands every request the same state.
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "principal": None}
-        status = 0
+        logs.belong_to({"request_id": request_id})
+        if self._behind_proxy:
+            _believe_proxy(scope)
+        status, route = 0, ""
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                METERS.answered(*_counted_as(scope, route), status, time.perf_counter() - began)
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         try:
             await self._gate.admit(scope, scope["path"])
+            if principal := scope["state"]["principal"]:
+                logs.belong_to({"request_id": request_id, "key": principal.key_id, "account": principal.account_id})
             shortcut = self._shortcuts.get((scope["method"], scope["path"]))
             if shortcut is None:
                 await self._app(scope, receive, answer)
             else:
+                route = scope["path"]
                 scope["app"] = self._app
                 response = await shortcut(Request(scope, receive))
                 await response(scope, receive, answer)
         except TrainmasterError as error:
             await failure(error, request_id)(scope, receive, answer)
         except ClientDisconnect:
-            _log.debug("request %s: the client left in the middle of its body", request_id)
+            _log.debug("the client left in the middle of its body")
         except Exception:
             _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if not status:
                 await failure(InternalError(), request_id)(scope, receive, answer)
         finally:
-            if _access.isEnabledFor(logging.DEBUG):
-                _access.debug("%s", json.dumps(_line(scope, request_id, status, time.perf_counter() - began)))
+            if logs.ACCESS.isEnabledFor(self._access_level):
+                self._note(scope, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, status: int, took_s: float) -> None:
+        method, path = scope["method"], scope["path"]
+        fields = {"method": method, "path": path, "status": status, "ms": round(took_s * 1000, 2)}
+        logs.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:
@@ -101,13 +127,20 @@ def _request_id(scope: Scope) -> str:
     return f"req-{_RUN}-{next(_numbers)}"
 
 
-def _line(scope: Scope, request_id: str, status: int, took_s: float) -> dict[str, Any]:
-    principal = scope["state"]["principal"]
-    return {
-        "request_id": request_id,
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "ms": round(took_s * 1000, 2),
-        "key": principal.key_id if principal else None,
-    }
+def _believe_proxy(scope: Scope) -> None:
+    """Take a client's address and scheme from what the proxy says; of several addresses, the last is its own word."""
+    for name, value in scope["headers"]:
+        if name == b"x-forwarded-for":
+            scope["client"] = (str(value, "latin-1").rpartition(",")[2].strip(), 0)
+        elif name == b"x-forwarded-proto" and value in (b"http", b"https"):
+            scope["scheme"] = str(value, "ascii")
+
+
+def _counted_as(scope: Scope, route: str) -> tuple[str, str]:
+    """The method and the route under which an answer is counted; both prefixes are one."""
+    route = route or getattr(scope.get("route"), "path", "")
+    if not route:
+        return "", NO_ROUTE
+    # The framework names a route with its prefix or without, by its version.
+    bare = route.removeprefix(_SECOND).removeprefix(PREFIX)
+    return scope["method"], PREFIX + bare if scope["path"].startswith(_BELOW) else bare

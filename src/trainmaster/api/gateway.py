@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from trainmaster.api.activity import Activity
-from trainmaster.api.auth import credential_of, require
+from trainmaster.api.auth import credential_of, guard, require
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import REQUEST_ID, request_id_of
 from trainmaster.api.errors import BadGatewayError, ServiceNotReadyError
@@ -67,6 +67,7 @@ _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
     include_in_schema=False,  # what lies behind it is not ours to describe
 )
 @router.api_route("/jobs/{job_id}/proxy", methods=METHODS, include_in_schema=False)
+@guard
 async def proxy(request: Request, context: Context, job_id: JobId) -> Response:
     """Pass a request on to the service that a job is."""
     principal = require(request, KeyScope.VIEW if request.method in SAFE_METHODS else KeyScope.MANAGE)

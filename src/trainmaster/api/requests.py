@@ -22,6 +22,9 @@ PREFIX = "/v1"
 ALIAS = "/modules/scaimind"
 """Below the prefix: where they lie a second time."""
 
+METRICS_PATH = "/metrics"
+"""Where Prometheus reads."""
+
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -25,7 +25,9 @@ _MEANINGS = {
     HTTPStatus.CONFLICT: "Not now.",
     HTTPStatus.GONE: "It has ended.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "The file is shorter than that.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A wrong shape or value; the details name the fields.",
+    HTTPStatus.TOO_MANY_REQUESTS: "Too many requests with this key; wait for `retry_after` seconds.",
     HTTPStatus.BAD_GATEWAY: "The service broke off.",
     HTTPStatus.SERVICE_UNAVAILABLE: "Not available now.",
 }
@@ -33,6 +35,7 @@ _ALWAYS = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
     HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 

@@ -25,9 +25,9 @@ def event(kind: str, data: str, cursor: str | int | None = None) -> bytes:
     return f"{head}data: {data}\n\n".encode()
 
 
-def end(status: str) -> bytes:
-    """The end of a stream that is complete, with the status of its job."""
-    return event("end", json.dumps({"status": status})) + DONE
+def end(status: str, notice: str | None = None) -> bytes:
+    """The end of a stream that is complete, with the status of its job, and why it was empty where that needs words."""
+    return event("end", json.dumps({"status": status} | ({"notice": notice} if notice else {}))) + DONE
 
 
 def failed(error: TrainmasterError) -> bytes:

@@ -11,24 +11,36 @@ import typer
 from typer.core import TyperGroup
 
 from trainmaster.cli.commands import (
+    accounts,
     cancel,
     checkpoints,
+    config,
     delete,
     doctor,
     down,
+    download,
+    drain,
     edit,
+    enable,
     events,
+    gc,
+    keys,
     logs,
     metrics,
     nodes,
     pause,
     ps,
+    queues,
     resume,
     retry,
     serve,
     show,
+    simulate,
     submit,
     up,
+    usage,
+    webhooks,
+    why,
 )
 from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, report
 from trainmaster.sdk.errors import SdkError
@@ -36,8 +48,9 @@ from trainmaster.sdk.errors import SdkError
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "Run": (submit, cancel, pause, resume, retry, edit, delete),
-        "Look": (ps, show, logs, metrics, events, checkpoints, nodes),
-        "Server": (up, down, serve, doctor),
+        "Look": (ps, show, logs, metrics, events, checkpoints, download, why),
+        "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
+        "Server": (up, down, serve, config, webhooks, gc, simulate, doctor),
     }
 )
 """Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""

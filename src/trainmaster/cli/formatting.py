@@ -34,6 +34,19 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
+def about(seconds: float) -> str:
+    """A time that is not known to the second.
+
+    >>> about(4), about(100), about(2400), about(9000), about(400_000)
+    ('4 s', '2 min', '40 min', '2.5 h', '4.6 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
+
+
 def age(timestamp: str | None) -> str:
     """How long ago something was, in its largest unit.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,6 +51,18 @@ JobsArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to the standard output, and nothing else.")]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="PATH=VALUE", help="Set a field, by its dotted path; may be repeated.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The settings file; by default TRAINMASTER_CONFIG, else config.toml in the data directory.",
+    ),
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="All of its state; by default TRAINMASTER_HOME, else ~/.trainmaster."),
 ]
 LabelOption = Annotated[list[str], typer.Option("--label", "-l", metavar="KEY=VALUE", help="May be repeated.")]
 

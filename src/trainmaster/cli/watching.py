@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from trainmaster.cli.exits import say
 from trainmaster.cli.views import JsonView, LiveView, PlainView, View
 from trainmaster.sdk.errors import SdkError, UnavailableError, UnreachableError
 
@@ -53,6 +54,8 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
             job = _look(client, job_id) or job
         job = client.get(job_id)
         view.end(job)
+    if incoming.notice:
+        say(incoming.notice)
     return job
 
 
@@ -97,6 +100,11 @@ class _Incoming:
             raise item
         self.ended = True
         return taken
+
+    @property
+    def notice(self) -> str | None:
+        """What the server said at the end, where it had something to say."""
+        return self._lines.notice
 
     def close(self) -> None:
         """Receive no more."""

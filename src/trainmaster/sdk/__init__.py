@@ -12,16 +12,20 @@ from trainmaster.sdk.errors import (
     InvalidError,
     LocalServerError,
     NotFoundError,
+    RateLimitedError,
     RefusedError,
     SdkError,
     ShippingError,
+    SignatureError,
     UnauthorizedError,
     UnavailableError,
     UnreachableError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
     from trainmaster.sdk.client import Client
+    from trainmaster.sdk.webhooks import verify_webhook
 
 __all__ = [
     "ApiError",
@@ -32,12 +36,16 @@ __all__ = [
     "InvalidError",
     "LocalServerError",
     "NotFoundError",
+    "RateLimitedError",
     "RefusedError",
     "SdkError",
     "ShippingError",
+    "SignatureError",
     "UnauthorizedError",
     "UnavailableError",
     "UnreachableError",
+    "UntrustedError",
+    "verify_webhook",
 ]
 
 
@@ -47,4 +55,8 @@ def __getattr__(name: str) -> object:
         from trainmaster.sdk.client import Client
 
         return Client
+    if name == "verify_webhook":
+        from trainmaster.sdk.webhooks import verify_webhook
+
+        return verify_webhook
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

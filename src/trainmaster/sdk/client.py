@@ -13,10 +13,14 @@ from urllib.parse import quote
 
 import httpx
 
+from trainmaster.protocol.environment import CA
 from trainmaster.sdk import local
+from trainmaster.sdk.admin import Admin
+from trainmaster.sdk.cluster import Cluster
 from trainmaster.sdk.connection import Address, Connection
 from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.following import Following
+from trainmaster.sdk.results import Results
 from trainmaster.sdk.types import (
     ControlledJob,
     Event,
@@ -30,6 +34,7 @@ from trainmaster.sdk.types import (
     Node,
     Submitted,
 )
+from trainmaster.sdk.webhooks import Webhooks
 
 URL_VARIABLE = "TRAINMASTER_URL"
 KEY_VARIABLE = "TRAINMASTER_API_KEY"
@@ -40,8 +45,9 @@ class Client:
     """A Trainmaster server.
 
     Without arguments: the server that TRAINMASTER_URL and TRAINMASTER_API_KEY name, else the local one, which is
-    started when it does not run. Methods raise `ApiError` when the server says no and `UnreachableError` when it
-    does not answer; both are `SdkError`. A job is named by its id or its handle.
+    started when it does not run. `ca`, or TRAINMASTER_CA, names a file with certificates to trust instead of the
+    system's. Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
+    are `SdkError`. A job is named by its id or its handle.
     """
 
     def __init__(
@@ -49,18 +55,28 @@ class Client:
         url: str | None = None,
         api_key: str | None = None,
         *,
+        ca: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
         timeout: float = 30.0,
     ) -> None:
+        trusted = str(ca) if ca else os.environ.get(CA) or None
         url = url or os.environ.get(URL_VARIABLE)
         api_key = api_key or os.environ.get(KEY_VARIABLE)
         if url:
-            address = Address(url=url, api_key=api_key or _local_key(url))
+            address = Address(url=url, api_key=api_key or _local_key(url), ca=trusted)
             self._connection = Connection(address, transport=transport, timeout=timeout)
         else:
             server = local.start()
-            address = Address(url=server.url, api_key=server.api_key)
+            address = Address(url=server.url, api_key=server.api_key, ca=trusted)
             self._connection = Connection(address, look_again=_local_address, transport=transport, timeout=timeout)
+        self.cluster = Cluster(self._connection)
+
+        self.admin = Admin(self._connection)
+        """Accounts and API keys."""
+
+        self.webhooks = Webhooks(self._connection)
+        self.results = Results(self._connection)
+        """What jobs leave and what they used."""
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainmaster import __version__
-from trainmaster.sdk.errors import ApiError, SdkError, UnavailableError, UnreachableError, error_from_answer
+from trainmaster.protocol.environment import CA
+from trainmaster.sdk.errors import (
+    ApiError,
+    RateLimitedError,
+    SdkError,
+    UnavailableError,
+    UnreachableError,
+    UntrustedError,
+    error_from_answer,
+)
 
 RETRY_DELAYS_S = (0.1, 0.3, 0.9, 2.0)
 """Long enough for a server that restarts, short enough for a person who mistyped its address."""
@@ -21,6 +31,11 @@ LONGEST_RETRY_AFTER_S = 10.0
 STREAM_SILENCE_S = 30.0
 """A stream beats every ten seconds: after this long without a byte the connection is dead."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+"""Methods that have the same effect when they are sent twice."""
+
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 Params = Mapping[str, Any]
 
@@ -31,6 +46,8 @@ class Address:
 
     url: str
     api_key: str
+    ca: str | None = None
+    """A file with the certificates of the authorities that vouch for it; None means the system's."""
 
 
 class Stream:
@@ -69,7 +86,7 @@ class Connection:
             # A proxy of the environment has no way to this machine's own loopback.
             trust_env=urlsplit(address.url).hostname not in LOOPBACK,
             # Reading the system's certificates takes longer than most requests.
-            verify=not address.url.startswith("http://"),
+            verify=_trusted(address),
         )
 
     @property
@@ -93,18 +110,21 @@ class Connection:
     ) -> Any:
         """Send a request; returns the `data` of the answer.
 
-        It is sent again when the connection breaks or the server is unavailable: what changes something needs an
-        Idempotency-Key.
+        It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
+        connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
+        Idempotency-Key for it.
 
         Raises:
             ApiError: the server said no.
             UnreachableError: it did not answer.
+            UntrustedError: whatever answered cannot be trusted.
         """
+        repeatable = method in IDEMPOTENT or "Idempotency-Key" in (headers or {})
         for delay in (*RETRY_DELAYS_S, None):
             try:
                 return self._call_once(method, path, params, json, body, headers)
-            except (UnreachableError, UnavailableError) as error:
-                if delay is None or not _may_pass(error):
+            except (UnreachableError, UnavailableError, RateLimitedError) as error:
+                if delay is None or not _may_pass(error, repeatable):
                     raise
                 time.sleep(_delay(delay, error))
             self.find_again()
@@ -130,6 +150,23 @@ class Connection:
                 response.read()
                 raise _error_of(response)
             yield Stream(response)
+
+    @contextlib.contextmanager
+    def fetch(self, path: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """A file, or a part of one, whose bytes are yet to come; the caller's headers say which.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer, or the connection broke.
+        """
+        with (
+            self._as_unreachable(),
+            self._http.stream("GET", self._url(path), headers=self._with_key(headers)) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                raise _error_of(response)
+            yield response
 
     def find_again(self) -> None:
         """Look whether the server is somewhere else by now."""
@@ -174,13 +211,28 @@ class Connection:
         except httpx.TimeoutException as error:
             raise UnreachableError(f"the server at {self.url} does not answer in time") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
+            if _UNTRUSTED in str(error):
+                raise UntrustedError(
+                    f"the certificate of {self.url} cannot be trusted ({error}); "
+                    f"if it should be, name a file with that of its authority in {CA}"
+                ) from error
             raise UnreachableError(f"no server answers at {self.url} ({error})") from error
 
 
-def _may_pass(error: SdkError) -> bool:
-    return isinstance(error, UnavailableError) or isinstance(
-        error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError
-    )
+def _trusted(address: Address) -> ssl.SSLContext | bool:
+    if address.url.startswith("http://"):
+        return False
+    try:
+        return ssl.create_default_context(cafile=address.ca) if address.ca else True
+    except OSError as error:
+        raise SdkError(f"the certificates in {address.ca} cannot be used: {error}") from error
+
+
+def _may_pass(error: SdkError, repeatable: bool) -> bool:
+    """Whether it makes sense to send a request again, and does no harm."""
+    if isinstance(error, UnavailableError | RateLimitedError) or isinstance(error.__cause__, httpx.ConnectError):
+        return True
+    return repeatable and isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError)
 
 
 def _delay(planned: float, error: SdkError) -> float:

@@ -8,10 +8,14 @@ SdkError
 │   ├── NotFoundError       404: no such thing, or not yours to see
 │   ├── ConflictError       409: not now
 │   ├── InvalidError        422: the request has a wrong shape or value
+│   ├── RateLimitedError    429: too many requests with this key
 │   └── UnavailableError    502, 503, 504: the server cannot answer now
 ├── UnreachableError        no server answers at that address
+├── UntrustedError          its certificate is not vouched for by anybody that is trusted
 ├── LocalServerError        the local server cannot be started, stopped or used
-└── ShippingError           a file that a job names cannot be sent
+├── ShippingError           a file that a job names cannot be sent
+├── DownloadError           a file of a job cannot be fetched
+└── SignatureError          a webhook's delivery does not come from where it says
 """
 
 from __future__ import annotations
@@ -90,12 +94,20 @@ class InvalidError(ApiError):
     """The request has a wrong shape or value."""
 
 
+class RateLimitedError(ApiError):
+    """There were too many requests with this key."""
+
+
 class UnavailableError(ApiError):
     """The server cannot answer now."""
 
 
 class UnreachableError(SdkError):
     """No server answers at that address."""
+
+
+class UntrustedError(SdkError):
+    """The server's certificate is not vouched for by anybody that is trusted."""
 
 
 class LocalServerError(SdkError):
@@ -106,6 +118,14 @@ class ShippingError(SdkError):
     """A file that a job names cannot be sent."""
 
 
+class DownloadError(SdkError):
+    """A file of a job cannot be fetched, or is not what it should be."""
+
+
+class SignatureError(SdkError):
+    """A webhook's delivery does not come from where it says."""
+
+
 ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
     {
         400: RefusedError,
@@ -114,6 +134,7 @@ ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
         404: NotFoundError,
         409: ConflictError,
         422: InvalidError,
+        429: RateLimitedError,
         502: UnavailableError,
         503: UnavailableError,
         504: UnavailableError,

@@ -36,6 +36,8 @@ class Following(Generic[ItemT]):
         self._stream: Stream | None = None
         self._closed = threading.Event()
         self._items = self._follow()
+        self.notice: str | None = None
+        """What the server said at the end, where it had something to say."""
 
     def __iter__(self) -> Self:
         return self
@@ -64,6 +66,7 @@ class Following(Generic[ItemT]):
                     given_up_at = None
                     for event in self._events(self._stream):
                         if event.event == "end":
+                            self.notice = json.loads(event.data).get("notice")
                             return
                         losses = 0
                         self._cursor = event.id or self._cursor

@@ -90,8 +90,8 @@ def running() -> LocalServer | None:
         return None  # never started, or it is just being written
 
 
-def start() -> LocalServer:
-    """The local server; started, detached from this process, when none runs.
+def start(config: Path | None = None) -> LocalServer:
+    """The local server; started, detached from this process and with a settings file, when none runs.
 
     Two callers at once end up with one server: the second waits, and finds what the first has started.
 
@@ -102,7 +102,7 @@ def start() -> LocalServer:
     if server is not None:
         return server
     with _turn_to_start():
-        return find() or _started()
+        return find() or _started(config)
 
 
 def stop() -> bool:
@@ -159,8 +159,8 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _started() -> LocalServer:
-    process = _spawn()
+def _started(config: Path | None) -> LocalServer:
+    process = _spawn(config)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
@@ -178,12 +178,13 @@ _children: list[subprocess.Popen[bytes]] = []
 """Servers that this process started. They outlive it; the list only keeps Python from complaining about that."""
 
 
-def _spawn() -> subprocess.Popen[bytes]:
+def _spawn(config: Path | None) -> subprocess.Popen[bytes]:
     directory = data_dir()
+    named = ["--config", str(config.absolute())] if config else []
     log = os.open(log_file(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainmaster", "serve", "--data-dir", str(directory), "--port", "0"],
+            [sys.executable, "-m", "trainmaster", "serve", "--data-dir", str(directory), "--free-port", *named],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -205,8 +206,7 @@ def _what_it_said(message: str) -> str:
 
 
 def _answers(url: str) -> bool:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S)
+    connection = _connection(url)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -214,6 +214,18 @@ def _answers(url: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    address = urlsplit(url)
+    host = address.hostname or ""
+    if address.scheme == "http":
+        return http.client.HTTPConnection(host, address.port, timeout=ANSWER_TIMEOUT_S)
+    import ssl
+
+    # Whether to trust it is up to the client, which sends a key; this only asks whether anybody is there.
+    anybody = ssl._create_unverified_context()
+    return http.client.HTTPSConnection(host, address.port, timeout=ANSWER_TIMEOUT_S, context=anybody)
 
 
 def _major(version: str) -> str:

@@ -75,6 +75,7 @@ class Checkpoint(TypedDict):
     metrics: dict[str, float | None]
     is_best: bool
     is_latest: bool
+    pinned: bool
     size_bytes: int
     uri: str
     status: str
@@ -153,11 +154,45 @@ class JobSummary(TypedDict):
     version: int
 
 
+class BestNode(TypedDict):
+    """The node that lacks the least of what a job needs."""
+
+    id: str
+    gpus_free: int
+    cpu_cores_free: int
+    ram_mb_free: int
+    storage_mb_free: int
+    slots_free: int
+
+
+class Blocker(TypedDict):
+    """A job that is in the way: it holds what is needed, or waits and comes first."""
+
+    job_id: str | None
+    queued: bool
+    gpus: int
+    ends_in_seconds: float | None
+
+
+class Pending(TypedDict):
+    """Why a job waits, and what would let it run."""
+
+    code: str
+    message: str
+    needs: str
+    best_node: BestNode | None
+    blockers: list[Blocker]
+    blocker_count: int
+    would_start_if: str
+    max_runtime_seconds: int | None
+
+
 class Job(JobSummary):
     """A job, whole."""
 
     queue_position: int | None
     pending_reason: str | None
+    pending: Pending | None
     estimated_wait_seconds: float | None
     workload: dict[str, Any] | None
     training_config: dict[str, Any] | None
@@ -190,11 +225,12 @@ class LogLine(TypedDict):
 
 
 class LogPage(TypedDict):
-    """Lines, and where to go on. `complete`: there will be no more."""
+    """Lines, and where to go on. `complete`: there will be no more. `notice`: why there are none, where there were."""
 
     lines: list[LogLine]
     next_cursor: str
     complete: bool
+    notice: str | None
 
 
 Transition = TypedDict("Transition", {"from": Status | None, "to": Status | None})
@@ -239,6 +275,7 @@ class Metrics(TypedDict):
     series: list[Series]
     checkpoints: list[Checkpoint]
     best_checkpoint_id: str | None
+    notice: str | None
 
 
 class MetricsReport(TypedDict):
@@ -261,6 +298,7 @@ class Gpu(TypedDict):
     type: str
     memory_mb: int
     healthy: bool
+    problem: str | None
     free: bool
     job_id: str | None
 
@@ -279,8 +317,12 @@ class Node(TypedDict):
     hostname: str
     backend: str
     state: str
+    drain_reason: str | None
+    drain_force: bool
     labels: list[str]
     capabilities: list[str]
+    given_labels: list[str]
+    given_capabilities: list[str]
     gpus: list[Gpu]
     cpu_cores: Amount
     ram_mb: Amount
@@ -288,3 +330,63 @@ class Node(TypedDict):
     slots: Amount
     jobs: list[str]
     last_heartbeat: str
+
+
+class JobCheckpoints(TypedDict):
+    """What a job has saved, after a change of it."""
+
+    checkpoints: list[Checkpoint]
+    latest_checkpoint_id: str | None
+    best_checkpoint_id: str | None
+
+
+class Artifact(TypedDict):
+    """A file that a job left."""
+
+    path: str
+    kind: Literal["output", "checkpoint"]
+    checkpoint_id: str | None
+    size_bytes: int
+    modified_at: str
+    etag: str
+    sha256: str | None
+
+
+class UsageRow(TypedDict):
+    """What a group of attempts used."""
+
+    key: str
+    jobs: int
+    attempts: int
+    gpu_seconds: float
+    cpu_seconds: float
+    wall_seconds: float
+
+
+Interval = TypedDict("Interval", {"from": str | None, "to": str})
+
+
+class Usage(Interval):
+    """What was used in an interval."""
+
+    group_by: str
+    rows: list[UsageRow]
+    total: UsageRow
+    truncated: bool
+
+
+class CollectedKind(TypedDict):
+    """Things of one kind that were collected, or would be."""
+
+    what: str
+    count: int
+    size_bytes: int
+    names: list[str]
+    removed: bool
+
+
+class Collection(TypedDict):
+    """What was collected, or would be."""
+
+    dry_run: bool
+    kinds: list[CollectedKind]

@@ -13,6 +13,8 @@ from trainmaster.sdk import (
     FieldProblem,
     InvalidError,
     NotFoundError,
+    RateLimitedError,
+    SdkError,
     UnavailableError,
     UnreachableError,
     connection,
@@ -192,3 +194,36 @@ def test_retry_with_new_resources_says_that_it_changes_them() -> None:
 
     body = json.loads(server.requests[0].content)
     assert body == {"checkpoint_id": "", "modify_resources": True, "new_resource_config": {"gpu_count": 0}}
+
+
+def test_request_that_came_too_soon_is_sent_again_when_the_server_says() -> None:
+    server = Server(refusal(429, "RATE_LIMITED", retry_after=1), ok({"job_id": "job-1"}))
+
+    assert client_of(server).get("job-1")["job_id"] == "job-1"
+
+
+def test_server_that_stays_overrun_says_so() -> None:
+    server = Server(*[refusal(429, "RATE_LIMITED", retry_after=1)] * 3)
+
+    with pytest.raises(RateLimitedError) as caught:
+        client_of(server).get("job-1")
+    assert caught.value.retry_after_s == 1
+
+
+def test_change_without_a_key_of_its_own_is_not_sent_twice() -> None:
+    server = Server(httpx.ReadError("reset"), ok({}, 201))
+
+    with pytest.raises(UnreachableError):
+        client_of(server).admin.create_key("ci", scopes=["view"])
+    assert len(server.requests) == 1
+
+
+def test_change_that_never_arrived_is_sent_again() -> None:
+    server = Server(httpx.ConnectError("refused"), refusal(429, "RATE_LIMITED", retry_after=1), ok({"key": "k"}, 201))
+
+    assert client_of(server).admin.create_key("ci", scopes=["view"])["key"] == "k"
+
+
+def test_certificates_that_are_not_there_are_named() -> None:
+    with pytest.raises(SdkError, match=r"/nowhere/ca\.pem"):
+        Client("https://server.test", "a-key", ca="/nowhere/ca.pem")

@@ -1,7 +1,8 @@
 """One log file: its lines, when they were written, and where its last lines or those since a time begin.
 
 Output lies as the rank wrote it. Beside it, `.times` says how far it had grown at which time, one `<time> <size>` a
-line. A line is as old as the first entry that covers its end.
+line. A line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, in
+whose place one line says so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.rundir import RunDirectory
 
 BLOCK = 1 << 16
@@ -80,14 +82,16 @@ def lines(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) ->
 
 
 def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: bool) -> int:
-    """Where the last `count` lines of a file begin."""
+    """Where the last `count` lines of a file begin. What comes before a gap is never among them."""
     if count == 0:
         return file.size if ended else _line_start(directory, file, file.size)
+    gap = directory.gap(file.name)
+    first = max(0, file.size - MAX_TAIL_BYTES, gap.end if gap else 0)
     position = file.size
     wanted = count
     trailing = True
-    while position > max(0, file.size - MAX_TAIL_BYTES):
-        size = min(BLOCK, position)
+    while position > first:
+        size = min(BLOCK, position - first)
         block = directory.read(file.name, position - size, size)
         position -= size
         end = len(block)
@@ -123,6 +127,11 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
         block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
         if not block:
             return  # The directory was removed under us.
+        gap = directory.gap(file.name)
+        if gap is not None and not (begin < gap.end and gap.start < begin + len(block)):
+            gap = None
+        if gap is not None:
+            block = block[: max(0, gap.start - begin)]
         *whole, rest = (rest + block).split(b"\n")
         for text in whole:
             while len(text) > MAX_LINE_BYTES:
@@ -135,15 +144,28 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
             yield position, position + MAX_LINE_BYTES, rest[:MAX_LINE_BYTES]
             position += MAX_LINE_BYTES
             rest = rest[MAX_LINE_BYTES:]
+        if gap is not None:
+            if rest:
+                yield position, position + len(rest), rest
+                position += len(rest)
+            yield position, gap.end, _removed(gap, gap.end - position)
+            position, rest = gap.end, b""
     if rest and ended:
         yield position, position + len(rest), rest
 
 
+def _removed(gap: Gap, count: int) -> bytes:
+    cap = f"{gap.cap_bytes / (1 << 20):g} MiB"
+    return f"[… {count:,} bytes removed: the log reached its cap of {cap} …]".encode()
+
+
 def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
     """Where the line begins that `position` lies in."""
-    if position == 0:
-        return 0
-    size = min(MAX_LINE_BYTES, position)
+    gap = directory.gap(file.name)
+    first = gap.end if gap and gap.end < position else 0
+    if gap and gap.start < position <= gap.end:
+        return gap.start
+    size = min(MAX_LINE_BYTES, position - first)
     block = directory.read(file.name, position - size, size)
     found = block.rfind(b"\n")
     return position - size + found + 1 if found >= 0 else position - size

@@ -46,7 +46,7 @@ class LogSource:
             after = Cursor(attempt=attempt, offsets=offsets).encode()
             events.append(sse.event("log", log_line(entry).model_dump_json(), after))
         if page.complete:
-            events.append(sse.end(sight.status))
+            events.append(sse.end(sight.status, sight.notice))
         return Piece(data=b"".join(events), cursor=page.cursor.encode(), end=page.complete)
 
     def _reader(self) -> LogReader:

@@ -96,6 +96,8 @@ class LogSight:
     status: JobStatus
     files: tuple[LogFile, ...]
     """Of the latest attempt."""
+    notice: str | None = None
+    """Why there is nothing to be read, where there was something."""
 
 
 class Entry(NamedTuple):
@@ -132,6 +134,7 @@ class LogReader:
             ended=has_ended(job),
             status=job.status,
             files=tuple(self._files(attempt)),
+            notice=removal_notice(self._roots, job),
         )
 
     def look_again(self, sight: LogSight) -> LogSight:
@@ -234,6 +237,13 @@ class LogReader:
 def has_ended(job: Job) -> bool:
     """Whether the latest attempt of a job writes no more."""
     return job.attempt is None and (job.attempt_count > 0 or job.status in TERMINAL)
+
+
+def removal_notice(roots: Roots, job: Job) -> str | None:
+    """What to say when the run directories of a job were removed, and its logs and metrics with them."""
+    if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
+        return None
+    return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"
 
 
 def _tagged(place: int, line: Line) -> tuple[float, int, Line]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
-from trainmaster.api.auth import Manager, Principal, credential_of, require
+from trainmaster.api.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.errors import InvalidTokenError, TooLargeError
@@ -81,6 +81,7 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
     responses={**errors(HTTPStatus.NOT_FOUND), **_FILE},
     openapi_extra=BY_EITHER,
 )
+@guard
 async def get_blob(request: Request, context: Context, sha256: Sha256) -> Response:
     """Fetch a file. A worker's token is good for the files that its job names."""
     return await _file(request, context, sha256)
@@ -92,6 +93,7 @@ async def get_blob(request: Request, context: Context, sha256: Sha256) -> Respon
     responses={**errors(HTTPStatus.NOT_FOUND), HTTPStatus.OK: {"description": "It is here."}},
     openapi_extra=BY_EITHER,
 )
+@guard
 async def head_blob(request: Request, context: Context, sha256: Sha256) -> Response:
     """Ask whether a file is here."""
     return await _file(request, context, sha256)

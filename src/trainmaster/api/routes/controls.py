@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from trainmaster.api.auth import Manager
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId
 from trainmaster.api.requests import idempotency_of, parse_optional, read_body
 from trainmaster.api.routes.jobs import REPLAYED, answer, view_of
@@ -23,6 +24,7 @@ router = APIRouter(route_class=StrictRoute, tags=["controls"])
 
 _ERRORS = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
+_FORWARDING = {"parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS]}
 
 
 @router.post(
@@ -61,14 +63,18 @@ async def pause(request: Request, principal: Manager, context: Context, job_id: 
     "/jobs/{job_id}/resume",
     response_model=Ok[ControlledJob],
     responses=_ERRORS,
-    openapi_extra={**body(ResumeBody), **_KEYED},
+    openapi_extra={**body(ResumeBody), **_FORWARDING},
 )
 async def resume(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Queue a paused job again; a service also after its end."""
     document = await read_body(request)
     wanted = parse_optional(ResumeBody, document)
     command = context.commands.resume(
-        principal.scope, job_id, checkpoint_id=wanted.checkpoint_id, idempotency=idempotency_of(request, document)
+        principal.scope,
+        job_id,
+        checkpoint_id=wanted.checkpoint_id,
+        tokens=await forwarded_tokens(request, context),
+        idempotency=idempotency_of(request, document),
     )
     return await _controlled(context, principal.scope, await asyncio.wrap_future(command))
 
@@ -78,7 +84,7 @@ async def resume(request: Request, principal: Manager, context: Context, job_id:
     status_code=HTTPStatus.CREATED,
     response_model=Ok[ControlledJob],
     responses=_ERRORS,
-    openapi_extra={**body(RetryBody), **_KEYED},
+    openapi_extra={**body(RetryBody), **_FORWARDING},
 )
 async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
@@ -92,6 +98,7 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
         checkpoint_id=wanted.checkpoint_id,
         modify_resources=wanted.modify_resources,
         new_resource_config=None if resources is None else resources.model_dump(mode="json"),
+        tokens=await forwarded_tokens(request, context),
         idempotency=idempotency_of(request, document),
     )
     return await _controlled(context, principal.scope, await asyncio.wrap_future(command), status=HTTPStatus.CREATED)

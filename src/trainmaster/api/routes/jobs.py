@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 
-from trainmaster.api.auth import Manager, Viewer, require
+from trainmaster.api.auth import Manager, Viewer, guard, require
 from trainmaster.api.context import ApiContext, Context, context_of
 from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
@@ -26,7 +27,7 @@ from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
 from trainmaster.store import activity, attempts, checkpoints, jobs
-from trainmaster.store.jobs import JobQuery
+from trainmaster.store.listing import JobQuery, page
 from trainmaster.store.scope import Scope
 
 REPLAYED = {"Idempotent-Replayed": "true"}
@@ -66,8 +67,12 @@ router = APIRouter(route_class=StrictRoute, tags=["jobs"])
     status_code=HTTPStatus.CREATED,
     response_model=Ok[SubmittedJob],
     responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": [IDEMPOTENCY_PARAMETER]},
+    openapi_extra={
+        **body(SubmitJobRequest, required=True),
+        "parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS],
+    },
 )
+@guard
 async def submit(request: Request) -> Response:
     """Submit a job.
 
@@ -78,7 +83,11 @@ async def submit(request: Request) -> Response:
     document = await read_body(request)
     wanted = parse_submit(parse_json(document))
     submission = context.commands.submit(
-        principal.scope, wanted, created_by=principal.name, idempotency=idempotency_of(request, document)
+        principal.scope,
+        wanted,
+        created_by=principal.name,
+        tokens=await forwarded_tokens(request, context),
+        idempotency=idempotency_of(request, document),
     )
     outcome = await asyncio.wrap_future(submission)
     return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
@@ -106,13 +115,13 @@ async def list_jobs(
         page_size=page_size,
         page_token=page_token or None,
     )
-    page = await context.read(lambda connection: jobs.page(connection, principal.scope, query))
+    found = await context.read(lambda connection: page(connection, principal.scope, query))
     now = context.clock()
     return ok(
         JobList(
-            jobs=[job_summary(job, now=now) for job in page.jobs],
-            next_page_token=page.next_page_token,
-            total_count=page.total_count,
+            jobs=[job_summary(job, now=now) for job in found.jobs],
+            next_page_token=found.next_page_token,
+            total_count=found.total_count,
         )
     )
 

@@ -87,6 +87,7 @@ async def logs(
             lines=[log_line(entry) for entry in page.entries],
             next_cursor=page.cursor.encode(),
             complete=page.complete,
+            notice=sight.notice,
         )
     )
 

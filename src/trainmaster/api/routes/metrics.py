@@ -13,6 +13,7 @@ from trainmaster.api.auth import Viewer
 from trainmaster.api.context import Context
 from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.follow import followers_of
+from trainmaster.api.logs.reading import removal_notice
 from trainmaster.api.metrics import START, MetricsSource, decode_cursor, series
 from trainmaster.api.params import MAX_OFFSET, JobId, PlainText
 from trainmaster.api.routing import StrictRoute, errors, stream_too
@@ -58,6 +59,7 @@ async def metrics(
             series=found,
             checkpoints=checkpoint_resources(job, committed),
             best_checkpoint_id=job.best_checkpoint_id,
+            notice=await run_in_threadpool(removal_notice, context.roots, job),
         )
     )
 

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.api.auth import credential_of
+from trainmaster.api.auth import credential_of, guard
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.control import ControlSource, Wish
 from trainmaster.api.envelope import Nothing, Ok, ok, ok_document
@@ -29,11 +29,20 @@ from trainmaster.api.openapi import BY_RANK_TOKEN, BY_TOKEN
 from trainmaster.api.params import MAX_OFFSET, AttemptId
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
-from trainmaster.api.wire.worker import Claimant, Document, ExitDocument, Granted, NextOffset, Ownership
+from trainmaster.api.wire.worker import (
+    Claimant,
+    Document,
+    ExitDocument,
+    Granted,
+    NextOffset,
+    Ownership,
+    SecretValues,
+)
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.core.job import Attempt
 from trainmaster.core.spec import parse
 from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.storage import run_directory
 from trainmaster.store import attempts, jobs
 from trainmaster.store.scope import Scope
@@ -41,6 +50,9 @@ from trainmaster.store.scope import Scope
 router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRoute, tags=["worker"])
 
 T = TypeVar("T")
+
+NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
+"""For an answer that nobody on the way may write down."""
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _READING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
@@ -91,6 +103,7 @@ class Reporter:
             raise SpecError([Problem(field="path", message=f"the attempt has {self.nodes} nodes")])
 
 
+@guard
 async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -> Reporter:
     attempt = await _attempt(request, context, attempt_id, lambda attempt: attempt.token)
     if attempt.ended_at is not None:
@@ -107,6 +120,7 @@ async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -
     )
 
 
+@guard
 async def _rank(request: Request, context: Context, attempt_id: AttemptId) -> Attempt:
     return await _attempt(request, context, attempt_id, lambda attempt: attempt.rank_token)
 
@@ -135,6 +149,17 @@ async def get_request(worker: Worker) -> Response:
     if document is None:
         raise NotFoundError("the run directory of this attempt is gone")
     return ok_document(document)
+
+
+@router.get("/secrets", response_model=Ok[SecretValues], responses=_READING, openapi_extra=BY_TOKEN)
+async def get_secrets(worker: Worker, context: Context) -> Response:
+    """Fetch the values of the job's secrets, to be kept in memory alone. Good for as long as the attempt lives."""
+
+    def find(connection: Connection) -> Secrets:
+        job = jobs.get(connection, Scope.everything(), worker.job_id, deleted=True)
+        return context.vault.secrets_for(connection, job)
+
+    return ok(SecretValues(**(await context.read(find)).to_json()), headers=NOT_TO_BE_KEPT)
 
 
 @router.post(

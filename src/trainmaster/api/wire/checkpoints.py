@@ -24,9 +24,18 @@ class CheckpointResource(Wire):
     metrics: dict[str, float | None]
     is_best: bool
     is_latest: bool
+    pinned: bool = Field(description="Kept until it is unpinned.")
     size_bytes: int
     uri: str = Field(description="The root that holds it, and the path there.")
     status: str
+
+
+class JobCheckpoints(Wire):
+    """What a job has saved, after a change of it."""
+
+    checkpoints: list[CheckpointResource]
+    latest_checkpoint_id: str | None
+    best_checkpoint_id: str | None
 
 
 def checkpoint_resources(job: Job, checkpoints: Iterable[Checkpoint]) -> list[CheckpointResource]:
@@ -41,6 +50,7 @@ def checkpoint_resources(job: Job, checkpoints: Iterable[Checkpoint]) -> list[Ch
             metrics=numbers(dict(checkpoint.metrics)),
             is_best=checkpoint.checkpoint_id == job.best_checkpoint_id,
             is_latest=checkpoint.checkpoint_id == job.latest_checkpoint_id,
+            pinned=checkpoint.pinned,
             size_bytes=checkpoint.size_bytes,
             uri=clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
             status=checkpoint.status,

@@ -13,14 +13,15 @@ from trainmaster.core.spec import ResourceConfig
 from trainmaster.core.spec.scheduling import Priority
 from trainmaster.core.spec.submit import Labels
 
-_PROPER = Matches(r"[^\x00]*", "must not hold a NUL character")
-CheckpointId = Annotated[str, StringConstraints(max_length=512), _PROPER]
+PROPER = Matches(r"[^\x00]*", "must not hold a NUL character")
+"""Text that every database takes."""
+CheckpointId = Annotated[str, StringConstraints(max_length=512), PROPER]
 
 
 class CancelBody(Model):
     """How to cancel a job."""
 
-    reason: Annotated[str, StringConstraints(max_length=1024), _PROPER] = Field(
+    reason: Annotated[str, StringConstraints(max_length=1024), PROPER] = Field(
         default="", description="Kept with the job, for people."
     )
 

@@ -21,6 +21,7 @@ from trainmaster.api.wire.attempts import (
 )
 from trainmaster.api.wire.checkpoints import CheckpointResource, checkpoint_resources
 from trainmaster.api.wire.reported import clean, instant, number, numbers
+from trainmaster.api.wire.waiting import PendingResource, pending_resource
 from trainmaster.coordinator.explain import Waiting
 from trainmaster.core.job import Attempt, Checkpoint, Job
 from trainmaster.core.spec import SubmitJobRequest, load_stored, redacted
@@ -110,7 +111,8 @@ class JobResource(JobSummary):
 
     queue_position: int | None = Field(description="1 is next; null when it is not queued.")
     pending_reason: str | None = Field(description="Why it waits.")
-    estimated_wait_seconds: float | None
+    pending: PendingResource | None = Field(description="The same in parts, and what would let it run.")
+    estimated_wait_seconds: float | None = Field(description="If nothing new comes; null where it cannot be known.")
     retries_used: int
     preemptions_used: int
     workload: dict[str, Any] | None
@@ -232,8 +234,9 @@ def _whole(view: JobView) -> dict[str, Any]:
     return {
         **_summary(job, view.now),
         "queue_position": waiting.queue_position,
-        "pending_reason": waiting.pending_reason,
-        "estimated_wait_seconds": waiting.estimated_wait_s,
+        "pending_reason": waiting.explanation.message if waiting.explanation else None,
+        "pending": pending_resource(waiting.explanation) if waiting.explanation else None,
+        "estimated_wait_seconds": None if waiting.estimated_wait_s is None else round(waiting.estimated_wait_s, 3),
         "retries_used": job.retries_used,
         "preemptions_used": job.preemptions_used,
         "workload": shown["workload"],

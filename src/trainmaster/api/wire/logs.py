@@ -30,6 +30,7 @@ class LogPage(Wire):
     lines: list[LogLine]
     next_cursor: str = Field(description="Send it as `cursor` to go on after the last line; it never expires.")
     complete: bool = Field(description="There are no more lines, and there will be none.")
+    notice: str | None = Field(description="Why there are no lines, where there were some.")
 
 
 def log_line(entry: Entry) -> LogLine:

@@ -31,6 +31,7 @@ class JobMetrics(Wire):
     series: list[MetricSeries]
     checkpoints: list[CheckpointResource]
     best_checkpoint_id: str | None
+    notice: str | None = Field(description="Why there are no series, where there were some.")
 
 
 class MetricsReport(Wire):

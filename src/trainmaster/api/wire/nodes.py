@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, Strict, StringConstraints
 
 from trainmaster.api.envelope import Wire
+from trainmaster.api.wire.commands import PROPER
 from trainmaster.api.wire.reported import instant
-from trainmaster.core.resources import Node, whole
+from trainmaster.core.fields import Flag, Model, Names
+from trainmaster.core.resources import ClusterEvent, Node, NodeState, whole
+from trainmaster.core.spec.resources import NodeLabels
 from trainmaster.store.allocations import Allocation
 from trainmaster.store.scope import Scope
+
+MAX_GRACE_S = 86400.0
 
 
 class GpuResource(Wire):
@@ -21,6 +27,7 @@ class GpuResource(Wire):
     type: str
     memory_mb: int
     healthy: bool
+    problem: str | None = Field(description="Why it is out of the pool; null while it is healthy.")
     free: bool
     job_id: str | None = Field(description="Who holds it; null when it is free or held by another account.")
 
@@ -38,9 +45,13 @@ class NodeResource(Wire):
     id: str
     hostname: str
     backend: str
-    state: str
+    state: NodeState
+    drain_reason: str | None = Field(description="Why it is drained, as the operator put it.")
+    drain_force: bool = Field(description="It is being drained, and what runs there is preempted.")
     labels: list[str]
     capabilities: list[str]
+    given_labels: list[str] = Field(description="Those of the labels that operators gave it.")
+    given_capabilities: list[str] = Field(description="Those of the capabilities that operators gave it.")
     gpus: list[GpuResource]
     cpu_cores: Amount
     ram_mb: Amount
@@ -56,14 +67,55 @@ class NodeList(Wire):
     nodes: list[NodeResource]
 
 
+class ClusterEventResource(Wire):
+    """Something that happened to a node."""
+
+    ts: datetime
+    type: str
+    message: str
+    data: dict[str, Any]
+
+
+class ClusterEventList(Wire):
+    """The last events of a node."""
+
+    events: list[ClusterEventResource] = Field(description="The newest first.")
+
+
+class DrainBody(Model):
+    """How to drain a node."""
+
+    reason: Annotated[str, StringConstraints(max_length=1024), PROPER] = Field(
+        default="", description="Shown to everybody who asks why a job waits."
+    )
+    force: Flag = Field(default=False, description="Preempt what runs there, instead of waiting for it.")
+    grace_seconds: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=None, description="With force: how long those get to save; null: as for any preemption."
+    )
+
+
+class EnableBody(Model):
+    """How to enable a node: there is nothing to say."""
+
+
+class NodeBody(Model):
+    """What to change about a node; what is left out stays."""
+
+    labels: NodeLabels | None = Field(default=None, description="Replaces all labels that operators gave it.")
+    capabilities: Names | None = Field(default=None, description="Replaces all capabilities that operators gave it.")
+
+
+def cluster_event(event: ClusterEvent) -> ClusterEventResource:
+    """An event of the cluster."""
+    return ClusterEventResource(ts=instant(event.at), type=event.type, message=event.message, data=dict(event.data))
+
+
 def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -> NodeResource:
-    """A node as an account sees it: who of the others holds what stays their business."""
+    """A node and what is held of it, as an account sees it: who of the others holds what stays their business."""
     free = whole(node)
     holders: dict[int, str | None] = {}
     jobs: dict[str, None] = {}
     for held in allocations:
-        if held.share.node_id != node.node_id:
-            continue
         free = free.without(held.share)
         mine = held.job_id if scope.admits(held.account_id) else None
         holders.update(dict.fromkeys(held.share.gpus, mine))
@@ -74,14 +126,19 @@ def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -
         hostname=node.hostname,
         backend=node.backend,
         state=node.state,
+        drain_reason=node.drain_reason or None,
+        drain_force=node.drain_force,
         labels=sorted(node.marks),
         capabilities=sorted(node.tags),
+        given_labels=list(node.given_labels),
+        given_capabilities=list(node.given_capabilities),
         gpus=[
             GpuResource(
                 index=gpu.index,
                 type=gpu.type,
                 memory_mb=gpu.memory_mb,
                 healthy=gpu.healthy,
+                problem=None if gpu.healthy else gpu.problem or "unhealthy",
                 free=gpu.index in free.gpus,
                 job_id=holders.get(gpu.index),
             )

@@ -53,3 +53,10 @@ class Ownership(Wire):
     """Whether an attempt may commit checkpoints of its job."""
 
     owner: bool
+
+
+class SecretValues(Wire):
+    """The secrets of a job, for the workers of its attempt alone."""
+
+    environment: dict[str, str] = Field(description="Variables of the job's processes.")
+    tokens: dict[str, str] = Field(description="For what prepares the job; the job's own processes do not see them.")

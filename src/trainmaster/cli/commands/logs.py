@@ -47,5 +47,9 @@ def run(
             print_json([line for page in pages(client, job_id, tail=tail, **filters) for line in page])
         else:
             plain = PlainView(ranks=ranks, times=times)
+            shown = False
             for page in pages(client, job_id, tail=tail, **filters):
                 plain.lines(page)
+                shown = True
+            if not shown and (notice := client.logs(job_id, limit=1)["notice"]):
+                say(notice)

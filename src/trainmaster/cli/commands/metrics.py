@@ -8,11 +8,23 @@ import typer
 
 from trainmaster.cli.formatting import number, sparkline
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
-from trainmaster.cli.output import draw, print_json, print_json_line, table
+from trainmaster.cli.output import console, draw, print_json, print_json_line, table
+from trainmaster.cli.plotting import plot
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Metrics, MetricsReport
+    from rich.table import Table
+
+    from trainmaster.sdk.types import Metrics, MetricsReport, Series
+
+PLOTTED = 6
+"""Of more series than this only the first are drawn; the table has all."""
+PLOT_HEIGHT = 8
+WIDEST_PLOT = 80
+NARROWEST_PLOT = 48
+"""Two plots stand side by side where each has at least this much."""
+_FIRST = ("loss", "eval_loss")
+"""What a reader wants to see first."""
 
 
 def run(
@@ -21,7 +33,7 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the numbers that a job reports."""
+    """Show the numbers that a job reports: on a terminal as plots over the steps."""
     with connect() as client:
         job_id = job_id_of(client, job)
         if follow:
@@ -36,27 +48,54 @@ def run(
         print_json(metrics)
     elif metrics["series"]:
         _draw(metrics)
+    elif metrics["notice"]:
+        typer.echo(metrics["notice"])
     else:
         typer.echo("No metrics yet." if metrics["status"] not in ("COMPLETED", "FAILED") else "No metrics.")
 
 
 def _draw(metrics: Metrics) -> None:
+    series = sorted(metrics["series"], key=lambda each: (each["name"] not in _FIRST, each["name"]))
+    out = console()
+    if out.is_terminal:
+        drawn = [each for each in series if any(value is not None for *_, value in each["points"])][:PLOTTED]
+        abreast = 2 if len(drawn) > 1 and out.width >= 2 * NARROWEST_PLOT + 2 else 1
+        width = min((out.width - 2 * (abreast - 1)) // abreast, WIDEST_PLOT)
+        for start in range(0, len(drawn), abreast):
+            _print_abreast([_plot(each, width) for each in drawn[start : start + abreast]], width)
+    draw(_table(series, metrics))
+
+
+def _plot(series: Series, width: int) -> list[str]:
+    points = [(step, value) for step, _, value in series["points"]]
+    return [series["name"][:width], *plot(points, width=width, height=PLOT_HEIGHT), ""]
+
+
+def _print_abreast(plots: list[list[str]], width: int) -> None:
+    out = console()
+    for number_of_line, lines in enumerate(zip(*plots, strict=True)):
+        style = "bold" if number_of_line == 0 else "cyan" if number_of_line <= PLOT_HEIGHT else "dim"
+        text = "  ".join(f"{line:{width}}" for line in lines).rstrip()
+        out.print(text, style=style, markup=False, no_wrap=True, crop=True)
+
+
+def _table(series: list[Series], metrics: Metrics) -> Table:
     from rich.text import Text
 
     rows = []
-    for series in metrics["series"]:
-        values = [value for _, _, value in series["points"] if value is not None]
+    for each in series:
+        values = [value for _, _, value in each["points"] if value is not None]
         if values:
             rows.append(
                 (
-                    Text(series["name"]),
-                    Text(number(metrics["latest"].get(series["name"], values[-1])), style="bold"),
+                    Text(each["name"]),
+                    Text(number(metrics["latest"].get(each["name"], values[-1])), style="bold"),
                     Text(number(min(values))),
                     Text(number(max(values))),
                     Text(sparkline(values), style="cyan"),
                 )
             )
-    draw(table(("METRIC", "LAST", "LEAST", "MOST", "COURSE"), rows, right=("LAST", "LEAST", "MOST")))
+    return table(("METRIC", "LAST", "LEAST", "MOST", "COURSE"), rows, right=("LAST", "LEAST", "MOST"))
 
 
 def _values(report: MetricsReport, names: list[str]) -> str:

@@ -3,24 +3,74 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli.exits import UsageError
+from trainmaster.cli.formatting import age, clock
 from trainmaster.cli.options import JsonOption
-from trainmaster.cli.output import draw, print_json, table
+from trainmaster.cli.output import draw, facts, print_json, table
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from trainmaster.sdk import Client
+    from trainmaster.sdk.cluster import NodeEvent
     from trainmaster.sdk.types import Amount, Node
 
+EVENTS = 10
 
-def run(as_json: JsonOption = False) -> None:
-    """List the machines, and what is free on them."""
+
+def run(
+    node: Annotated[
+        str | None, typer.Argument(metavar="[NODE]", help="Show this one, with what happened to it.")
+    ] = None,
+    label: Annotated[
+        list[str], typer.Option("--label", "-l", metavar="K=V", help="Give it this label; may be repeated.")
+    ] = [],  # noqa: B006 - typer copies it
+    unlabel: Annotated[list[str], typer.Option("--unlabel", metavar="K=V", help="Take this label away.")] = [],  # noqa: B006
+    capability: Annotated[
+        list[str], typer.Option("--capability", metavar="TAG", help="Give it this capability; may be repeated.")
+    ] = [],  # noqa: B006
+    no_capability: Annotated[
+        list[str], typer.Option("--no-capability", metavar="TAG", help="Take this capability away.")
+    ] = [],  # noqa: B006
+    as_json: JsonOption = False,
+) -> None:
+    """List the machines and what is free on them; show one, or change its labels and capabilities."""
+    changing = any((label, unlabel, capability, no_capability))
+    if changing and node is None:
+        raise UsageError("name the node whose labels or capabilities are to be changed")
     with connect() as client:
-        nodes = list(client.nodes())
+        if node is None:
+            _list(client.cluster.nodes(), as_json)
+            return
+        if changing:
+            found = _change(client, node, label, unlabel, capability, no_capability)
+        else:
+            found = client.cluster.node(node)
+        if as_json:
+            print_json(found)
+        else:
+            draw(*_parts(found, client.cluster.node_events(node, limit=EVENTS)))
+
+
+def state_text(node: Node) -> Text:
+    """A node's state in its colour, with why it takes no work."""
+    from rich.text import Text
+
+    style = {"READY": "green", "OFFLINE": "red"}.get(node["state"], "yellow")
+    reason = f" ({node['drain_reason']})" if node["drain_reason"] else ""
+    return Text(node["state"], style=style).append(reason, style="dim")
+
+
+def _list(nodes: Sequence[Node], as_json: bool) -> None:
     if as_json:
-        print_json(nodes)
+        print_json(list(nodes))
         return
     if not nodes:
         typer.echo("No nodes yet.")
@@ -30,25 +80,87 @@ def run(as_json: JsonOption = False) -> None:
     rows = [
         (
             Text(node["id"]),
-            Text(node["state"], style="green" if node["state"] == "READY" else "yellow"),
+            state_text(node),
             Text(node["backend"]),
             Text(_gpus(node)),
+            Text(_unhealthy(node), style="red"),
             Text(f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}"),
             Text(_gib(node["ram_mb"])),
             Text(_gib(node["storage_mb"])),
             Text(", ".join(node["jobs"])),
-            Text(", ".join(node["labels"]), style="dim"),
+            Text(", ".join((*node["labels"], *node["capabilities"])), style="dim"),
         )
         for node in nodes
     ]
-    headings = ("NODE", "STATE", "BACKEND", "FREE: GPUS", "CORES", "MEMORY", "DISK", "JOBS", "LABELS")
-    draw(table(headings, rows, cut=("JOBS", "LABELS"), wrap=("FREE: GPUS",)))
+    headings = ("NODE", "STATE", "BACKEND", "FREE: GPUS", "BROKEN", "CORES", "MEMORY", "DISK", "JOBS", "LABELS")
+    draw(table(headings, rows, cut=("JOBS", "LABELS"), wrap=("STATE", "FREE: GPUS", "BROKEN")))
+
+
+def _change(
+    client: Client,
+    node: str,
+    label: Sequence[str],
+    unlabel: Sequence[str],
+    capability: Sequence[str],
+    no_capability: Sequence[str],
+) -> Node:
+    before = client.cluster.node(node)
+    for name, reported in ((unlabel, before["given_labels"]), (no_capability, before["given_capabilities"])):
+        for each in name:
+            if each not in reported:
+                known = ", ".join(reported) or "none"
+                raise UsageError(f"nobody gave {node} '{each}'; given were: {known}")
+    return client.cluster.change_node(
+        node,
+        labels=_changed(before["given_labels"], label, unlabel),
+        capabilities=_changed(before["given_capabilities"], capability, no_capability),
+    )
+
+
+def _changed(before: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> list[str] | None:
+    return list(dict.fromkeys((*(name for name in before if name not in remove), *add))) if add or remove else None
+
+
+def _parts(node: Node, events: Sequence[NodeEvent]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield Text(node["id"], style="bold").append("  ").append_text(state_text(node))
+    yield facts(
+        {
+            "host": node["hostname"],
+            "backend": node["backend"],
+            "GPUs free": _gpus(node),
+            "cores free": f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}",
+            "memory free": _gib(node["ram_mb"]),
+            "disk free": _gib(node["storage_mb"]),
+            "slots free": f"{node['slots']['free']} of {node['slots']['total']}",
+            "your jobs": ", ".join(node["jobs"]),
+            "labels": ", ".join(_marked(node["labels"], node["given_labels"])),
+            "capabilities": ", ".join(_marked(node["capabilities"], node["given_capabilities"])),
+            "seen": clock(node["last_heartbeat"]),
+        }
+    )
+    for gpu in node["gpus"]:
+        if not gpu["healthy"]:
+            yield Text(f"  GPU {gpu['index']} ({gpu['type']}) is out of the pool: {gpu['problem']}", style="red")
+    if events:
+        yield ""
+        rows = [(Text(age(event["ts"])), Text(event["type"]), Text(event["message"])) for event in events]
+        yield table(("  AGO", "EVENT", "WHAT HAPPENED"), rows, right=("  AGO",), wrap=("WHAT HAPPENED",))
+
+
+def _marked(names: Sequence[str], given: Sequence[str]) -> list[str]:
+    return [f"{name} (given)" if name in given else name for name in names]
 
 
 def _gpus(node: Node) -> str:
     every: Counter[str] = Counter(gpu["type"] for gpu in node["gpus"])
     free: Counter[str] = Counter(gpu["type"] for gpu in node["gpus"] if gpu["free"])
     return ", ".join(f"{free[kind]} of {count} {kind}" for kind, count in every.items()) or "none"
+
+
+def _unhealthy(node: Node) -> str:
+    return ", ".join(f"GPU {gpu['index']}: {gpu['problem']}" for gpu in node["gpus"] if not gpu["healthy"])
 
 
 def _gib(amount: Amount) -> str:

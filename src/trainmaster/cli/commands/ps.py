@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
@@ -36,7 +37,9 @@ NOT_ENDED = (
 )
 NONE_LEFT = "No job waits or runs; `trainmaster ps -a` lists those that ended too."
 WATCH_EVERY_S = 1.0
-EXPLAINED = 20
+EXPLAINED = 100
+"""Of each queue, so many are explained: those that are next."""
+QUEUES = 5
 NARROW = 100
 """Columns; below, there is room for what matters only."""
 HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "AGE", "WHERE", "WHY")
@@ -124,22 +127,23 @@ def _where(job: JobSummary) -> str:
 
 
 def _reasons(client: Client, jobs: list[JobSummary]) -> Iterator[str]:
-    """Why each job is where it is. A list does not say why a job waits: the first few that wait are asked for it."""
-    asked = 0
+    """Why each job is where it is. A list does not say why a job waits: its queue does."""
+    waiting = _why_they_wait(client, jobs)
     for job in jobs:
         if job["stalled"]:
             yield "stalled"
-        elif job["status"] == "QUEUED" and asked < EXPLAINED:
-            asked += 1
-            yield _why_it_waits(client, job["job_id"])
+        elif job["status"] == "QUEUED":
+            yield waiting.get(job["job_id"], "")
         elif job["desired"] != "run" and job["placement"]:
             yield "is being stopped"
         else:
             yield "" if job["status"] == "COMPLETED" else job["status_reason"] or ""
 
 
-def _why_it_waits(client: Client, job_id: str) -> str:
-    try:
-        return client.get(job_id)["pending_reason"] or ""
-    except NotFoundError:
-        return ""  # deleted meanwhile
+def _why_they_wait(client: Client, jobs: list[JobSummary]) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for queue in list(dict.fromkeys(job["queue"] for job in jobs if job["status"] == "QUEUED"))[:QUEUES]:
+        with contextlib.suppress(NotFoundError):  # removed meanwhile
+            entries = itertools.islice(client.cluster.queue(queue, page_size=EXPLAINED), EXPLAINED)
+            reasons |= {entry["job_id"]: entry["reason"] or "" for entry in entries if entry["job_id"]}
+    return reasons

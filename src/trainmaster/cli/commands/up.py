@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import ConfigOption, JsonOption
 from trainmaster.cli.output import print_json
 
 
-def run(as_json: JsonOption = False) -> None:
+def run(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Start the local server, unless it runs."""
     from trainmaster.sdk import local
 
     before = local.find()
-    server = before or local.start()
+    server = before or local.start(config)
     if as_json:
         print_json(
             {

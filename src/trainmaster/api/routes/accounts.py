@@ -1,0 +1,100 @@
+"""Accounts: who shares the cluster. Everybody sees their own; whoever runs the cluster sees and changes all."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from sqlalchemy import Connection
+
+from trainmaster.api.auth import Admin, Viewer
+from trainmaster.api.context import Context
+from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.requests import parse_json, read_body
+from trainmaster.api.routing import StrictRoute, body, errors
+from trainmaster.api.wire.accounts import (
+    AccountList,
+    AccountResource,
+    EditAccountBody,
+    NewAccountBody,
+    account_resource,
+)
+from trainmaster.core.accounts import Account
+from trainmaster.core.spec import parse
+from trainmaster.store import accounts
+from trainmaster.store.scope import Scope
+
+router = APIRouter(route_class=StrictRoute, tags=["accounts"])
+
+AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
+_EVERYTHING = Scope.everything()
+
+
+@router.get("/accounts", response_model=Ok[AccountList], responses=errors())
+async def list_accounts(principal: Viewer, context: Context) -> Response:
+    """List accounts: your own, or all of them with `cluster_admin`."""
+    found = await context.read(lambda connection: accounts.all(connection, principal.reach))
+    return ok(AccountList(accounts=[account_resource(account) for account in found]))
+
+
+@router.post(
+    "/accounts",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=body(NewAccountBody, required=True),
+)
+async def create_account(request: Request, principal: Admin, context: Context) -> Response:  # noqa: ARG001
+    """Make an account."""
+    wanted = parse(NewAccountBody, parse_json(await read_body(request)))
+    account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
+    context.check_account(account)
+    await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
+    return ok(account_resource(account), HTTPStatus.CREATED)
+
+
+@router.get("/accounts/{account_id}", response_model=Ok[AccountResource], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
+    """Show an account."""
+    found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
+    return ok(account_resource(found))
+
+
+@router.patch(
+    "/accounts/{account_id}",
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=body(EditAccountBody, required=True),
+)
+async def edit_account(
+    request: Request,
+    principal: Admin,  # noqa: ARG001 - it has to be one
+    context: Context,
+    account_id: AccountPath,
+) -> Response:
+    """Say as which of the system's users the jobs of an account run; null for none in particular."""
+    wanted = parse(EditAccountBody, parse_json(await read_body(request)))
+    context.check_account(Account(account_id=account_id, uid=wanted.uid))
+
+    def change(connection: Connection) -> Account:
+        accounts.set_uid(connection, _EVERYTHING, account_id, wanted.uid)
+        return accounts.get(connection, _EVERYTHING, account_id)
+
+    return ok(account_resource(await context.write(change)))
+
+
+@router.delete(
+    "/accounts/{account_id}",
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
+async def remove_account(principal: Admin, context: Context, account_id: AccountPath) -> Response:  # noqa: ARG001
+    """Remove an account that has neither jobs nor keys."""
+
+    def remove(connection: Connection) -> Account:
+        account = accounts.get(connection, _EVERYTHING, account_id)
+        accounts.remove(connection, _EVERYTHING, account_id)
+        return account
+
+    return ok(account_resource(await context.write(remove)))

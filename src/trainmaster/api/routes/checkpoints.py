@@ -1,0 +1,105 @@
+"""Checkpoints of a job: pinned, unpinned, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from sqlalchemy import Connection
+
+from trainmaster.api.auth import Manager
+from trainmaster.api.context import ApiContext, Context
+from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.params import JobId
+from trainmaster.api.requests import idempotency_of, read_body
+from trainmaster.api.routes.jobs import REPLAYED
+from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, errors
+from trainmaster.api.wire.checkpoints import JobCheckpoints, checkpoint_resources
+from trainmaster.coordinator import checkpoints as commands
+from trainmaster.coordinator.commands import Outcome
+from trainmaster.store import checkpoints
+from trainmaster.store.scope import Scope
+
+router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
+
+CheckpointId = Annotated[str, Path(min_length=1, max_length=1024)]
+_KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
+
+
+@router.post(
+    "/{checkpoint_id}/pin",
+    response_model=Ok[JobCheckpoints],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=_KEYED,
+)
+async def pin(
+    request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
+) -> Response:
+    """Keep a checkpoint until it is unpinned, whatever the limits say."""
+    return await _pin(request, context, principal.scope, job_id, checkpoint_id, pinned=True)
+
+
+@router.post(
+    "/{checkpoint_id}/unpin",
+    response_model=Ok[JobCheckpoints],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=_KEYED,
+)
+async def unpin(
+    request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
+) -> Response:
+    """Treat a checkpoint like all others again."""
+    return await _pin(request, context, principal.scope, job_id, checkpoint_id, pinned=False)
+
+
+@router.delete(
+    "/{checkpoint_id}",
+    response_model=Ok[JobCheckpoints],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    openapi_extra=_KEYED,
+)
+async def delete(
+    request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
+) -> Response:
+    """Delete a checkpoint that is not pinned and that no job needs; `latest` and `best` move to what is left."""
+    command = commands.delete(
+        context.commands,
+        principal.scope,
+        job_id,
+        checkpoint_id,
+        idempotency=idempotency_of(request, b""),
+        clock=context.clock,
+    )
+    return await _answer(context, principal.scope, command)
+
+
+async def _pin(
+    request: Request, context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str, *, pinned: bool
+) -> Response:
+    command = commands.pin(
+        context.commands,
+        scope,
+        job_id,
+        checkpoint_id,
+        pinned=pinned,
+        idempotency=idempotency_of(request, await read_body(request)),
+        clock=context.clock,
+    )
+    return await _answer(context, scope, command)
+
+
+async def _answer(context: ApiContext, scope: Scope, command: Future[Outcome]) -> Response:
+    outcome = await asyncio.wrap_future(command)
+    job = outcome.job
+
+    def find(connection: Connection) -> JobCheckpoints:
+        return JobCheckpoints(
+            checkpoints=checkpoint_resources(job, checkpoints.of_job(connection, scope, job.job_id)),
+            latest_checkpoint_id=job.latest_checkpoint_id,
+            best_checkpoint_id=job.best_checkpoint_id,
+        )
+
+    return ok(await context.read(find), headers=REPLAYED if outcome.replayed else None)

@@ -1,0 +1,113 @@
+"""Who may use which route: written down by hand, so that a route which opens more than it should is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from trainmaster.api.app import ROOT, routers_of
+from trainmaster.api.context import API, GATEWAY
+
+
+class Who(StrEnum):
+    """What a route wants to see."""
+
+    ANYBODY = "anybody"
+    ANY_KEY = "any key"
+    VIEW = "view"
+    MANAGE = "manage"
+    ADMIN = "cluster_admin"
+    WORKER = "the token of an attempt's worker"
+    RANK = "the token of an attempt's ranks"
+    VIEW_OR_WORKER = "view, or the token of a worker"
+
+
+BY_SCOPE = {Who.VIEW: "view", Who.VIEW_OR_WORKER: "view", Who.MANAGE: "manage", Who.ADMIN: "cluster_admin"}
+"""The scope that a key needs."""
+
+AT_ROOT = {
+    "GET /healthz": Who.ANYBODY,
+    "GET /readyz": Who.ANYBODY,
+    "GET /openapi.json": Who.ANY_KEY,
+    "GET /metrics": Who.VIEW,
+}
+
+BELOW_PREFIX = {
+    "POST /jobs": Who.MANAGE,
+    "GET /jobs": Who.VIEW,
+    "GET /jobs/{job_id}": Who.VIEW,
+    "PATCH /jobs/{job_id}": Who.MANAGE,
+    "DELETE /jobs/{job_id}": Who.MANAGE,
+    "POST /jobs/{job_id}/cancel": Who.MANAGE,
+    "POST /jobs/{job_id}/pause": Who.MANAGE,
+    "POST /jobs/{job_id}/resume": Who.MANAGE,
+    "POST /jobs/{job_id}/retry": Who.MANAGE,
+    "GET /jobs/{job_id}/logs": Who.VIEW,
+    "GET /jobs/{job_id}/metrics": Who.VIEW,
+    "GET /jobs/{job_id}/metrics/stream": Who.VIEW,
+    "GET /jobs/{job_id}/events": Who.VIEW,
+    "GET /jobs/{job_id}/artifacts": Who.VIEW,
+    "GET /jobs/{job_id}/artifacts/{path:path}": Who.VIEW,
+    "POST /jobs/{job_id}/checkpoints/{checkpoint_id}/pin": Who.MANAGE,
+    "POST /jobs/{job_id}/checkpoints/{checkpoint_id}/unpin": Who.MANAGE,
+    "DELETE /jobs/{job_id}/checkpoints/{checkpoint_id}": Who.MANAGE,
+    "GET /events": Who.VIEW,
+    "GET /usage": Who.VIEW,
+    "POST /gc": Who.ADMIN,
+    "GET /nodes": Who.VIEW,
+    "GET /nodes/{node_id}": Who.VIEW,
+    "GET /nodes/{node_id}/events": Who.VIEW,
+    "POST /nodes/{node_id}/drain": Who.ADMIN,
+    "POST /nodes/{node_id}/enable": Who.ADMIN,
+    "PATCH /nodes/{node_id}": Who.ADMIN,
+    "GET /queues": Who.VIEW,
+    "PUT /queues/{name}": Who.ADMIN,
+    "DELETE /queues/{name}": Who.ADMIN,
+    "GET /queue": Who.VIEW,
+    "GET /cluster": Who.VIEW,
+    "PUT /blobs/{sha256}": Who.MANAGE,
+    "GET /blobs/{sha256}": Who.VIEW_OR_WORKER,
+    "HEAD /blobs/{sha256}": Who.VIEW_OR_WORKER,
+    "GET /webhooks": Who.MANAGE,
+    "POST /webhooks": Who.MANAGE,
+    "GET /webhooks/{webhook_id}": Who.MANAGE,
+    "PATCH /webhooks/{webhook_id}": Who.MANAGE,
+    "DELETE /webhooks/{webhook_id}": Who.MANAGE,
+    "POST /webhooks/{webhook_id}/test": Who.MANAGE,
+    "GET /accounts": Who.VIEW,
+    "POST /accounts": Who.ADMIN,
+    "GET /accounts/{account_id}": Who.VIEW,
+    "PATCH /accounts/{account_id}": Who.ADMIN,
+    "DELETE /accounts/{account_id}": Who.ADMIN,
+    "GET /keys": Who.VIEW,
+    "POST /keys": Who.ADMIN,
+    "DELETE /keys/{key_id}": Who.ADMIN,
+    "GET /worker/attempts/{attempt_id}/request": Who.WORKER,
+    "GET /worker/attempts/{attempt_id}/secrets": Who.WORKER,
+    "POST /worker/attempts/{attempt_id}/claims/{node}": Who.WORKER,
+    "POST /worker/attempts/{attempt_id}/streams/{stream:path}": Who.WORKER,
+    "PUT /worker/attempts/{attempt_id}/documents/{document:path}": Who.WORKER,
+    "GET /worker/attempts/{attempt_id}/documents/{document:path}": Who.WORKER,
+    "GET /worker/attempts/{attempt_id}/control": Who.WORKER,
+    "GET /worker/attempts/{attempt_id}/owner": Who.RANK,
+    **{f"{method} /jobs/{{job_id}}/proxy{rest}": Who.VIEW
+       for method in ("GET", "HEAD", "OPTIONS") for rest in ("", "/{path:path}")},
+    **{f"{method} /jobs/{{job_id}}/proxy{rest}": Who.MANAGE
+       for method in ("POST", "PUT", "PATCH", "DELETE") for rest in ("", "/{path:path}")},
+}  # fmt: skip
+
+PREFIXES = ("/v1", "/v1/modules/scaimind")
+
+ROUTES = AT_ROOT | {
+    operation.replace(" ", f" {prefix}", 1): who for prefix in PREFIXES for operation, who in BELOW_PREFIX.items()
+}
+"""Every route under every address that it has."""
+
+
+def served() -> Iterator[str]:
+    """Every route that a server has."""
+    yield "GET /openapi.json"
+    for prefixes, routers in ((("",), ROOT), (PREFIXES, routers_of({API, GATEWAY}))):
+        for router in routers:
+            for route in router.routes:
+                yield from (f"{method} {prefix}{route.path}" for prefix in prefixes for method in route.methods)
