@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
+from typing import NamedTuple
 
 from trainmaster.core.job import Job
 from trainmaster.core.resources import Free, Share
@@ -34,6 +35,13 @@ Claims = Callable[[str], Iterable[Share]]
 _NOTHING = Free()
 
 
+class Near(NamedTuple):
+    """Where room is being made, and by when: for whom that is enough, no other nodes need be looked at."""
+
+    nodes: Collection[str]
+    by: float
+
+
 class Head:
     """A job that is first in line, and what is kept for it."""
 
@@ -47,7 +55,7 @@ class Head:
         claims: Claims,
         now: float,
         backfill: bool = True,
-        near: Collection[str] = (),
+        near: Near | None = None,
     ) -> None:
         self.job = job
         self.key = key
@@ -64,10 +72,9 @@ class Head:
         self._openings: dict[str, list[float]] = {}
         self._kept: dict[Kind, tuple[int, int] | None] = {}
         self._matching = dict(wish.kinds)
-        # Where room is being made is known, and all other nodes need not be looked at.
-        if near:
-            self.touch(near)
-        if math.isinf(self.start):
+        if near is not None:
+            self.touch({*near.nodes, *(pool.roomy(wish) if wish.count > 1 else ())})
+        if near is None or self.start > near.by:
             for kind in self._matching:
                 self._survey(kind)
             self._reserve()
@@ -262,11 +269,8 @@ class Heads:
                 self._covered[kind] = min(key, self._covered.get(kind, key))
         return head
 
-    def add(self, job: Job, key: Key, wish: Wish, *, near: Collection[str] = ()) -> Head | None:
-        """Make a job a head, whoever else is one; None when it could never run beside what never ends.
-
-        If there is room for it on nodes that are `near`, no others are looked at.
-        """
+    def add(self, job: Job, key: Key, wish: Wish, *, near: Near | None = None) -> Head | None:
+        """Make a job a head, whoever else is one; None when it could never run beside what never ends."""
         head = Head(
             job,
             key,
@@ -275,7 +279,7 @@ class Heads:
             claims=lambda node_id: self._claims(node_id, key),
             now=self._now,
             backfill=self._backfill,
-            near=near if self._backfill else (),
+            near=near if self._backfill else None,
         )
         if not head.possible:
             return None

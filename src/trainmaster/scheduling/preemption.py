@@ -17,6 +17,7 @@ from trainmaster.core.job import Job
 from trainmaster.core.resources import Free, Share
 from trainmaster.core.stopping import grace_s
 from trainmaster.protocol.reasons import StopCause
+from trainmaster.scheduling.heads import Near
 from trainmaster.scheduling.inventory import members
 from trainmaster.scheduling.occupancy import Occupancy, held_by, known_end
 from trainmaster.scheduling.pool import Keeper, Pool, Wish
@@ -45,7 +46,7 @@ class Preempting:
         self._priorities: dict[str, Counter[int]] | None = None
         self._lowest: dict[str, int | None] = {}
         self._victims: dict[str, Victim] = {}
-        self._by_node: dict[str, list[Victim]] | None = None
+        self._by_node: dict[str, list[Victim]] = {}
         self._by_queue: dict[str, dict[str, Job]] | None = None
         self._weighed: dict[tuple[Wish, int], dict[str, Cost | None]] = {}
         self._sorted = False
@@ -79,6 +80,12 @@ class Preempting:
                 gpus[share.node_id] = gpus.get(share.node_id, 0) + len(share.gpus)
         return gpus
 
+    def near(self) -> Near:
+        """Where jobs are being stopped, and when the last of them is gone."""
+        nodes = self.given_back()
+        ends = (stay.end for node_id in nodes for stay in self._pool.stays(node_id) if stay.job_id in self._stopping)
+        return Near(nodes, max(ends, default=-math.inf))
+
     def stop(self, victims: Iterable[Job]) -> None:
         """These will be stopped."""
         self._preemptors += 1
@@ -91,7 +98,7 @@ class Preempting:
             if self._by_queue is not None:
                 del self._by_queue[job.queue][job.job_id]
             nodes = {share.node_id for share in job.live.shares}
-            for node_id in nodes if self._by_node is not None else ():
+            for node_id in nodes if self._by_node else ():
                 self._by_node[node_id].remove(self._victims[job.job_id])
                 for weighed in self._weighed.values():
                     weighed.pop(node_id, None)
@@ -213,8 +220,7 @@ class Preempting:
 
     def _victims_by_node(self) -> dict[str, list[Victim]]:
         """Who could be stopped on each node, the cheapest first."""
-        if self._by_node is None:
-            self._by_node = {}
+        if not self._by_node:
             for victim in sorted(map(self._victim, self._running.values()), key=lambda each: each.loss):
                 for node_id in {share.node_id for share in victim.job.live.shares}:
                     self._by_node.setdefault(node_id, []).append(victim)

@@ -2,9 +2,11 @@
 
 Who is first: those that others were stopped for; then the queue with the lowest dominant share of its backend
 (GPUs, cores, slots) for its weight; within a queue, by `Job.order_key`. The shares do not decide where a smaller
-job would take the place of a larger one that comes before it in the order of all jobs. A queue holds no more GPUs than its quota:
-from the first job on that would exceed it, its GPU jobs wait. A job in back-off, or that nobody wants to run, is
-passed over. One that no node could ever hold, or that asks for more than the whole quota, waits and holds nobody up.
+job would take the place of a larger one that comes before it in the order of all jobs.
+
+A queue holds no more GPUs than its quota: from the first job on that would exceed it, its GPU jobs wait. A job in
+back-off, or that nobody wants to run, is passed over. One that no node could ever hold, or that asks for more than
+the whole quota, waits and holds nobody up.
 
 What is kept for the first that does not fit, and what may start behind it: `scheduling.heads`. Without
 `backfill`, nothing behind a head starts on any node that it could use.
@@ -185,7 +187,7 @@ class _Pass:
             queue.closed = key
             self._check_quotas(queue)
         elif key[0] < math.inf:
-            self._heads.add(job, key, asked.wish, near=self._preempting.given_back())
+            self._heads.add(job, key, asked.wish, near=self._preempting.near())
         return False
 
     def _in_the_way(self, job: Job, key: Key) -> list[Head]:
@@ -316,7 +318,7 @@ class _Pass:
         known = self._heads.get(job.job_id)
         if known is not None:
             self._remove(known)
-        self._heads.add(job, key, wish, near=preempting.given_back())
+        self._heads.add(job, key, wish, near=preempting.near())
         return True
 
     def _may_preempt(self, job: Job, asked: Asked, behind: frozenset[str]) -> bool:

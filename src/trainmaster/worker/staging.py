@@ -40,11 +40,12 @@ def stage(request: AttemptRequest, run_dir: Path, on_chunk: Callable[[], None], 
             give_directory(working_directory, user)
     else:
         working_directory = Path(launch.working_directory)
+        whose = f" for uid {user.uid}, as whom jobs of this account run" if user else ""
         with acting_as(user):
-            if not working_directory.is_dir():
-                raise StagingError(f"working directory {launch.working_directory} does not exist")
+            if not os.path.isdir(working_directory):
+                raise StagingError(f"working directory {working_directory} does not exist{whose}")
             if not os.access(working_directory, os.X_OK, effective_ids=True):
-                raise StagingError(f"working directory {launch.working_directory} may not be entered")
+                raise StagingError(f"working directory {working_directory} may not be entered{whose}")
     for directory in (request.checkpoint_dir, request.output_dir):
         try:
             give_directory(directory, user)

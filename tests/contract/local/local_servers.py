@@ -51,7 +51,7 @@ class LocalServer(RealServer):
         hidden = [self.directory / name for name in ("spool", "runs", "blobs")]
         for path in hidden:
             path.mkdir()
-        mounts = "".join(f"mount -t tmpfs none '{path}' && " for path in hidden)
+        mounts = "".join(f"mount -t tmpfs -o mode=700 none '{path}' && " for path in hidden)
         self._fork_server = subprocess.Popen(
             [
                 *_seal(),

@@ -148,6 +148,16 @@ def test_gang_gets_room_on_all_its_nodes_or_nobody_is_stopped() -> None:
     assert stopped_for(view_of(nodes, *held, waiting("four", 2, count=4, priority=8))) == {}
 
 
+def test_room_that_a_gang_has_already_is_kept_while_the_rest_is_made() -> None:
+    nodes = [node("a", cpu_cores=8, slots=2), node("b", cpu_cores=8, slots=1)]
+    held = [running("firm", {"a": []}, runtime=9000.0), prey("low", {"a": []}, runtime=9000.0)]
+    gang = waiting("gang", 0, count=2, priority=8)
+    plan = schedule(view_of(nodes, *held, gang, waiting("rival", 0)), now=NOW)
+    assert victims(plan) == {"gang": ["low"]}
+    assert plan.placements == []
+    assert plan.heads["gang"][1] == NOW + 30
+
+
 def test_service_that_may_be_preempted_is() -> None:
     view = view_of([node("n", 1)], prey("service", {"n": [0]}, service=True), URGENT)
     assert stopped_for(view) == {"urgent": ["service"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,6 +82,7 @@ def run(
     if asked.nodes is not cluster and (nodes or gpus is not None or queue):
         raise UsageError(f"trace {trace} has nodes and queues of its own; leave --nodes, --gpus and --queue out")
     rules = Rules(backfill=backfill, charge=charge)
+    gc.set_threshold(10_000)  # as in the server: a collection looks at every job there is
     with progress_of(len(asked.jobs), quiet=as_json) as watcher:
         try:
             figures = simulate(asked, rules=rules, check=check, watchers=(watcher,))
