@@ -15,6 +15,7 @@ from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.loop import Coordinator, Pace
+from trainmaster.coordinator.reporting import NodeReports
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.job import Checkpoint, Event, Job
 from trainmaster.core.resources import Gpu, Node
@@ -106,7 +107,7 @@ class Cluster:
         )
         self.coordinator = Coordinator(
             self.database,
-            backends={"scripted": self.backend},
+            reports=NodeReports(self.database, [self.backend]),
             leadership=Reign(lease.epoch),  # type: ignore[arg-type]
             acting=acting,
             admission=Admission(),

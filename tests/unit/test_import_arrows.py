@@ -87,7 +87,7 @@ CLI_SERVES = {("cli", "server"), ("cli", "settings"), ("cli", "configuration")}
 """`trainmaster serve` is the one command that is the server; `trainmaster config` shows its settings."""
 CLI_SIMULATES = {
     (Path("cli") / name, target)
-    for name in ("commands/simulate.py", "simulating.py")
+    for name in ("commands/simulate.py", "recording.py", "simulating.py")
     for target in ("scheduling", "core")
 }
 """`trainmaster simulate` runs the scheduler itself, without a server."""

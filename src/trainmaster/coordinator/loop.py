@@ -16,18 +16,17 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from trainmaster.backends.base import Backend
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.leadership import Leadership
+from trainmaster.coordinator.reporting import NodeReports, freed_real_gpus
 from trainmaster.coordinator.waking import Alarm
 from trainmaster.core import observations, stopping, timers
 from trainmaster.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
-from trainmaster.core.resources import Node
 from trainmaster.core.states import RUNNING, JobStatus
 from trainmaster.scheduling.draining import drain
-from trainmaster.scheduling.health import judge, occupied
+from trainmaster.scheduling.health import occupied
 from trainmaster.scheduling.schedule import Plan, schedule
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.store import activity, cluster_events, events, jobs, leases, nodes, queues
@@ -52,6 +51,8 @@ class Pace:
     """The inventory, while a GPU is only waiting for its memory to be freed."""
 
 
+PLACEMENTS_PER_PASS = 256
+"""What is started is committed and launched before more is."""
 REST_FACTOR = 4.0
 """After a pass, new jobs wait so many times as long as it took: a thousand of them need no thousand passes."""
 REST_MAX_S = 0.05
@@ -66,25 +67,22 @@ class Coordinator:
         self,
         database: Database,
         *,
-        backends: Mapping[str, Backend],
+        reports: NodeReports,
         leadership: Leadership,
         acting: Acting,
         admission: Admission,
         stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
-        on_inventory: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
-        self._backends = backends
+        self._reports = reports
         self._leadership = leadership
         self._acting = acting
         self._admission = admission
         self._stalled_after_s = stalled_after_s
         self._clock = clock
         self._pace = pace or Pace()
-        self._on_inventory = on_inventory
-        """Called when nodes were reported, before anything is placed on them."""
         self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
@@ -167,11 +165,12 @@ class Coordinator:
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
         ahead = self._view.with_jobs(change.job for change in changes.values())
-        if self._freed_real_gpus(changes.values()):
-            self._refresh_inventory(ahead)
+        if freed_real_gpus(self._view, changes.values()):
+            self._view = self._reports.take_into(self._view, ahead)
             ahead = ahead.with_nodes(self._view.nodes.values())
         resized = self._view.nodes is not before.nodes or self._view.queues is not before.queues
-        if timed or resized or self._worth_scheduling(before, ahead, touched | changes.keys()):
+        unfinished = len(self._plan.placements) >= PLACEMENTS_PER_PASS
+        if timed or resized or unfinished or self._worth_scheduling(before, ahead, touched | changes.keys()):
             self._place(now, ahead, changes)
         if timed:
             self._drain(epoch, now, ahead, changes)
@@ -190,7 +189,7 @@ class Coordinator:
         every_s = self._pace.occupied_s if occupied(self._view.nodes.values()) else self._pace.inventory_s
         if self._inventory_at is None or tick - self._inventory_at >= every_s:
             self._inventory_at = tick
-            self._refresh_inventory(self._view)
+            self._view = self._reports.take_into(self._view, self._view)
         return True
 
     def _take_over(self, epoch: int) -> None:
@@ -287,7 +286,9 @@ class Coordinator:
 
     def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
         """Start what fits, in the same commit as what made room for it."""
-        self._plan = schedule(ahead, now=now)
+        self._plan = schedule(ahead, now=now, limit=PLACEMENTS_PER_PASS)
+        if len(self._plan.placements) >= PLACEMENTS_PER_PASS:
+            self.hint("")  # There may be more to start.
         METERS.placements += len(self._plan.placements)
         METERS.preemptions += len(self._plan.preemptions)
         for placement in self._plan.placements:
@@ -366,38 +367,9 @@ class Coordinator:
         with self._database.read() as connection:
             return activity.all(connection, _EVERYTHING)
 
-    def _freed_real_gpus(self, changes: Iterable[Change]) -> bool:
-        """Whether attempts have ended on GPUs whose memory can be looked at before somebody else gets them."""
-        freed = {share.node_id for change in changes if change.ended for share in change.ended.shares if share.gpus}
-        found = (self._view.nodes[node_id] for node_id in freed if node_id in self._view.nodes)
-        return any(gpu.used_mb is not None for node in found for gpu in node.gpus)
-
-    def _refresh_inventory(self, view: ClusterView) -> None:
-        """Take in what the backends report, seen with the jobs of a view."""
-        found = judge(inventory_of(self._backends.values()), view)
-
-        def work(connection: Connection) -> None:
-            nodes.put(connection, _EVERYTHING, found)
-
-        self._database.write_now(work)
-        self._on_inventory()
-        with self._database.read() as connection:
-            self._view = self._view.with_nodes(nodes.all(connection, _EVERYTHING))
-
 
 def _add(changes: dict[str, Change], change: Change | None) -> None:
     """One more change of a job; it was decided on what the one before it made of the job."""
     if change is not None:
         earlier = changes.get(change.job.job_id)
         changes[change.job.job_id] = merge(earlier, change) if earlier else change
-
-
-def inventory_of(backends: Iterable[Backend]) -> list[Node]:
-    """The nodes of all backends; one that cannot tell now keeps those that are known."""
-    found: list[Node] = []
-    for backend in backends:
-        try:
-            found += backend.inventory()
-        except Exception:
-            _log.exception("backend %s cannot tell its nodes", backend.name)
-    return found

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from sqlalchemy import Connection
 from trainmaster.core import commands, retention
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import Keep
+from trainmaster.protocol.trees import remove_tree
 from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
 from trainmaster.store import blobs, checkpoints, jobs
@@ -97,7 +97,8 @@ class Collector:
         for root in (RUNS, ARTIFACTS):
             for entry in self._entries(self._roots.path(root, "")):
                 if entry.name.startswith(_GOING):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        remove_tree(entry.path)
         with self._database.read() as connection:
             hidden = checkpoints.hidden(connection, _EVERYTHING)
         for checkpoint in hidden:
@@ -210,7 +211,8 @@ class Collector:
                 continue
             size = _size_of(Path(entry.path))
             if not dry_run:
-                shutil.rmtree(entry.path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_tree(entry.path)
             yield Collected(what="cache", name=entry.name, size_bytes=size)
 
     def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:

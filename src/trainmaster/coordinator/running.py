@@ -13,7 +13,8 @@ from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
 from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.leadership import Leadership
-from trainmaster.coordinator.loop import Coordinator, inventory_of
+from trainmaster.coordinator.loop import Coordinator
+from trainmaster.coordinator.reporting import NodeReports
 from trainmaster.coordinator.retention import Collector, keep_from_settings
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.tenants import LOCAL, runs_as
@@ -24,7 +25,7 @@ from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.settings import Role, Settings, TransportKind
 from trainmaster.storage import Roots, run_directory
-from trainmaster.store import accounts, checkpoints, nodes
+from trainmaster.store import accounts, checkpoints
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -58,14 +59,14 @@ class CoordinatorRole:
         self._settings = settings
         self._database = database
         self._vault = vault
-        self._declaring = declaring
         self._backends = {name: make_backend(name, context) for name in settings.backends}
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
+        self._reports = NodeReports(database, self._backends.values(), declaring.settle_nodes)
         self._coordinator = Coordinator(
             database,
-            backends=self._backends,
+            reports=self._reports,
             leadership=self._leadership,
             acting=Acting(
                 backends=self._backends,
@@ -80,7 +81,6 @@ class CoordinatorRole:
             ),
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
-            on_inventory=declaring.settle_nodes,
         )
         self._chores = Chores(
             database,
@@ -111,9 +111,7 @@ class CoordinatorRole:
 
     def start(self) -> None:
         """Report the nodes, then begin to lead or to wait for the lead."""
-        found = inventory_of(self._backends.values())
-        self._database.write_now(lambda connection: nodes.put(connection, Scope.everything(), found))
-        self._declaring.settle_nodes()
+        self._reports.take()
         for backend in self._backends.values():
             backend.open()
         self._leadership.start()

@@ -29,6 +29,14 @@ class QueueState:
     closed: Key | None = None
     """Where the first job stands that its quota does not admit: from there on its GPU jobs wait."""
 
+    def close(self, key: Key) -> None:
+        """A job at this place is over the quota."""
+        self.closed = key if self.closed is None else min(key, self.closed)
+
+    def is_closed(self, key: Key) -> bool:
+        """Whether GPU jobs at this place wait for one before them."""
+        return self.closed is not None and self.closed < key
+
     def admits(self, gpus: int) -> bool:
         """Whether it could ever hold so many GPUs."""
         return self.quota_gpus is None or gpus <= self.quota_gpus or not gpus
@@ -60,7 +68,8 @@ class Asked:
             key, index = order[0]
             lot = self.lots[index]
             entry = lot.first()
-            if entry is None or (self.wish.gpus and (lot.queue.closed or lot.queue.over(self.wish.total_gpus))):
+            gpus = self.wish.total_gpus
+            if entry is None or (gpus and (lot.queue.is_closed(entry[:3]) or lot.queue.over(gpus))):
                 heappop(order)
             elif entry[:3] != key:
                 heapreplace(order, (entry[:3], index))
@@ -77,7 +86,7 @@ class Asked:
 class LotState:
     """A lot as a pass goes on."""
 
-    __slots__ = ("_at", "_entries", "_now", "_skipped", "asked", "queue")
+    __slots__ = ("_at", "_done", "_entries", "_now", "_skipped", "_skipped_at", "asked", "queue")
 
     def __init__(self, entries: list[Entry], asked: Asked, queue: QueueState, now: float) -> None:
         self.asked = asked
@@ -86,6 +95,9 @@ class LotState:
         self._now = now
         self._at = 0
         self._skipped: Entry | None = None
+        self._skipped_at = 0
+        self._done: set[int] = set()
+        """Those after the skipped one that have been dealt with."""
         if entries[0][0] < math.inf:
             # Those that room is made for are dealt with before all others.
             self._at = bisect_left(entries, (math.inf,))
@@ -96,7 +108,7 @@ class LotState:
         at = self._at
         while at < len(entries):
             entry = entries[at]
-            if entry[3].not_before <= now and entry[3].desired is Desired.RUN:
+            if entry[3].not_before <= now and entry[3].desired is Desired.RUN and at not in self._done:
                 self._at = at
                 return entry
             at += 1
@@ -109,17 +121,25 @@ class LotState:
 
     def advance(self) -> None:
         """The next one has been dealt with."""
+        if self._skipped is not None:
+            self._done.add(self._at)
         self._at += 1
 
     def skip(self, *, until: float) -> None:
         """Pass over the next one, and all that do not end by then."""
-        self._skipped = self._skipped or self._entries[self._at]
-        for at in range(self._at + 1, len(self._entries)):
+        if self._skipped is None:
+            self._skipped, self._skipped_at = self._entries[self._at], self._at
+        for at in range(self._at + 1, len(self._entries) if math.isfinite(until) else 0):
             job = self._entries[at][3]
             if job.max_runtime_s is not None and not job.is_service and self._now + job.max_runtime_s <= until:
                 self._at = at
                 return
         self._at = len(self._entries)
+
+    def rewind(self) -> None:
+        """Look again at those that were passed over, and at those after them."""
+        if self._skipped is not None:
+            self._skipped, self._at = None, self._skipped_at
 
 
 class LineState:
@@ -192,6 +212,8 @@ class Lines:
                 if asked.wish.possible and queue.admits(asked.wish.total_gpus):
                     asked.lots.append(each)
                     state.add(each)
+                    if queue.over(asked.wish.total_gpus) and (first := each.next()) is not None:
+                        queue.close(first[:3])
             state.start()
         for asked in self.asked:
             asked.order()

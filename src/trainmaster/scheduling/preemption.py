@@ -43,7 +43,7 @@ class Preempting:
         self._now = now
         self._stopping = dict(occupancy.stopping)
         self._running = dict(occupancy.preemptible)
-        self._priorities: dict[str, Counter[int]] | None = None
+        self._priorities: Counter[tuple[str, int]] | None = None
         self._lowest: dict[str, int | None] = {}
         self._victims: dict[str, Victim] = {}
         self._by_node: dict[str, list[Victim]] = {}
@@ -61,11 +61,10 @@ class Preempting:
     def lowest(self, backend: str) -> int | None:
         """The lowest priority that could be preempted on a backend."""
         if self._priorities is None:
-            self._priorities = {}
-            for job in self._running.values():
-                self._priorities.setdefault(job.backend, Counter())[job.priority] += 1
+            self._priorities = Counter((job.backend, job.priority) for job in self._running.values())
         if backend not in self._lowest:
-            self._lowest[backend] = min(+self._priorities.get(backend, Counter()), default=None)
+            left = (priority for (name, priority), count in self._priorities.items() if name == backend and count)
+            self._lowest[backend] = min(left, default=None)
         return self._lowest[backend]
 
     def released_gpus(self, queue: str) -> int:
@@ -94,7 +93,7 @@ class Preempting:
             self._stopping[job.job_id] = job
             self._lowest.clear()
             if self._priorities is not None:
-                self._priorities[job.backend][job.priority] -= 1
+                self._priorities[job.backend, job.priority] -= 1
             if self._by_queue is not None:
                 del self._by_queue[job.queue][job.job_id]
             nodes = {share.node_id for share in job.live.shares}
@@ -204,7 +203,8 @@ class Preempting:
     def _victim(self, job: Job) -> Victim:
         known = self._victims.get(job.job_id)
         if known is None:
-            gpus = held_by(job).gpus
+            shares = job.live.shares
+            gpus = len(shares[0].gpus) if len(shares) == 1 else held_by(job).gpus
             began = job.live.created_at if job.live.started_at is None else job.live.started_at
             # One that saves loses the time that saving takes; any other all that it did in this attempt.
             lost_s = grace_s(job, StopCause.PREEMPT) if job.can_save else max(0.0, self._now - began)
@@ -222,7 +222,9 @@ class Preempting:
         """Who could be stopped on each node, the cheapest first."""
         if not self._by_node:
             for victim in sorted(map(self._victim, self._running.values()), key=lambda each: each.loss):
-                for node_id in {share.node_id for share in victim.job.live.shares}:
+                shares = victim.job.live.shares
+                nodes = {share.node_id for share in shares} if len(shares) > 1 else (shares[0].node_id,)
+                for node_id in nodes:
                     self._by_node.setdefault(node_id, []).append(victim)
         return self._by_node
 

@@ -107,6 +107,10 @@ class _Pass:
         """Wishes of which it is to be seen whether they fit, by who waits first for them."""
         self._unelected: list[tuple[Key, int]] = []
         """Wishes that do not fit and may need a head, by who waits first for them."""
+        self._held_up: list[tuple[LotState, LineState]] = []
+        """Lots of which everybody was tried, and some would fit if nothing were kept for others."""
+        self._gave_way = False
+        """A head was none after all."""
         self._relied_on: dict[str, set[int]] = {}
         """Wishes that fit, by the nodes where they do."""
 
@@ -118,18 +122,17 @@ class _Pass:
                 break
             if job.not_before <= self._now and job.desired is Desired.RUN and asked.wish.possible:
                 self._try(job, key_of(job), asked, self._lines.lines[job.queue, job.backend])
-        waiting = [
-            (place, index, line) for index, line in enumerate(self._lines) if (place := line.place()) is not None
-        ]
-        heapify(waiting)
-        while waiting and len(self._placements) < self._limit:
-            _, index, line = heappop(waiting)
-            lot = line.pop()
-            if self._look_at(lot, line):
+        self._go_through_the_queues()
+        while self._gave_way and len(self._placements) < self._limit:
+            # Whoever waited behind a head that turned out to be over its quota gets another chance.
+            self._gave_way = False
+            for lot, line in self._held_up:
+                lot.rewind()
                 line.push(lot)
-            place = line.place()
-            if place is not None:
-                heappush(waiting, (place, index, line))
+            self._held_up = []
+            for asked in self._lines.asked:
+                asked.failed = [frozenset()] if asked.blocked else []
+            self._go_through_the_queues()
         return Plan(
             placements=self._placements,
             preemptions=self._preemptions,
@@ -142,20 +145,37 @@ class _Pass:
             now=self._now,
         )
 
+    def _go_through_the_queues(self) -> None:
+        waiting = [
+            (place, index, line) for index, line in enumerate(self._lines) if (place := line.place()) is not None
+        ]
+        heapify(waiting)
+        while waiting and len(self._placements) < self._limit:
+            _, index, line = heappop(waiting)
+            lot = line.pop()
+            if self._look_at(lot, line):
+                line.push(lot)
+            place = line.place()
+            if place is not None:
+                heappush(waiting, (place, index, line))
+
     def _look_at(self, lot: LotState, line: LineState) -> bool:
         """Start the next job of a lot if it can be; whether the lot has more jobs that are worth a look."""
         entry, asked = lot.next(), lot.asked
-        if entry is None or (asked.wish.gpus and line.queue.closed is not None):
+        if entry is None or (asked.wish.gpus and line.queue.is_closed(entry[:3])):
             return False
         job, key = entry[3], entry[:3]
         if self._try(job, key, asked, line, lot):
             return True
-        if asked.blocked or (asked.wish.gpus and line.queue.closed is not None):
+        if asked.blocked or (asked.wish.gpus and line.queue.closed is not None and line.queue.closed <= key):
             return False
         # Behind those heads that have a reservation, a shorter job of the lot may still find a place.
         until = max((head.open_until for head in self._in_the_way(job, key)), default=-math.inf)
         lot.skip(until=until)
-        return math.isfinite(until)
+        if lot.next() is not None:
+            return True
+        self._held_up.append((lot, line))
+        return False
 
     def _try(self, job: Job, key: Key, asked: Asked, line: LineState, lot: LotState | None = None) -> bool:
         """Start a job, or make room for it; False when it has to wait."""
@@ -184,7 +204,7 @@ class _Pass:
 
     def _wait(self, job: Job, key: Key, asked: Asked, queue: QueueState) -> bool:
         if queue.over(asked.wish.total_gpus) and key[0] == math.inf:
-            queue.closed = key
+            queue.close(key)
             self._check_quotas(queue)
         elif key[0] < math.inf:
             self._heads.add(job, key, asked.wish, near=self._preempting.near())
@@ -224,6 +244,7 @@ class _Pass:
         for head in self._heads:
             if self._lines.queue_of(head.job) is queue and _barred(head, queue):
                 self._remove(head)
+                self._gave_way = True
 
     # -- heads --
 

@@ -41,12 +41,11 @@ def least_cost(victims: Sequence[Victim], priority: int, gpus: int) -> Cost | No
     The cheapest come first.
     """
     able = [each for each in victims if each.job.priority < priority]
-    if sum(each.gpus for each in able) < gpus:
-        return None
     for highest in sorted({each.job.priority for each in able}):
         allowed = [each for each in able if each.job.priority <= highest]
-        if sum(each.gpus for each in allowed) >= gpus:
-            most = max(each.gpus for each in allowed)
+        given = [each.gpus for each in allowed]
+        if sum(given) >= gpus:
+            most = max(given)
             count = -(-gpus // most) if gpus > 0 and most else 1
             return highest, sum(each.loss for each in allowed[:count]), count, max(0, gpus)
     return None

@@ -120,6 +120,19 @@ def test_head_whose_quota_is_used_up_in_the_same_pass_gives_way_to_the_next() ->
     assert starts(view.with_queues([Queue(name="q", quota_gpus=12)])) == ["first"]
 
 
+def test_job_gets_another_chance_when_the_head_before_it_was_over_its_quota() -> None:
+    held = [running("r", {"n": range(4)}, queue="q"), running("s", {"m": [0]}, queue="o")]
+    jobs = [
+        waiting("first", 1, at=NOW - 30, queue="q", needs={"gpu_type": "A100"}),
+        waiting("barred", 8, at=NOW - 20, queue="q"),
+        waiting("late", 1, at=NOW - 10, queue="o", runtime=60.0),
+        waiting("later", 1, at=NOW - 9, queue="o"),
+    ]
+    nodes = [node("n", 8), node("m", 4, kind="A100")]
+    view = view_of(nodes, *held, *jobs, queues=[Queue(name="q", quota_gpus=12), Queue(name="o", weight=100.0)])
+    assert sorted(starts(view)) == ["first", "late", "later"]
+
+
 def test_job_behind_a_head_does_not_use_up_its_quota() -> None:
     held = running("r", {"a": range(4)}, queue="q", runtime=3600.0)
     head = waiting("head", 8, at=NOW - 9, queue="q", needs={"gpu_type": "H100"})
