@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import hmac
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,6 +38,23 @@ class SealError(TrainmasterError):
     code = "SECRET_KEY"
 
 
+def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
+    """The key that the settings name, or None where it lies in a file, and the old ones.
+
+    Raises:
+        SealError: a key is malformed, or none is set where several servers need the same.
+    """
+    old = [parse_key(text, "old_secret_keys") for text in settings.old_secret_keys]
+    if settings.secret_key:
+        return parse_key(settings.secret_key, "secret_key"), old
+    if not settings.database.startswith("sqlite"):
+        raise SealError(
+            "a server on PostgreSQL needs the setting secret_key, the same on every server of the database; "
+            f"{HOW_TO_MAKE_A_KEY} and set it in the settings file or as TRAINMASTER_SECRET_KEY"
+        )
+    return None, old
+
+
 class Sealer:
     """Seals and opens with the keys of one server. Safe to use from several threads."""
 
@@ -44,6 +62,7 @@ class Sealer:
         self.key_id = key_id_of(key)
         """Of the key that seals."""
         self._ciphers = {key_id_of(each): AESGCM(each) for each in (*old_keys, key)}
+        self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
 
     @classmethod
     def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
@@ -56,14 +75,9 @@ class Sealer:
         Raises:
             SealError: a key is malformed or missing, or none is set where several servers need the same.
         """
-        old = [parse_key(text, "old_secret_keys") for text in settings.old_secret_keys]
-        if settings.secret_key:
-            return cls(parse_key(settings.secret_key, "secret_key"), old)
-        if not settings.database.startswith("sqlite"):
-            raise SealError(
-                "a server on PostgreSQL needs the setting secret_key, the same on every server of the database; "
-                f"{HOW_TO_MAKE_A_KEY} and set it in the settings file or as TRAINMASTER_SECRET_KEY"
-            )
+        key, old = keys_of(settings)
+        if key is not None:
+            return cls(key, old)
         path = _beside_database(settings)
         if not path.exists() and not may_make_key():
             raise SealError(
@@ -100,6 +114,13 @@ class Sealer:
         except (InvalidTag, ValueError):
             raise SealError(f"the secret of {about} does not open: it belongs to another row, or was changed") from None
         return value.decode("utf-8", "surrogatepass")
+
+    def fingerprints(self, data: bytes) -> tuple[str, ...]:
+        """What data is known again by, first with the key of now, then with older ones.
+
+        Without the key nobody can try out which data a fingerprint belongs to.
+        """
+        return tuple(hmac.digest(key, data, "sha256").hex() for key in self._fingerprint_keys)
 
 
 def key_id_of(key: bytes) -> str:

@@ -24,27 +24,29 @@ from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
 from trainmaster.api.exchange import TokenExchange
 from trainmaster.api.front import Front
+from trainmaster.backends import check_names
+from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.retention import keep_from_settings
 from trainmaster.coordinator.running import CoordinatorRole
-from trainmaster.coordinator.subscribing import Subscriptions
+from trainmaster.coordinator.subscribing import Subscriptions, check_webhook
 from trainmaster.coordinator.tenants import Tenants, check_uid
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.rundir import write_document
-from trainmaster.sealing import Sealer
+from trainmaster.sealing import Sealer, keys_of
 from trainmaster.settings import Role, Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.store import accounts, keys, secrets
-from trainmaster.store.database import Database
+from trainmaster.store.database import Database, check_url
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
 
@@ -70,10 +72,12 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
 
     Raises:
         DataDirectoryInUseError: another server has the data directory.
-        RefusedError: it must not listen there without TLS.
+        RefusedError: the settings make no sense; what is wrong, line by line.
     """
     failpoints.arm_from_environment()
-    listening.check(settings)
+    declared = declared or Declared()
+    if wrong := problems(settings, declared):
+        raise RefusedError("\n  ".join(wrong))
     logs.configure(settings)
     if settings.ca is not None:
         os.environ[CA] = str(settings.ca)
@@ -84,7 +88,7 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
         stack.enter_context(_locked(settings.data_dir))
         listener = stack.enter_context(listening.listening(settings))
         url = listening.url_of(settings, listener)
-        app = stack.enter_context(_running(settings, declared or Declared(), url))
+        app = stack.enter_context(_running(settings, declared, url))
         server = _Server(
             uvicorn.Config(
                 app,
@@ -109,6 +113,32 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
         server.run(sockets=[listener])
         with contextlib.suppress(FileNotFoundError):
             (settings.data_dir / "server.json").unlink()
+
+
+def problems(settings: Settings, declared: Declared) -> list[str]:
+    """What keeps a server with these settings from starting, as far as it can be told without changing anything."""
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("", lambda: listening.check(settings)),
+        ("database_url: ", lambda: check_url(settings.database)),
+        ("", lambda: keys_of(settings)),
+        ("backends: ", lambda: check_names(settings.backends)),
+        ("", lambda: parse_simulated(settings.simulated_gpus)),
+        ("", lambda: TokenExchange(settings.token_exchange) if settings.token_exchange else None),
+    ]
+    for name, account in declared.accounts.items():
+        checks.append(("", functools.partial(check_uid, Account(account_id=name, uid=account.uid))))
+    for name, webhook in declared.webhooks.items():
+        check = functools.partial(check_webhook, private_addresses=settings.private_webhooks)
+        checks.append((f"webhooks.{name}.", functools.partial(check, webhook.url, webhook.secret)))
+    found: list[str] = []
+    for place, check in checks:
+        try:
+            check()
+        except SpecError as error:
+            found += [f"{place}{problem.field}: {problem.message}" for problem in error.problems]
+        except (TrainmasterError, ValueError) as error:
+            found.append(f"{place}{error}")
+    return found
 
 
 class _Server(uvicorn.Server):
@@ -147,11 +177,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
             ensure_key(patient, settings.data_dir / "api-key")
         database = Database.open(settings.database)
         stack.callback(database.close)
-        subscriptions = Subscriptions(
-            database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca
-        )
-        for name, account in declared.accounts.items():
-            check_uid(Account(account_id=name, uid=account.uid))
+        subscriptions = Subscriptions(database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca)
         declaring = Declaring(database, declared, subscriptions)
         declaring.apply()
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})

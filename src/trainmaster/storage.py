@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.trees import remove_tree
 
 RUNS = "runs"
 ARTIFACTS = "artifacts"
@@ -68,7 +68,7 @@ class Roots:
         """Remove a file or a whole directory; nothing there is fine."""
         path = self.path(location.root, location.path)
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             path.unlink(missing_ok=True)
 

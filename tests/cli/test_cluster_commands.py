@@ -86,6 +86,13 @@ def test_drained_node_takes_no_work_until_it_is_enabled(tm: Tm, node: str, submi
     assert "new disks" in shown
 
 
+def test_grace_period_of_a_drain_that_stops_nothing_is_wrong_usage(tm: Tm, node: str) -> None:
+    result = tm("drain", node, "--grace-seconds", "5")
+    assert result.exit_code == 2
+    assert "--force" in result.stderr
+    assert json.loads(tm("nodes", node, "--json").stdout)["state"] == "READY"
+
+
 def test_unknown_node_is_refused(tm: Tm) -> None:
     for command in (("drain", "nope"), ("enable", "nope"), ("nodes", "nope")):
         result = tm(*command)

@@ -322,6 +322,12 @@ def test_metrics_show_the_course_of_each(tm: Tm, reporting: str) -> None:
     assert [line.split() for line in followed][-1] == ["step", "5", "loss", "0.2"]
 
 
+def test_metrics_of_another_name_say_which_there_are(tm: Tm, reporting: str) -> None:
+    result = tm("metrics", reporting, "--name", "los")
+    assert result.exit_code == 2
+    assert "no metric los; it reports: loss" in result.stderr
+
+
 def test_metrics_of_a_job_that_reports_none_say_so(tm: Tm, submit: Submit, status: Wait) -> None:
     job_id = submit("true")
     status(job_id, "COMPLETED")

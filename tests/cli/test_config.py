@@ -63,6 +63,35 @@ def test_config_check_fails_with_every_problem(tm: Callable[..., Result], tmp_pa
     assert tm("config", "--config", str(file), "--check").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("host = '0.0.0.0'", "on 0.0.0.0 keys and jobs would travel in the clear"),
+        ("tls_cert = 'nothing.pem'", "tls_cert and tls_key belong together"),
+        ("backends = ['slurm']", "backends: there is no backend 'slurm'; there are: local"),
+        ("simulated_gpus = 'H100*8'", "simulated_gpus: 'H100*8' is not TYPE:COUNT"),
+        ("simulated_gpus = 'H100:-1'", "simulated_gpus: 'H100:-1' is not TYPE:COUNT"),
+        ("database_url = 'mysql://x'", "database_url: mysql://x: no such kind of database is known"),
+        ("database_url = 'postgresql://x/y'", "needs the setting secret_key"),
+        ("secret_key = 'abc'", "secret_key holds no key"),
+        ("token_exchange = 'http://x.example'", "token_exchange must be https"),
+        ("[accounts.a]\nuid = 0", "jobs of account a would run as root"),
+        ("[webhooks.a]\nurl = 'ftp://x'\nsecret = 'sixteen characters'", "webhooks.a.url: must begin with http"),
+        ("[webhooks.a]\nurl = 'http://x'\nsecret = 'short'", "webhooks.a.secret: must have 16 to 256 printable"),
+    ],
+)
+def test_check_tells_what_keeps_a_server_from_starting(
+    tm: Callable[..., Result], tmp_path: Path, text: str, problem: str
+) -> None:
+    data = tmp_path / "data"
+    file = written(tmp_path, f"{text}\n")
+    for command in (("config", "--check"), ("serve", "--port", "0")):
+        result = tm(*command, "--config", str(file), "--data-dir", str(data))
+        assert result.exit_code == 1
+        assert problem in result.stderr
+    assert not data.exists()
+
+
 def test_example_is_a_file_that_a_server_takes(tm: Callable[..., Result], tmp_path: Path) -> None:
     example = tm("config", "--example")
     file = written(tmp_path, example.stdout)

@@ -79,6 +79,15 @@ def test_download_takes_patterns_and_says_when_none_fits(
     assert "no file matches *.pt" in nothing.stderr
 
 
+def test_download_to_where_nothing_can_be_made_says_so(
+    tm: Callable[..., Result], connected: Server, trained: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = tm("download", trained, "--output", str(tmp_path / "file" / "below"))
+    assert result.exit_code == 1
+    assert "cannot make" in result.stderr
+
+
 def test_download_of_a_checkpoint_is_a_checkpoint(
     tm: Callable[..., Result], connected: Server, trained: str, tmp_path: Path
 ) -> None:

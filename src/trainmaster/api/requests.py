@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from trainmaster.api.context import context_of
 from trainmaster.api.errors import TooLargeError
 from trainmaster.coordinator.commands import Idempotency
 from trainmaster.core.errors import Problem, SpecError
@@ -17,6 +19,8 @@ from trainmaster.core.spec import parse
 
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
+MAX_VALUES = 100_000
+"""Twice what a request can make sense with. A wrong value costs a hundred times its length until it is reported."""
 PREFIX = "/v1"
 """Where the routes lie."""
 ALIAS = "/modules/scaimind"
@@ -56,7 +60,11 @@ def parse_json(body: bytes) -> object:
         SpecError: it is no JSON.
     """
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        document = json.loads(body, parse_constant=_no_constant)
+        # Each takes two bytes at least, so that few bodies have to be counted.
+        if len(body) <= 2 * MAX_VALUES or _holds_at_most(document, MAX_VALUES):
+            return document
+        message = f"has more than {MAX_VALUES} values"
     except RecursionError:
         message = "is nested too deeply"
     except UnicodeDecodeError:
@@ -91,7 +99,27 @@ def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
     digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
     digest.update(request.scope["query_string"] + b"\n" + body)
-    return Idempotency(key=key, fingerprint=digest.hexdigest())
+    # What is stored must not let anybody try out which secrets the body held.
+    fingerprint, *older = context_of(request).vault.sealer.fingerprints(digest.digest())
+    return Idempotency(key=key, fingerprint=fingerprint, older=tuple(older))
+
+
+def _holds_at_most(document: object, most: int) -> bool:
+    waiting, found = [document], 1
+    while waiting:
+        match waiting.pop():
+            case dict() as mapping:
+                inner: Iterable[object] = mapping.values()
+                found += len(mapping)
+            case list() as values:
+                inner = values
+                found += len(values)
+            case _:
+                continue
+        if found > most:
+            return False
+        waiting.extend(inner)
+    return True
 
 
 def _too_large(limit: int) -> TooLargeError:

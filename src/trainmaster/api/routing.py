@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from trainmaster.api.envelope import ErrorEnvelope
 from trainmaster.api.sse import EVENT_STREAM
 from trainmaster.core.errors import Problem, SpecError
+from trainmaster.core.spec.problems import MAX_PROBLEMS
 from trainmaster.core.spec.suggest import nearest, shown
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -76,10 +77,9 @@ class RawRoute(StrictRoute):
 def refuse_unknown(names: Iterable[str], known: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
     """Raise SpecError when one of the query parameters is not known."""
     names_known = sorted(known)
+    unknown = [name for name in names if name not in names_known and not (prefixes and name.startswith(prefixes))]
     problems = []
-    for name in names:
-        if name in names_known or (prefixes and name.startswith(prefixes)):
-            continue
+    for name in unknown[:MAX_PROBLEMS]:
         near = nearest(name, names_known)
         message = f"unknown parameter; did you mean '{near}'?" if near else "unknown parameter; leave it out"
         problems.append(Problem(field=shown(name), message=message))

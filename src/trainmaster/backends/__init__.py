@@ -6,7 +6,7 @@ Registered by name and imported on first use, so that the server starts without 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,17 @@ class BackendContext:
     """The server's side of an attempt's files."""
     simulated_gpus: str = ""
     slots_per_node: int = 0
+
+
+def check_names(names: Iterable[str]) -> None:
+    """See that there are backends of these names.
+
+    Raises:
+        ValueError: there is none of some name.
+    """
+    for name in names:
+        if name not in BACKENDS:
+            raise ValueError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
 
 
 def make_backend(name: str, context: BackendContext) -> Backend:

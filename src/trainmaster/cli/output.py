@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 10_000
 """A program that reads the columns wants them whole."""
 
+FLEXIBLE_WIDTH = 24
+"""A column that can be cut or wrapped is no use with less than this."""
+
 STYLE_OF_STATUS: Mapping[str, str] = MappingProxyType(
     {
         "PENDING": "dim",
@@ -80,22 +83,22 @@ def table(
     right: Collection[str] = (),
     cut: Collection[str] = (),
     wrap: Collection[str] = (),
-    left_out: Collection[str] = (),
+    spare: Sequence[str] = (),
 ) -> Table:
     """Columns without lines. An empty column is left out, too.
 
-    On a narrow terminal the columns in `cut` and `wrap` give way, the first with an ellipsis, the others with more
-    lines; the rest stays whole.
+    On a narrow terminal the columns in `spare` go, the first of them first, until the rest fits; then those in `cut`
+    and `wrap` give way, the first with an ellipsis, the others with more lines; the rest stays whole.
     """
     from rich.table import Table
 
     drawn = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     kept_rows = [list(row) for row in rows]
-    kept = [
-        index
-        for index, heading in enumerate(headings)
-        if heading not in left_out and any(row[index].plain for row in kept_rows)
-    ]
+    kept = [index for index, heading in enumerate(headings) if any(row[index].plain for row in kept_rows)]
+    widths = {index: _width(headings[index], [row[index] for row in kept_rows], (*cut, *wrap)) for index in kept}
+    for heading in spare:
+        if sum(widths[index] for index in kept) > console().width:
+            kept = [index for index in kept if headings[index] != heading]
     for index in kept:
         heading = headings[index]
         if heading in cut:
@@ -105,6 +108,12 @@ def table(
     for row in kept_rows:
         drawn.add_row(*(row[index] for index in kept))
     return drawn
+
+
+def _width(heading: str, cells: Iterable[Text], flexible: Collection[str]) -> int:
+    """How wide a column has to be at least, with the space after it."""
+    widest = max((cell.cell_len for cell in cells), default=0)
+    return max(len(heading), min(widest, FLEXIBLE_WIDTH) if heading in flexible else widest) + 2
 
 
 def facts(pairs: Mapping[str, Any]) -> Table:

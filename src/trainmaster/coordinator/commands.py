@@ -51,7 +51,9 @@ class Idempotency:
 
     key: str
     fingerprint: str
-    """Digest of the request; the same key with another one is refused."""
+    """Of the request; the same key with another one is refused."""
+    older: tuple[str, ...] = ()
+    """What its fingerprint was with secret keys that were replaced since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +301,7 @@ class Commands:
     ) -> Outcome:
         if key is None:
             return work()
-        record = idempotency.find(connection, scope, key.key, key.fingerprint)
+        record = idempotency.find(connection, scope, key.key, key.fingerprint, *key.older)
         if record is not None:
             return Outcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
         outcome = work()

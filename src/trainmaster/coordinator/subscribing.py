@@ -174,14 +174,23 @@ class Subscriptions:
             return False
 
     def _check(self, url: str | None, secret: str | None) -> None:
-        problems = []
-        if url is not None and (wrong := url_problem(url, private_addresses=self._private_addresses)):
-            problems.append(Problem(field="url", message=wrong))
-        if secret is not None and not (SHORTEST_SECRET <= len(secret) <= LONGEST_SECRET and secret.isprintable()):
-            message = f"must have {SHORTEST_SECRET} to {LONGEST_SECRET} printable characters"
-            problems.append(Problem(field="secret", message=message))
-        if problems:
-            raise SpecError(problems)
+        check_webhook(url, secret, private_addresses=self._private_addresses)
+
+
+def check_webhook(url: str | None, secret: str | None, *, private_addresses: bool) -> None:
+    """See that a webhook can have this url and this secret, as far as they are given.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    problems = []
+    if url is not None and (wrong := url_problem(url, private_addresses=private_addresses)):
+        problems.append(Problem(field="url", message=wrong))
+    if secret is not None and not (SHORTEST_SECRET <= len(secret) <= LONGEST_SECRET and secret.isprintable()):
+        message = f"must have {SHORTEST_SECRET} to {LONGEST_SECRET} printable characters"
+        problems.append(Problem(field="secret", message=message))
+    if problems:
+        raise SpecError(problems)
 
 
 def _row(webhook: Webhook) -> str:

@@ -19,12 +19,12 @@ class Vault:
     """Seals and opens the secrets of jobs. Each is bound to its job: it does not open in another one's row."""
 
     def __init__(self, sealer: Sealer) -> None:
-        self._sealer = sealer
+        self.sealer = sealer
 
     def seal(self, job: Job, values: Mapping[str, str], *, until_end: bool = False) -> list[SealedSecret]:
         """Values by their names, as they are stored with a job."""
         return [
-            SealedSecret(name=name, sealed=self._sealer.seal(value, about=_row(job, name)), until_end=until_end)
+            SealedSecret(name=name, sealed=self.sealer.seal(value, about=_row(job, name)), until_end=until_end)
             for name, value in values.items()
         ]
 
@@ -38,7 +38,7 @@ class Vault:
         return {
             **unsealed_values(job.spec_version, job.spec),
             **{
-                secret.name: self._sealer.open(secret.sealed, about=_row(job, secret.name))
+                secret.name: self.sealer.open(secret.sealed, about=_row(job, secret.name))
                 for secret in stored
                 if until_end or not secret.until_end
             },

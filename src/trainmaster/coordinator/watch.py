@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ LONGEST_LINE = 1 << 20
 """A longer one is passed over: no report needs it, and one must not stop all that come after it."""
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
 """What a rank may report; everything else is its worker's to say."""
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{1,255}")
 _MAX_ETA_S = 1e10
 
 
@@ -93,7 +91,9 @@ def _look_at_node(
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    records, notes = streams.fresh(worker_stream(node))
+    said_by_worker, notes = streams.fresh(worker_stream(node))
+    # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
+    records = [record for record in said_by_worker if record.get("type") != "checkpoint"]
     for local_rank in range(ranks_per_node):
         rank = node * ranks_per_node + local_rank
         said, passed_over = streams.fresh(events_stream(node, rank))
@@ -104,16 +104,25 @@ def _look_at_node(
     # Over HTTP the document may arrive after the word that it is there.
     unknown = node in attempt.started and job.endpoint is None
     if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
-        endpoint = _endpoint(directory.document(endpoint_document(node)))
+        endpoint = _endpoint(directory, node)
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
-def _endpoint(document: Mapping[str, Any] | None) -> str | None:
-    """host:port, where a document says so."""
-    if document is None:
+def _endpoint(directory: RunDirectory, node: int) -> str | None:
+    """host:port of a service, where its worker says so.
+
+    The gateway sends requests there in the server's name, so it is on the node that the attempt was given: a worker
+    must not lead it to others whom the server can reach.
+    """
+    told = directory.document(endpoint_document(node))
+    if told is None:
         return None
-    host, port = document.get("host"), reported.whole(document.get("port"), low=1, high=65535)
-    return f"{host}:{port}" if isinstance(host, str) and _HOST.fullmatch(host) and port is not None else None
+    try:
+        host = directory.request().nodes[node].address
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # the job's own processes may have spoilt it
+    port = reported.whole(told.get("port"), low=1, high=65535)
+    return f"{host}:{port}" if told.get("host") == host and port is not None else None
 
 
 def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[str, Any] | None:

@@ -76,6 +76,21 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
     step_at: float | None = None
     """When the step last rose."""
+    first_step: int | None = None
+    """The first step that was seen of this attempt; its pace is counted from there."""
+    first_at: float | None = None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """How long it takes from `step_at` on, by the job's own word or else by its pace; None when nobody knows."""
+        if self.eta_s is not None:
+            return self.eta_s
+        if self.step is None or self.first_step is None or self.step_at is None or self.first_at is None:
+            return None
+        if not self.total_steps or self.step <= self.first_step or self.step_at <= self.first_at:
+            return None
+        pace_s = (self.step_at - self.first_at) / (self.step - self.first_step)
+        return max(self.total_steps - self.step, 0) * pace_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,12 +220,15 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
 
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
-    progress = replace(
-        progress, step_at=reported.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
-    )
-    if progress == draft.job.progress:
+    before = draft.job.progress
+    step_at = reported.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
+    first_step, first_at = before.first_step, before.first_at
+    if progress.step is not None and (first_step is None or progress.step < first_step):
+        first_step, first_at = progress.step, step_at
+    progress = replace(progress, step_at=step_at, first_step=first_step, first_at=first_at)
+    if progress == before:
         return
-    rose = progress.step is not None and progress.step != draft.job.progress.step
+    rose = progress.step is not None and progress.step != before.step
     if rose and draft.job.stalled_at is not None:
         draft.set(stalled_at=None)
         draft.set_attempt(stack_dump=False)

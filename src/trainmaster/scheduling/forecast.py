@@ -25,9 +25,10 @@ def expected_end(job: Job) -> float | None:
         return None
     began = attempt.started_at or attempt.created_at
     known = [] if job.max_runtime_s is None else [began + job.max_runtime_s]
-    if job.progress.eta_s is not None and job.progress.step_at is not None:
+    remaining_s = job.progress.remaining_s
+    if remaining_s is not None and job.progress.step_at is not None:
         # What an earlier attempt said counts from the start of this one.
-        known.append(max(job.progress.step_at, began) + job.progress.eta_s)
+        known.append(max(job.progress.step_at, began) + remaining_s)
     return min(known, default=None)
 
 

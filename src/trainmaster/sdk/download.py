@@ -70,7 +70,10 @@ def download(
         ApiError: the server said no.
         UnreachableError: it does not answer any more.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DownloadError(f"cannot make {directory}: {error.strerror}") from error
     home = directory.resolve()
     pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="download")
     try:

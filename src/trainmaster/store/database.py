@@ -82,6 +82,7 @@ class Database:
             StoreUnavailableError: it cannot be opened now.
         """
         kind, place = _find(url)
+        place = kind.checked(place)
         writing = kind.writing_engine(place, lock_timeout_s)
         reading = kind.reading_engine(place, lock_timeout_s)
         try:
@@ -131,6 +132,15 @@ class Database:
             return self._watch.version()
 
 
+def check_url(url: str) -> None:
+    """See that a URL names a kind of database that there is; whether it can be opened is another matter.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    _find(url)
+
+
 def _find(url: str) -> tuple[Kind, URL]:
     forms = "sqlite:////srv/trainmaster.db or postgresql://user@host/database"
     try:
@@ -140,7 +150,7 @@ def _find(url: str) -> tuple[Kind, URL]:
     kind = _KINDS.get(parsed.get_backend_name())
     if kind is None:
         raise RefusedError(f"{parsed.render_as_string()}: no such kind of database is known; there are {forms}")
-    return kind, kind.checked(parsed)
+    return kind, parsed
 
 
 @contextmanager

@@ -33,8 +33,8 @@ _FIND = Prepared(
 _INSERT = Prepared(insert(_records))
 
 
-def find(connection: Connection, scope: Scope, key: str, fingerprint: str) -> IdempotencyRecord | None:
-    """The record of an earlier request with this key, if there was one.
+def find(connection: Connection, scope: Scope, key: str, *fingerprints: str) -> IdempotencyRecord | None:
+    """The record of an earlier request with this key, if there was one; any of the fingerprints may be its own.
 
     Raises:
         IdempotencyMismatchError: that request was a different one.
@@ -42,7 +42,7 @@ def find(connection: Connection, scope: Scope, key: str, fingerprint: str) -> Id
     row = _FIND.execute(connection, {"wanted": key, "account": scope.account}).one_or_none()
     if row is None:
         return None
-    if row.fingerprint != fingerprint:
+    if row.fingerprint not in fingerprints:
         raise IdempotencyMismatchError()
     return IdempotencyRecord(**row._mapping)
 

@@ -90,11 +90,14 @@ def drain(
 ) -> None:
     """Give a node no more work; with `force`, what runs there is preempted. It is DRAINED when nothing is left.
 
+    A drain that is repeated without a reason keeps the one that it had.
+
     Raises:
         NotFoundError: there is no such node.
     """
     scope.require_everything()
     node = get(connection, scope, node_id)
+    reason = reason or node.drain_reason
     state = node.state if node.state is NodeState.DRAINED else NodeState.DRAINING
     _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
     message = f"node {node_id} is being drained" + (f": {reason}" if reason else "")

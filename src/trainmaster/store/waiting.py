@@ -181,7 +181,7 @@ _PLAIN = (
     *("retries_used", "preemptions_used", "queued_at", "not_before", "room_at", "started_at", "updated_at"),
     *("status_at", "runtime_s", "last_save_s", "attempt_count"),
 )
-_PROGRESS = ("step", "total_steps", "percent", "eta_s", "step_at")
+_PROGRESS = ("step", "total_steps", "percent", "eta_s", "step_at", "first_step", "first_at")
 _OF_ATTEMPT = ("number", "shares", "created_at", "stop", "stop_save", "stop_grace_s", "stop_at", "started_at")
 
 _SELECT: sa.Select[Any] = sa.select(

@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import os
 import select
-import shutil
 import signal
 import socket
 import threading
@@ -52,6 +51,7 @@ from trainmaster.protocol.rundir import (
     write_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
+from trainmaster.protocol.trees import remove_tree
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import FULL
@@ -79,7 +79,8 @@ def run_courier(server_url: str, token: str, attempt_id: str, node: int, directo
     except BlockingIOError:
         return  # Another courier is at it.
     _Courier(server_url, token, attempt_id, node, home, lock).run()
-    shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(home)
     with contextlib.suppress(OSError):
         home.parent.rmdir()  # the last node of the attempt on this host
 

@@ -18,7 +18,8 @@ from trainmaster.protocol.environment import ATTEMPT_ID, NODE
 from trainmaster.worker.cgroups import members_pattern, remove_groups
 
 # Looked up here, so that a fresh child has nothing to resolve between fork and exec.
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
@@ -113,11 +114,33 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[int]:
         if pid == own:
             continue
         with contextlib.suppress(OSError):
-            marked = marks.issubset(_read(f"/proc/{pid}/environ").split(b"\0"))
+            marked = marks.issubset(_environ(pid).split(b"\0"))
             if marked or in_cgroup.search(_read(f"/proc/{pid}/cgroup")):
                 fields = _stat(pid)
                 if fields and fields[0] not in ("Z", "X"):
                     yield pid
+
+
+def _environ(pid: int) -> bytes:
+    """The environment of a process; empty when it is not for us to see."""
+    path = f"/proc/{pid}/environ"
+    try:
+        return _read(path)
+    except PermissionError:
+        if os.geteuid() != 0:
+            return b""
+    # In a container, root may not look into processes of others. Each user may look into its own; and this way of
+    # becoming one concerns this thread and its files alone.
+    owner = os.stat(path)
+    try:
+        _libc.setfsgid(owner.st_gid)
+        _libc.setfsuid(owner.st_uid)
+        return _read(path)
+    except PermissionError:
+        return b""
+    finally:
+        _libc.setfsuid(0)
+        _libc.setfsgid(os.getegid())
 
 
 @functools.cache

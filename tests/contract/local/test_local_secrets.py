@@ -141,6 +141,7 @@ def test_canaries_are_nowhere_but_in_the_job(server: LocalServer, scripts: Path,
             assert not any(value.encode() in environ for value in (HUB, DRIVE, ATLAS, server.key))
             assert ENVIRONMENT["PASSWORD"].encode() not in environ or pid in processes_marked(job_id)
 
+        wait_for(lambda: server.job(job_id)["can_save"], "the job to say that it saves")
         server.control(job_id, "pause")
         server.until(job_id, "PAUSED")
         search()

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import NO_GPU, LocalServer, is_alive, processes_marked, serving
+from local_servers import NO_GPU, LocalServer, is_alive, over, processes_marked, serving
 
 import trainmaster
 from real_server import COMMAND, ENDED, wait_for
 from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import RunDirectory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")
 
@@ -74,9 +75,10 @@ given = json.loads(Path("given.json").read_text())
 own = Path(os.environ["TRAINMASTER_EVENTS_FILE"]).parents[2]
 mine = {os.environ["TRAINMASTER_" + name] for name in ("EVENTS_FILE", "METRICS_FILE", "TOKEN_FILE")}
 mine.add(os.environ.get("TRAINMASTER_OWNER_FILE"))
-hidden = [own, own.parent, *(own / name for name in ("request.json", "control.json", "claims", "claims/0.json", "nodes"))]
-hidden += [own / "nodes" / "0" / name for name in ("", "worker.jsonl", "beat.json", "logs", ".reserve", "logs/main.0.out.times")]
-hidden += [own.parent / "owner.json"]
+hidden = [own, own.parent, own.parent / "owner.json", own / "nodes"]
+hidden += [own / name for name in ("request.json", "control.json", "claims", "claims/0.json")]
+of_node = ("", "worker.jsonl", "beat.json", "logs", ".reserve", "logs/main.0.out.times")
+hidden += [own / "nodes" / "0" / name for name in of_node]
 done = []
 
 def tries(what, act, *arguments):
@@ -99,8 +101,10 @@ for path in [*given["paths"], *map(str, hidden)]:
     tries("replace", os.rename, "given.json", path)
 for pid in given["pids"]:
     tries("signal", os.kill, pid, 0)
-    for name in ("environ", "mem", "fd", "cwd"):
-        tries("look", lambda pid, name: os.listdir(f"/proc/{pid}/{name}") if name in ("fd", "cwd") else open(f"/proc/{pid}/{name}"), pid, name)
+    for name in ("environ", "mem"):
+        tries("look", open, f"/proc/{pid}/{name}")
+    for name in ("fd", "cwd", "root"):
+        tries("look", os.listdir, f"/proc/{pid}/{name}")
 for path in ("/etc/shadow", "/root"):
     tries("read", os.listdir if os.path.isdir(path) else open, path)
 tries("root", os.setuid, 0)
@@ -178,13 +182,13 @@ def tenants(shared_server: LocalServer) -> dict[str, Tenant]:
 
 
 @pytest.fixture
-def vision(server: LocalServer, tenants: dict[str, Tenant]) -> Iterator[Tenant]:  # noqa: ARG001 - outlives the tenant's jobs
+def vision(server: LocalServer, tenants: dict[str, Tenant]) -> Iterator[Tenant]:
     yield tenants["vision"]
     tenants["vision"].cancel_all()
 
 
 @pytest.fixture
-def speech(server: LocalServer, tenants: dict[str, Tenant]) -> Iterator[Tenant]:  # noqa: ARG001 - outlives the tenant's jobs
+def speech(server: LocalServer, tenants: dict[str, Tenant]) -> Iterator[Tenant]:
     yield tenants["speech"]
     tenants["speech"].cancel_all()
 
@@ -234,6 +238,7 @@ def test_paused_job_goes_on_from_its_own_checkpoint(vision: Tenant) -> None:
         assert owner_and_mode(artifacts / name) == (61001, 0o700)
 
 
+@over("files")
 def test_attempt_that_lost_its_job_cannot_commit(vision: Tenant) -> None:
     program = """
 import os, pathlib, sys, time
@@ -250,18 +255,13 @@ except NotOwnerError:
     job_id = vision.run(program)
     vision.wait_for_line(job_id, "up")
     rank = vision.rank_pids(job_id)[0]
+    # As the launch of a later attempt does.
     directory = vision.run_directory(job_id)
-    if vision.transport == "files":
-        # As the launch of a later attempt does.
-        request = directory.request()
-        later = AttemptRequest.from_json({**request.to_json(), "attempt": 2, "rank_token": "another"})
-        type(directory)(directory.path.with_name("2")).create(later)
-        expected = ["up", "refused"]
-    else:
-        expected = ["up"]
+    later = AttemptRequest.from_json({**directory.request().to_json(), "attempt": 2, "rank_token": "another"})
+    RunDirectory(directory.path.with_name("2")).create(later)
     Path(f"/proc/{rank}/cwd/go").touch()
     vision.until(job_id, "COMPLETED")
-    assert vision.lines(job_id, attempt="1") == expected
+    assert vision.lines(job_id, attempt="1") == ["up", "refused"]
 
 
 def paths_below(directory: Path, seen_through: Path) -> list[str]:
@@ -285,8 +285,14 @@ def test_job_reaches_neither_the_server_nor_another_account(
     server.ship(b"a blob of the default account")
 
     fork_server = server._fork_server_pid()
-    assert server.process is not None and fork_server is not None
-    pids = {server.process.pid, fork_server, *vision.rank_pids(running).values(), *server.rank_pids(of_default).values()}
+    assert server.process is not None
+    assert fork_server is not None
+    pids = {
+        server.process.pid,
+        fork_server,
+        *vision.rank_pids(running).values(),
+        *server.rank_pids(of_default).values(),
+    }
     for job_id in (running, of_default):
         claimant = server.run_directory(job_id).claimant(0)
         assert claimant is not None
@@ -305,7 +311,9 @@ def test_job_reaches_neither_the_server_nor_another_account(
     assert not list(ground.rglob("planted"))
 
 
-def test_other_accounts_files_cannot_be_had_through_the_server(vision: Tenant, speech: Tenant) -> None:
+def test_other_accounts_files_cannot_be_had_or_removed_through_the_server(
+    server: LocalServer, vision: Tenant, speech: Tenant
+) -> None:
     theirs = vision.submit("sh", "-c", 'echo canary > "$TRAINMASTER_OUTPUT_DIR/out"; echo canary')
     vision.until(theirs, "COMPLETED")
     wanted = vision.directory / "artifacts" / theirs / "output"
@@ -324,7 +332,7 @@ checkpoints, output = (pathlib.Path(os.environ[f"TRAINMASTER_{name}_DIR"]) for n
 paths = [checkpoints / "link", checkpoints / "above" / "output", checkpoints / "mine", wanted, runs, checkpoints]
 with open(os.environ["TRAINMASTER_EVENTS_FILE"], "a") as events:
     for number, path in enumerate(paths):
-        record = {"type": "checkpoint", "checkpoint_id": f"c{number}", "step": number, "path": str(path), "size_bytes": 1}
+        record = {"type": "checkpoint", "checkpoint_id": f"c{number}", "step": number, "path": str(path)}
         events.write(json.dumps(record) + "\\n")
 """
     job_id = speech.run(plants, str(wanted), str(vision.run_directory(theirs).path))
@@ -332,12 +340,20 @@ with open(os.environ["TRAINMASTER_EVENTS_FILE"], "a") as events:
     assert {checkpoint["checkpoint_id"] for checkpoint in job["checkpoints"]} == {"c0", "c2"}
     listed = speech.data("GET", f"/v1/jobs/{job_id}/artifacts")["artifacts"]
     assert [file["path"] for file in listed] == ["checkpoints/c2/state"]
-    for path in ("output/file", "output/directory/out", "output/device", "checkpoints/c0/out", "checkpoints/c2/manifest.json"):
+    for path in (
+        "output/file",
+        "output/directory/out",
+        "output/device",
+        "checkpoints/c0/out",
+        "checkpoints/c2/manifest.json",
+    ):
         assert speech.ask("GET", f"/v1/jobs/{job_id}/artifacts/{path}").status_code == 404
     assert speech.ask("GET", f"/v1/jobs/{job_id}/artifacts/checkpoints/c2/state").text == "mine"
 
-    speech.data("DELETE", f"/v1/jobs/{job_id}?purge=true")
-    wait_for(lambda: not (speech.directory / "artifacts" / job_id).exists(), "the files of the job to be removed")
+    speech.data("DELETE", f"/v1/jobs/{job_id}/checkpoints/c0")
+    server.data("POST", "/v1/gc")
+    planted = speech.directory / "artifacts" / job_id / "checkpoints" / "link"
+    wait_for(lambda: not planted.is_symlink(), "the checkpoint to be removed")
     assert (wanted / "out").read_text() == "canary\n"
     assert vision.lines(theirs) == ["canary"]
 

@@ -88,6 +88,15 @@ def test_report_does_not_end_a_drain(database: Database, state: NodeState) -> No
     assert all_nodes(database) == [changed(NODE, last_seen_at=300.0)]
 
 
+def test_drain_that_is_repeated_keeps_its_reason(database: Database) -> None:
+    put(database, NODE)
+    database.write_now(lambda connection: nodes.drain(connection, EVERYTHING, "n1", 1.0, reason="fan"))
+    database.write_now(lambda connection: nodes.drain(connection, EVERYTHING, "n1", 2.0, force=True))
+    assert [(node.drain_reason, node.drain_force) for node in all_nodes(database)] == [("fan", True)]
+    database.write_now(lambda connection: nodes.drain(connection, EVERYTHING, "n1", 3.0, reason="disk"))
+    assert [(node.drain_reason, node.drain_force) for node in all_nodes(database)] == [("disk", False)]
+
+
 def test_report_does_not_take_given_labels_away(database: Database) -> None:
     put(database, NODE)
     database.write_now(

@@ -61,7 +61,7 @@ def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
     everything, scope = Scope.everything(), Scope("vision")
     try:
-        account = Account(account_id="vision", uid=os.geteuid())
+        account = Account(account_id="vision", uid=os.geteuid() or 1500)
         database.write_now(lambda connection: accounts.create(connection, everything, account))
         with database.read() as connection:
             tenants.require(connection, scope, "vision")

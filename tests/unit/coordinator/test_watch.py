@@ -164,6 +164,27 @@ def test_checkpoint_somewhere_else_is_noted(path: object, job: Job, directory: R
     assert "not registered" in message
 
 
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        (ARTIFACTS, "another/checkpoints/c"),
+        (ARTIFACTS, "j/output"),
+        (ARTIFACTS, "j/checkpoints"),
+        (ARTIFACTS, "j/checkpoints/a/b"),
+        (ARTIFACTS, "j/checkpoints/../../another/checkpoints/c"),
+        (RUNS, "j/1"),
+        (BLOBS, "a/b"),
+    ],
+)
+def test_checkpoint_that_is_not_the_jobs_own_is_noted(
+    root: str, path: str, job: Job, directory: RunDirectory, roots: Roots
+) -> None:
+    record = {"type": "checkpoint", "checkpoint_id": "c", "path": f"{roots.path(root, '')}/{path}"}
+    directory.append(events_stream(0, 0), 0, json.dumps(record).encode() + b"\n")
+    (message,) = noted(seen(job, directory, roots)[0])
+    assert "not registered" in message
+
+
 def test_metrics_are_kept_of_no_more_than_the_latest_names(job: Job, directory: RunDirectory, roots: Roots) -> None:
     records = [{"step": step, "values": {"loss": step, f"at-{step}": 1.0}} for step in range(300)]
     lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)

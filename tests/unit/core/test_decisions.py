@@ -267,6 +267,19 @@ def test_unused_service_is_parked_with_the_reason() -> None:
     assert (job.status, job.reason) == (JobStatus.PAUSED, Reason.INACTIVE)
 
 
+def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
+    def told(job: Job, step: int, at: float) -> Job:
+        progress = Progress(step=step, total_steps=100, step_at=NOW + at)
+        return settled(observations.observe(job, Sight(attempt=1, nodes=[seen()], progress=progress), now=NOW + at))
+
+    job = told(training(new_job()), 40, 10)
+    assert job.progress.remaining_s is None
+    job = told(told(job, 41, 12), 60, 50)
+    assert job.progress.remaining_s == 40 * 2.0
+    job = told(job, 20, 60)  # it went back: what it did before says nothing
+    assert job.progress.remaining_s is None
+
+
 def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_allows() -> None:
     job = training(new_job(max_retries=1))
     assert timers.due(job, now=NOW + 10_000) is None

@@ -64,6 +64,12 @@ def test_end_is_the_earlier_of_limit_and_progress() -> None:
     assert expected_end(running("j", 0)) is None
 
 
+def test_end_follows_from_the_pace_of_a_job_that_says_how_many_steps_there_are() -> None:
+    paced = Progress(step=30, total_steps=100, first_step=10, first_at=NOW + 5, step_at=NOW + 45)
+    assert expected_end(running("j", 0, progress=paced)) == NOW + 45 + 70 * 2
+    assert expected_end(running("j", 0, progress=Progress(step=30, first_step=10, first_at=5.0, step_at=45.0))) is None
+
+
 def test_progress_of_an_earlier_attempt_counts_from_the_start_of_this_one() -> None:
     earlier = Progress(step=5, eta_s=300.0, step_at=NOW - 5000)
     assert expected_end(running("j", 0, progress=earlier)) == NOW + 300

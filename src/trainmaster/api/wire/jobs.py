@@ -209,7 +209,7 @@ def _summary(job: Job, now: float) -> dict[str, Any]:
             total_steps=progress.total_steps,
             epoch=number(progress.epoch),
             percent=number(progress.percent),
-            eta_seconds=number(progress.eta_s),
+            eta_seconds=number(progress.remaining_s if attempt else progress.eta_s),
         ),
         "metrics": numbers(dict(progress.metrics)),
         "latest_checkpoint_id": job.latest_checkpoint_id,

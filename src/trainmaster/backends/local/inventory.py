@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -14,6 +15,8 @@ from trainmaster.core.resources import Gpu, Node
 
 _SIZES_MB = {"H100": 81920, "H200": 144384, "A100": 81920, "B200": 196608, "L40S": 49152, "L4": 24576}
 """Memory of a simulated GPU whose name does not say it."""
+
+_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9. _-]*")
 
 
 class LocalInventory:
@@ -60,12 +63,10 @@ def parse_simulated(text: str) -> list[tuple[Gpu, ...]]:
     for node in text.split(";"):
         gpus: list[Gpu] = []
         for entry in filter(None, (part.strip() for part in node.split(","))):
-            kind, _, count = entry.partition(":")
-            try:
-                wanted = int(count or 1)
-            except ValueError:
-                raise ValueError(f"simulated GPUs: {entry!r} is not TYPE:COUNT") from None
-            for _ in range(wanted):
+            kind, _, count = (part.strip() for part in entry.partition(":"))
+            if not _TYPE.fullmatch(kind) or not (count or "1").isdecimal():
+                raise ValueError(f"simulated_gpus: {entry!r} is not TYPE:COUNT, such as H100-80GB:8")
+            for _ in range(int(count or 1)):
                 index = len(gpus)
                 gpus.append(Gpu(index=index, device=str(index), type=kind, memory_mb=_memory_mb(kind)))
         nodes.append(tuple(gpus))

@@ -61,7 +61,7 @@ def _draw(checkpoints: list[Checkpoint]) -> None:
         for checkpoint in checkpoints
     ]
     headings = ("CHECKPOINT", "STEP", "EPOCH", "METRICS", "SIZE", "AGE", "WHERE", "")
-    draw(table(headings, rows, right=("STEP", "EPOCH", "SIZE", "AGE"), cut=("METRICS", "WHERE")))
+    draw(table(headings, rows, right=("STEP", "EPOCH", "SIZE", "AGE"), cut=("METRICS", "WHERE"), spare=("WHERE",)))
 
 
 def _marks(checkpoint: Checkpoint) -> str:

@@ -39,12 +39,24 @@ def run(
         else:
             say("\n".join(f"error: {problem}" for problem in error.problems))
         raise typer.Exit(ExitCode.REFUSED) from None
+    if check and (wrong := _problems(resolved)):
+        if as_json:
+            print_json({"problems": [{"place": "", "message": message} for message in wrong]})
+        else:
+            say("\n".join(f"error: {message}" for message in wrong))
+        raise typer.Exit(ExitCode.REFUSED)
     if as_json:
         print_json(_document(resolved))
     elif check:
         typer.echo(f"The settings are fine ({resolved.file or 'there is no file'}).")
     else:
         _draw(resolved)
+
+
+def _problems(resolved: Resolved) -> list[str]:
+    from trainmaster.server import problems
+
+    return problems(resolved.settings, resolved.declared)
 
 
 def _document(resolved: Resolved) -> dict[str, object]:
@@ -80,7 +92,7 @@ def _draw(resolved: Resolved) -> None:
         )
         for each, value, origin in describing.shown(resolved)
     ]
-    draw(table(("SETTING", "VALUE", "FROM", "MEANING"), rows, wrap=("VALUE", "FROM", "MEANING")))
+    draw(table(("SETTING", "VALUE", "FROM", "MEANING"), rows, wrap=("VALUE", "FROM", "MEANING"), spare=("MEANING",)))
     for name, entries in describing.shown_tables(resolved).items():
         for entry, said in entries.items():
             typer.echo(f"\n[{name}.{entry}]")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import say
+from trainmaster.cli.exits import UsageError, say
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
@@ -31,6 +31,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Give a node no more work; what runs there goes on, unless it is forced."""
+    if grace_seconds is not None and not force:
+        raise UsageError("--grace-seconds is about what --force stops; without it, jobs run to their end")
     with connect() as client:
         found = client.cluster.drain(node, reason=reason, force=force, grace_seconds=grace_seconds)
         if wait:

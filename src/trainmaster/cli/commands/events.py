@@ -48,7 +48,7 @@ def run(
             for event in events
         ]
         headings = ("TIME", "ATTEMPT", "EVENT", "REASON", "BY", "MESSAGE")
-        draw(table(headings, rows, right=("ATTEMPT",), wrap=("MESSAGE",)))
+        draw(table(headings, rows, right=("ATTEMPT",), wrap=("MESSAGE",), spare=("BY", "ATTEMPT", "REASON")))
 
 
 def _all(client: Client, job_id: str) -> list[Event]:

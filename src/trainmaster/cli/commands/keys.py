@@ -66,7 +66,7 @@ def show(
         print_json(found)
         return
     headings = ("KEY", "ACCOUNT", "NAME", "SCOPES", "AGE", "REVOKED", "MADE BY")
-    draw(table(headings, [_row(key) for key in found], cut=("NAME",)))
+    draw(table(headings, [_row(key) for key in found], cut=("NAME",), spare=("MADE BY", "AGE")))
 
 
 @app.command("revoke")

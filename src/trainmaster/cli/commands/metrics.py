@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli.exits import UsageError
 from trainmaster.cli.formatting import number, sparkline
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import console, draw, print_json, print_json_line, table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 PLOTTED = 6
 """Of more series than this only the first are drawn; the table has all."""
+MOST_POINTS = 100_000
+"""A plot shows the whole course, not its end alone."""
 PLOT_HEIGHT = 8
 WIDEST_PLOT = 80
 NARROWEST_PLOT = 48
@@ -43,13 +46,15 @@ def run(
                 elif values := _values(report, name):
                     typer.echo(f"step {report['step']}  {values}" if report["step"] is not None else values)
             return
-        metrics = client.metrics(job_id, names=name)
+        metrics = client.metrics(job_id, names=name, limit=None if as_json else MOST_POINTS)
     if as_json:
         print_json(metrics)
     elif metrics["series"]:
         _draw(metrics)
     elif metrics["notice"]:
         typer.echo(metrics["notice"])
+    elif name and metrics["latest"]:
+        raise UsageError(f"the job reports no metric {', '.join(name)}; it reports: {', '.join(metrics['latest'])}")
     else:
         typer.echo("No metrics yet." if metrics["status"] not in ("COMPLETED", "FAILED") else "No metrics.")
 

@@ -40,8 +40,6 @@ WATCH_EVERY_S = 1.0
 EXPLAINED = 100
 """Of each queue, so many are explained: those that are next."""
 QUEUES = 5
-NARROW = 100
-"""Columns; below, there is room for what matters only."""
 HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "AGE", "WHERE", "WHY")
 
 
@@ -114,8 +112,7 @@ def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
         )
         for job, why in zip(jobs, _reasons(client, jobs), strict=True)
     ]
-    left_out = ("QUEUE", "PRIO") if console().width < NARROW else ()
-    return table(HEADINGS, rows, right=("PRIO", "AGE"), cut=("NAME", "WHERE", "WHY"), left_out=left_out)
+    return table(HEADINGS, rows, right=("PRIO", "AGE"), cut=("NAME", "WHERE", "WHY"), spare=("PRIO", "QUEUE", "WHERE"))
 
 
 def _where(job: JobSummary) -> str:

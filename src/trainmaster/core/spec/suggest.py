@@ -15,6 +15,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     >>> nearest("gpu_cont", ["gpu_count", "gpu_type"]), nearest("sft", ["SFT", "DPO"]), nearest("x", ["gpu_count"])
     ('gpu_count', 'SFT', None)
     """
+    if len(name) > LONGEST_ECHO:
+        return None  # no name is that long, and to compare it would take long
     folded = {candidate.casefold(): candidate for candidate in known}
     found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None

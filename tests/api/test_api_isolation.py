@@ -1,0 +1,188 @@
+"""What one account can learn from what others do, what a key can make the server hold, and what strangers are told."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from api_world import COMMAND, EVERYTHING, WAIT_S, Api, Served, World, wait_for
+
+from trainmaster.api.auth import AT_ONCE
+from trainmaster.api.trials import AT_ONCE_OF_AN_ACCOUNT
+from trainmaster.core.errors import StoreUnavailableError
+from trainmaster.core.resources import Gpu, Node, Share
+from trainmaster.sealing import Sealer
+from trainmaster.store import nodes, schema
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A cluster of one's own: what waits in it is known."""
+    with World.open(tmp_path) as world:
+        yield world
+
+
+@pytest.fixture
+def served(world: World) -> Iterator[Served]:
+    with Served.serve(world.context()) as served:
+        yield served
+
+
+@pytest.fixture
+def stranger(api: Api) -> Iterator[Api]:
+    """A client of another account."""
+    key = api.world.key("stranger")
+    with httpx.Client(base_url=api.http.base_url, headers={"X-API-Key": key}, timeout=WAIT_S) as http:
+        yield Api(http=http, world=api.world, account_id="stranger", key=key)
+
+
+def submit(api: Api, gpus: int, handle: str | None = None, **scheduling: Any) -> str:
+    job_id = api.submit(resource_config={"gpu_count": gpus}, scheduling_config=scheduling, handle=handle)
+    api.world.queue(job_id)
+    return job_id
+
+
+def test_queue_names_no_job_of_another_account_that_is_preempted(api: Api, stranger: Api, world: World) -> None:
+    gpus = tuple(Gpu(index=i, device=str(i), type="H100-80GB", memory_mb=81920) for i in range(2))
+    room: dict[str, Any] = {"cpu_cores": 64, "ram_mb": 64_000, "storage_mb": 1_000_000}
+    node = Node(node_id="n1", hostname="n1", backend="local", last_seen_at=time.time(), gpus=gpus, **room)
+    world.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, [node]))
+    victim = submit(api, 2, "hidden-project", preemptible=True, priority=0)
+    world.start(victim, Share(node_id="n1", gpus=(0, 1)))
+    urgent = submit(stranger, 2, priority=10)
+    answer = stranger.http.get("/v1/queue")
+    (entry,) = answer.json()["data"]["entries"]
+    assert entry["job_id"] == urgent
+    assert "room is being made" in entry["reason"]
+    assert "hidden-project" not in answer.text
+    assert victim not in answer.text
+
+
+def test_page_token_of_a_queue_tells_nothing_of_others(api: Api, stranger: Api) -> None:
+    theirs = [submit(api, 1) for _ in range(4)]
+    seen: list[int] = []
+    token = None
+    while True:
+        page = stranger.call("GET", "/v1/queue", params={"page_size": 2, **({"page_token": token} if token else {})})
+        seen += [entry["position"] for entry in page["entries"]]
+        token = page["next_page_token"]
+        if token is None:
+            break
+        plain = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        assert not any(job_id.encode() in plain or job_id in token for job_id in theirs)
+        # Neither another queue's nor another account's.
+        api.call("GET", "/v1/queue", 422, params={"page_token": token})
+    assert seen == [1, 2, 3, 4]
+
+
+def test_body_with_secrets_cannot_be_guessed_from_its_fingerprint(api: Api, world: World) -> None:
+    body = json.dumps({**COMMAND, "workload": {**COMMAND["workload"], "environment": {"PIN": "4711"}}}).encode()
+    made = api.call("POST", "/v1/jobs", 201, content=body, headers={"Idempotency-Key": "k"})
+    with world.database.read() as connection:
+        stored = connection.execute(sa.select(schema.idempotency.c.fingerprint)).scalar_one()
+    assert stored != hashlib.sha256(b"POST\n/v1/jobs\n\n" + body).hexdigest()
+    again = api.http.post("/v1/jobs", content=body, headers={"Idempotency-Key": "k"})
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.json()["data"]["job_id"] == made["job_id"]
+
+
+def test_fingerprint_is_the_keys_own_and_known_again_after_its_replacement() -> None:
+    old, new = bytes(32), bytes([1]) * 32
+    (before,) = Sealer(old).fingerprints(b"what was asked")
+    now, *earlier = Sealer(new, [old]).fingerprints(b"what was asked")
+    assert earlier == [before]
+    assert now != before
+    assert Sealer(new).fingerprints(b"something else") != (now,)
+
+
+def test_body_of_too_many_values_is_refused_before_it_is_looked_at(api: Api) -> None:
+    flood = {**COMMAND, "workload": {"kind": "command", "argv": [1] * 300_000}}
+    error = api.call("POST", "/v1/jobs", 422, json=flood)
+    (problem,) = error["details"]
+    assert "values" in problem["message"]
+    api.submit(workload={"kind": "command", "argv": ["sh", "-c", "," * 100_000]})
+
+
+def test_error_about_many_unknown_parameters_is_short(api: Api) -> None:
+    query = "&".join(f"pagesize{number}=1" for number in range(2000))
+    error = api.call("GET", f"/v1/jobs?{query}", 422)
+    assert len(error["details"]) <= 101
+
+
+@contextlib.contextmanager
+def silent_receivers() -> Iterator[str]:
+    """Where connections are taken and nothing is ever answered."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+def test_tests_of_webhooks_at_the_same_time_are_few(api: Api) -> None:
+    with silent_receivers() as url:
+        path = f"/v1/webhooks/{api.call('POST', '/v1/webhooks', 201, json={'url': url})['webhook_id']}/test"
+        statuses: list[int] = []
+        with contextlib.ExitStack() as stack:
+            for _ in range(AT_ONCE_OF_AN_ACCOUNT):
+                connection = stack.enter_context(socket.create_connection(_address(api), timeout=WAIT_S))
+                connection.sendall(_request("POST", path, api.key))
+
+            def refused() -> bool:
+                statuses.append(api.http.post(path, timeout=WAIT_S).status_code)
+                return statuses[-1] == 429
+
+            wait_for(refused)
+
+
+def test_streams_of_a_key_at_the_same_time_are_bounded(world: World) -> None:
+    first, second = world.key("many"), world.key("many")
+    with (
+        Served.serve(world.context(rate_limit_per_s=100_000.0, rate_burst=100_000)) as served,
+        httpx.Client(base_url=served.url, timeout=WAIT_S) as http,
+        contextlib.ExitStack() as stack,
+    ):
+        address = (str(httpx.URL(served.url).host), int(httpx.URL(served.url).port or 0))
+        streams = []
+        for _ in range(AT_ONCE):
+            stream = stack.enter_context(socket.create_connection(address, timeout=WAIT_S))
+            stream.sendall(_request("GET", "/v1/events", first, "Accept: text/event-stream"))
+            assert stream.recv(12) == b"HTTP/1.1 200"
+            streams.append(stream)
+        refused = http.get("/v1/nodes", headers={"X-API-Key": first})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["retry_after"] >= 1
+        assert http.get("/v1/nodes", headers={"X-API-Key": second}).status_code == 200
+        for stream in streams:
+            stream.close()
+        wait_for(lambda: http.get("/v1/nodes", headers={"X-API-Key": first}).status_code == 200)
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/v1/jobs", "/v1/blobs/" + "0" * 64])
+def test_stranger_is_not_told_what_the_database_says(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Served.serve(world.context()) as served, httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
+
+        def broken() -> Any:
+            raise StoreUnavailableError('cannot be reached (connection to "10.1.2.3" as user "canary" failed)')
+
+        monkeypatch.setattr(world.database, "read", broken)
+        answer = http.get(path, headers={"X-API-Key": "tm_guess"})
+        assert answer.status_code == 503
+        assert "canary" not in answer.text
+
+
+def _address(api: Api) -> tuple[str, int]:
+    url = api.http.base_url
+    return url.host, int(url.port or 0)
+
+
+def _request(method: str, path: str, key: str, *headers: str) -> bytes:
+    lines = (f"{method} {path} HTTP/1.1", "Host: here", f"X-API-Key: {key}", "Content-Length: 0", *headers, "", "")
+    return "\r\n".join(lines).encode()

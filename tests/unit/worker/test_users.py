@@ -1,0 +1,209 @@
+"""What the worker does for another user, where that user has planted something."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.protocol.environment import ATTEMPT_ID
+from trainmaster.protocol.launch import BlobFile, Launch, Step
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.rundir import OWNER, RANKS_OWNER, RunDirectory, read_document
+from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.staging import StagingError, stage
+from trainmaster.worker.users import CannotBecomeError, User, acting_as, give_directory, open_own, user_of
+
+UID = 61001
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@pytest.fixture
+def user() -> User:
+    found = user_of(UID)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def ground() -> Iterator[Path]:
+    """A directory that every user may pass through; those of pytest are closed."""
+    directory = Path(tempfile.mkdtemp(prefix="trainmaster-user-"))
+    directory.chmod(0o711)
+    (directory / "ours").mkdir(mode=0o755)
+    (directory / "ours" / "file").write_text("ours")
+    yield directory
+    shutil.rmtree(directory)
+
+
+def request_of(ground: Path, *blobs: BlobFile, **changes: object) -> AttemptRequest:
+    launch = Launch(kind="command", steps=(Step(name="main", argv=("true",)),), blobs=blobs)
+    values = {
+        "job_id": "job-1",
+        "attempt": 1,
+        "token": "secret",
+        "rank_token": "first",
+        "launch": launch,
+        "nodes": (NodeAssignment(node_id="n"),),
+        "checkpoint_dir": str(ground / "artifacts" / "job-1" / "checkpoints"),
+        "output_dir": str(ground / "artifacts" / "job-1" / "output"),
+        "owner_file": str(ground / "runs" / "job-1" / RANKS_OWNER),
+        "blob_dir": str(ground / "blobs"),
+        "uid": UID,
+    }
+    return AttemptRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(ground: Path) -> RunDirectory:
+    directory = RunDirectory(ground / "runs" / "job-1" / "1")
+    (ground / "artifacts").mkdir(mode=0o711)
+    (ground / "blobs").mkdir(mode=0o700)
+    directory.create(request_of(ground))
+    (ground / "runs").chmod(0o711)
+    return directory
+
+
+def blob(ground: Path, path: str) -> BlobFile:
+    content = b"shipped"
+    digest = hashlib.sha256(content).hexdigest()
+    (ground / "blobs" / digest).write_bytes(content)
+    return BlobFile(sha256=digest, path=path)
+
+
+def ours_is_untouched(ground: Path) -> bool:
+    ours = ground / "ours"
+    return os.listdir(ours) == ["file"] and (ours / "file").read_text() == "ours" and ours.stat().st_uid == 0
+
+
+@as_root
+def test_shipped_file_is_not_placed_through_a_planted_directory(ground: Path, run: RunDirectory, user: User) -> None:
+    give_directory(run.path / "work", user)
+    (run.path / "work" / "sub").symlink_to(ground / "ours")
+    with pytest.raises(StagingError, match="sub/file"):
+        stage(request_of(ground, blob(ground, "sub/file")), run.path, lambda: None, user)
+    assert ours_is_untouched(ground)
+
+
+@as_root
+def test_shipped_file_replaces_a_planted_link_and_belongs_to_the_user(
+    ground: Path, run: RunDirectory, user: User
+) -> None:
+    give_directory(run.path / "work", user)
+    placed = run.path / "work" / "file"
+    placed.symlink_to(ground / "ours" / "file")
+    stage(request_of(ground, blob(ground, "file")), run.path, lambda: None, user)
+    assert (placed.is_symlink(), placed.read_bytes(), placed.stat().st_uid) == (False, b"shipped", UID)
+    assert ours_is_untouched(ground)
+
+
+@as_root
+@pytest.mark.parametrize("place", ["checkpoints", "output"])
+def test_link_in_place_of_a_directory_is_not_made_over(ground: Path, run: RunDirectory, user: User, place: str) -> None:
+    (ground / "artifacts" / "job-1").mkdir()
+    (ground / "artifacts" / "job-1" / place).symlink_to(ground / "ours")
+    with pytest.raises(StagingError):
+        stage(request_of(ground), run.path, lambda: None, user)
+    assert ours_is_untouched(ground)
+
+
+@as_root
+def test_link_in_place_of_a_stream_is_not_written_through(ground: Path, user: User) -> None:
+    (ground / "log").symlink_to(ground / "ours" / "file")
+    with pytest.raises(OSError, match="symbolic links"):
+        open_own(str(ground / "log"), user)
+    assert ours_is_untouched(ground)
+
+
+@as_root
+def test_acting_as_a_user_has_its_rights_and_ends(ground: Path, user: User) -> None:
+    (ground / "ours").chmod(0o700)
+    with acting_as(user), pytest.raises(PermissionError):
+        os.listdir(ground / "ours")
+    assert os.listdir(ground / "ours") == ["file"]
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+
+
+@as_root
+def test_process_that_acted_as_a_user_still_dies_with_its_parent(user: User) -> None:
+    told, says = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        middle = os.getpid()
+        if os.fork() == 0:
+            die_with_parent(middle)
+            with acting_as(user):
+                pass
+            os.write(says, str(os.getpid()).encode())
+        signal.pause()
+    assert os.read(told, 64).isdigit()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    os.close(says)
+    # The child has the other end, until it ends.
+    ended, _, _ = select.select([told], [], [], 60)
+    assert ended
+    os.close(told)
+
+
+@as_root
+def test_ranks_read_a_copy_of_the_owner_that_the_server_does_not_believe(ground: Path, run: RunDirectory) -> None:
+    copy = run.path.parent / RANKS_OWNER
+    assert (copy.stat().st_uid, copy.stat().st_mode & 0o777) == (UID, 0o600)
+    copy.write_text('{"attempt": 99, "token": "forged"}')
+    RunDirectory(run.path.with_name("2")).create(request_of(ground, attempt=2, rank_token="second"))
+    assert read_document(copy) == read_document(run.path.parent / OWNER) == {"attempt": 2, "token": "second"}
+    RunDirectory(run.path.with_name("3")).create(request_of(ground, attempt=3, rank_token="third", uid=None))
+    assert not copy.exists()
+
+
+def in_child(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@as_root
+def test_only_root_becomes_somebody_else() -> None:
+    def try_it() -> None:
+        os.setuid(UID)
+        assert user_of(UID) is None
+        with pytest.raises(CannotBecomeError, match=f"uid {UID}.*uid {UID + 1}"):
+            user_of(UID + 1)
+
+    assert in_child(try_it) == 0
+
+
+def test_nobody_becomes_root() -> None:
+    with pytest.raises(CannotBecomeError):
+        user_of(0)
+
+
+@as_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="takes capabilities away with setpriv")
+def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> None:
+    mark = f"job-{os.urandom(4).hex()}.1"
+    stray = subprocess.Popen(["sleep", "600"], env={ATTEMPT_ID: mark}, user=UID, group=UID, extra_groups=[])
+    program = f"from trainmaster.worker.processes import sweep; print(sweep({mark!r}))"
+    limited = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-c", program]
+    try:
+        swept = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=True)
+        assert swept.stdout == "1\n"
+        assert stray.wait(60) == -signal.SIGKILL
+    finally:
+        stray.kill()
+        stray.wait()
