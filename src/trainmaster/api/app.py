@@ -40,6 +40,7 @@ from trainmaster.api.routes import (
     worker,
 )
 from trainmaster.api.routing import RawRoute
+from trainmaster.api.trials import Trials
 from trainmaster.core.errors import Problem, SpecError, TrainmasterError
 
 ROOT = (health.router, prometheus.router)
@@ -78,6 +79,7 @@ def create_app(context: ApiContext) -> Front:
     app.state.context = context
     app.state.followers = Followers(context.database)
     app.state.gateway = gateway.Gateway(context)
+    app.state.trials = Trials(context.subscriptions)
     app.state.gate = Gate(context)
     for router in ROOT:
         refuse_unguarded(router)

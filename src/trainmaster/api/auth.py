@@ -7,7 +7,10 @@ cannot be put together otherwise.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -20,6 +23,7 @@ from trainmaster.api.context import ApiContext
 from trainmaster.api.errors import InsufficientScopeError, InvalidTokenError, RateLimitedError, UnauthenticatedError
 from trainmaster.api.limits import FAILURES_AT_ONCE, FAILURES_PER_S, Buckets
 from trainmaster.api.requests import ALIAS, METRICS_PATH, PREFIX
+from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.keys import KeyScope, key_digest
 from trainmaster.store import keys
 from trainmaster.store.keys import ApiKey
@@ -30,10 +34,16 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where an attempt's token may be what is sent; those routes check it themselves."""
 
+AT_ONCE = 1000
+"""Requests of one key under way at the same time, where keys are limited: each stream that is followed is one. They
+cost a descriptor and some memory each, of which a machine has so many."""
+
 _REMEMBER_S = 5.0
 """How long a key that another server revoked may go on working; a look-up on every request would cost more than the
 request."""
 _REMEMBER_MOST = 4096
+
+_log = logging.getLogger(__name__)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -70,6 +80,7 @@ class Gate:
         limited = context.rate_limit_per_s > 0
         self._rates = Buckets(context.rate_limit_per_s, context.rate_burst) if limited else None
         self._mistakes = Buckets(FAILURES_PER_S, FAILURES_AT_ONCE) if limited else None
+        self._under_way: Counter[str] | None = Counter() if limited else None
 
     async def admit(self, scope: Any, path: str) -> None:
         """Find out who sends a request, and note it in the scope's state.
@@ -94,6 +105,26 @@ class Gate:
         elif not by_token:
             raise InvalidTokenError
 
+    @contextlib.contextmanager
+    def under_way(self, principal: Principal | None) -> Iterator[None]:
+        """A request of somebody is under way until this ends.
+
+        Raises:
+            RateLimitedError: too many others of the same key are.
+        """
+        if self._under_way is None or principal is None:
+            yield
+            return
+        if self._under_way[principal.key_id] >= AT_ONCE:
+            raise RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
+        self._under_way[principal.key_id] += 1
+        try:
+            yield
+        finally:
+            self._under_way[principal.key_id] -= 1
+            if not self._under_way[principal.key_id]:
+                del self._under_way[principal.key_id]
+
     def forget(self, key_id: str) -> None:
         """Let nobody in by what is remembered of a key: it was revoked."""
         self._revocations += 1
@@ -112,7 +143,12 @@ class Gate:
         if principal is None and peer is not None:
             self._refuse_guesses(peer)
         revocations = self._revocations
-        key = await self._context.read(lambda connection: keys.find_by_hash(connection, Scope.everything(), digest))
+        try:
+            key = await self._context.read(lambda connection: keys.find_by_hash(connection, Scope.everything(), digest))
+        except StoreUnavailableError as error:
+            # What the database says is for those who run it, and nobody knows yet who is asking.
+            _log.warning("keys cannot be looked up: %s", error.message)
+            raise StoreUnavailableError("the database does not answer; try again") from None
         if key is None:
             self._known.pop(digest, None)
             _remember(self._strangers, digest, now + _REMEMBER_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+import re
 import ssl
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -17,6 +19,8 @@ TIMEOUT_S = 5.0
 """Somebody waits for the answer to a submission."""
 MAX_TOKEN_LENGTH = 16 << 10
 
+_TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_LENGTH}}}")
+_MAX_ANSWER_BYTES = 256 << 10
 _AUDIENCES = {SCAIDRIVE_TOKEN: "scaidrive", SCAIATLAS_TOKEN: "scaiatlas"}
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 _MAX_REASON = 200
@@ -32,6 +36,11 @@ class ExchangeUnavailableError(TrainmasterError):
     """The token exchange does not answer; try again."""
 
     code = "TOKEN_EXCHANGE_UNAVAILABLE"
+
+
+def is_token(text: str) -> bool:
+    """Whether a text can be a token: printable, without spaces, and not too long."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 class TokenExchange:
@@ -67,7 +76,8 @@ class TokenExchange:
         return dict(zip(wanted, found, strict=True))
 
     async def _ask(self, client: httpx.AsyncClient, credential: str, audience: str) -> str:
-        answer = await client.post(
+        question = client.build_request(
+            "POST",
             self._url,
             data={
                 "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
@@ -76,13 +86,18 @@ class TokenExchange:
                 "requested_token_type": _ACCESS_TOKEN,
                 "audience": audience,
             },
-            headers={"Accept": "application/json"},
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
         )
+        answer = await client.send(question, stream=True)
+        try:
+            document = _document(await _body(answer))
+        finally:
+            await answer.aclose()
         if 400 <= answer.status_code < 500 and answer.status_code not in (404, 405, 408, 429):
-            reason = _reason(answer).replace(credential, "***")
+            reason = (_reason(document) or f"status {answer.status_code}").replace(credential, "***")
             raise CredentialsRefusedError(f"the token exchange gives no {audience} token for your key: {reason}")
-        token = _document(answer).get("access_token") if answer.is_success else None
-        if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_LENGTH:
+        token = document.get("access_token") if answer.is_success else None
+        if not isinstance(token, str) or not is_token(token):
             raise ExchangeUnavailableError(
                 f"the token exchange answered with status {answer.status_code} and no {audience} token; "
                 "try again, or send the tokens yourself"
@@ -108,16 +123,25 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _reason(answer: httpx.Response) -> str:
-    document = _document(answer)
+async def _body(answer: httpx.Response) -> bytes:
+    """What was answered, as it came, up to where it is no answer any more."""
+    body = b""
+    async for piece in answer.aiter_raw():
+        body += piece
+        if len(body) > _MAX_ANSWER_BYTES:
+            return b""
+    return body
+
+
+def _reason(document: dict[str, object]) -> str:
     said = document.get("error_description") or document.get("error")
     words = " ".join(said.split()) if isinstance(said, str) else ""
-    return words[:_MAX_REASON] or f"status {answer.status_code}"
+    return words[:_MAX_REASON]
 
 
-def _document(answer: httpx.Response) -> dict[str, object]:
+def _document(body: bytes) -> dict[str, object]:
     try:
-        document = answer.json()
-    except ValueError:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

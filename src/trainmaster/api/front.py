@@ -95,13 +95,14 @@ class Front:
             if principal := scope["state"]["principal"]:
                 logs.belong_to({"request_id": request_id, "key": principal.key_id, "account": principal.account_id})
             shortcut = self._shortcuts.get((scope["method"], scope["path"]))
-            if shortcut is None:
-                await self._app(scope, receive, answer)
-            else:
-                route = scope["path"]
-                scope["app"] = self._app
-                response = await shortcut(Request(scope, receive))
-                await response(scope, receive, answer)
+            with self._gate.under_way(principal):
+                if shortcut is None:
+                    await self._app(scope, receive, answer)
+                else:
+                    route = scope["path"]
+                    scope["app"] = self._app
+                    response = await shortcut(Request(scope, receive))
+                    await response(scope, receive, answer)
         except TrainmasterError as error:
             await failure(error, request_id)(scope, receive, answer)
         except ClientDisconnect:

@@ -6,6 +6,7 @@ routes are good until the next start.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
 _EVERYTHING = Scope.everything()
+_log = logging.getLogger(__name__)
 
 
 class Declaring:
@@ -38,6 +40,7 @@ class Declaring:
         self._clock = clock
         self._awaited = set(declared.nodes)
         """Nodes that nobody has reported yet."""
+        self._warned = False
 
     def apply(self) -> None:
         """Apply everything, in one transaction.
@@ -55,7 +58,14 @@ class Declaring:
         if not self._awaited:
             return
         with self._database.read() as connection:
-            there = self._awaited & {node.node_id for node in nodes.all(connection, _EVERYTHING)}
+            known = {node.node_id for node in nodes.all(connection, _EVERYTHING)}
+        there = self._awaited & known
+        if known and self._awaited - known and not self._warned:
+            self._warned = True
+            missing, present = (", ".join(sorted(names)) for names in (self._awaited - known, known))
+            _log.warning(
+                "nobody has reported these nodes of the settings file yet: %s; there are: %s", missing, present
+            )
 
         def work(connection: Connection) -> None:
             for name in sorted(there):

@@ -82,7 +82,9 @@ def look_into(
     situation = Situation(view, now)
     entries = []
     for job in page.jobs:
-        told = _in_brief(situation, job, scope) if scope.admits(job.account_id) else None
+        told = None
+        if scope.admits(job.account_id):
+            told = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
         entries.append(
             QueueEntry(
                 job=job,
@@ -92,10 +94,6 @@ def look_into(
             )
         )
     return QueueEntries(entries=entries, next_page_token=page.next_page_token)
-
-
-def _in_brief(situation: Situation, job: Job, scope: Scope) -> Explanation | None:
-    return scheduling.explain(situation, job, visible=scope.admits, thorough=False)
 
 
 def _estimates(view: ClusterView, positions: Mapping[str, int | None], now: float) -> dict[str, float]:

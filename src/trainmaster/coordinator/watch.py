@@ -22,6 +22,10 @@ from trainmaster.storage import ARTIFACTS, Location, Roots, checkpoints_path
 
 LONGEST_LINE = 1 << 20
 """A longer one is passed over: no report needs it, and one must not stop all that come after it."""
+LOOK_BYTES = 64 * LONGEST_LINE
+"""What is read of a stream in one look: one job must not hold up every other."""
+MOST_BYTES = 1024 * LONGEST_LINE
+"""What is ever read of a stream; nobody reports more, but for somebody who means harm."""
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
@@ -54,13 +58,16 @@ class _Streams:
     def __init__(self, directory: RunDirectory, attempt: Attempt) -> None:
         self._directory = directory
         self.offsets = dict(attempt.offsets)
+        self.behind = False
+        """There is more than one look takes in."""
 
     def fresh(self, stream: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The whole lines that a stream has beyond what was taken in, and a note on each that was passed over."""
         start = self.offsets.get(stream, 0)
+        until = min(start + LOOK_BYTES, MOST_BYTES)
         records: list[dict[str, Any]] = []
         notes: list[dict[str, Any]] = []
-        while True:
+        while start < until:
             # One byte back: unless it ends a line, this is the middle of one that is being passed over.
             back = 1 if start else 0
             data = self._directory.read(stream, start - back, back + LONGEST_LINE)
@@ -77,6 +84,10 @@ class _Streams:
                 return records, notes
             start += length
             self.offsets[stream] = start
+            if start >= MOST_BYTES:
+                notes.append(_note(f"more than {MOST_BYTES} bytes were reported; the rest is ignored, in {stream}"))
+        self.behind |= start < MOST_BYTES
+        return records, notes
 
 
 def _look_at_node(
@@ -105,6 +116,9 @@ def _look_at_node(
     unknown = node in attempt.started and job.endpoint is None
     if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
         endpoint = _endpoint(directory, node)
+    if streams.behind:
+        # Its end would cut off what it said before; that is taken in first.
+        ended, alive = None, Liveness.UNKNOWN
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 

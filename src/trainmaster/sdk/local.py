@@ -136,6 +136,12 @@ def _turn_to_start() -> Iterator[None]:
     directory = data_dir()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            # What this user's server makes there, the owner's could not write.
+            raise LocalServerError(
+                f"no server runs in {directory}, which belongs to another user; start it as that user, "
+                "or set TRAINMASTER_HOME to a directory of your own"
+            )
         turn = os.open(directory / "starting.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError as error:
         message = f"cannot write to {directory} ({error.strerror}); set TRAINMASTER_HOME to a directory of your own"

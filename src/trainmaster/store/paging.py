@@ -26,10 +26,10 @@ def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tup
     """
     order, value, row_id = _decode(token)
     if order != order_by:
-        raise _bad_token(f"belongs to a list that is ordered by {order}; send the same order_by with it")
+        raise bad_token(f"belongs to a list that is ordered by {order}; send the same order_by with it")
     well_formed = _is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
     if not well_formed or not _is_text(row_id):
-        raise _bad_token()
+        raise bad_token()
     return kind(value), row_id
 
 
@@ -37,7 +37,7 @@ def _decode(token: str) -> tuple[Any, Any, Any]:
     try:
         order, value, row_id = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except (ValueError, TypeError, RecursionError, binascii.Error) as error:
-        raise _bad_token() from error
+        raise bad_token() from error
     return order, value, row_id
 
 
@@ -46,5 +46,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
 
 
-def _bad_token(message: str = "is not a token that this server gave out") -> SpecError:
+def bad_token(message: str = "is not a token that this server gave out") -> SpecError:
+    """What to say of a token that is none."""
     return SpecError([Problem(field="page_token", message=message)])

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.rundir import CONTROL, RunDirectory, read_document, read_lines
@@ -99,6 +99,11 @@ class RankWatch:
         return bool(news)
 
 
+_CHUNK_BYTES = 1 << 20
+_MOST_CHUNKS = 64
+"""A rank that reports without end must not keep its worker from all else."""
+
+
 class EventWatch:
     """Reads along what a rank reports."""
 
@@ -113,11 +118,22 @@ class EventWatch:
                 return []
             with open(self._path, "rb") as file:
                 file.seek(self._read)
-                records, taken = read_lines(file.read())
+                return self._take(file)
         except OSError:
             return []
-        self._read += taken
-        return records
+
+    def _take(self, file: BinaryIO) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for _ in range(_MOST_CHUNKS):
+            chunk = file.read(_CHUNK_BYTES)
+            records, taken = read_lines(chunk)
+            found += records
+            if not taken and len(chunk) < _CHUNK_BYTES:
+                break
+            # A line that is longer than any report is passed over.
+            self._read += taken or len(chunk)
+            file.seek(self._read)
+        return found
 
 
 class LogClock:

@@ -101,6 +101,19 @@ def test_node_has_its_labels_when_it_is_reported_and_routes_may_change_them(
     assert labels(database, "b") == ("y",)
 
 
+def test_node_that_nobody_reports_is_told_once(
+    database: Database, subscriptions: Subscriptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_typo = declaring(database, subscriptions, nodes={"gpu-1O": DeclaredNode(labels=("x",))})
+    with_typo.apply()
+    assert caplog.messages == []  # nobody has reported anything yet
+    report(database, "gpu-10")
+    for _ in range(2):
+        with_typo.settle_nodes()
+    (told,) = caplog.messages
+    assert "gpu-1O; there are: gpu-10" in told
+
+
 def test_webhook_keeps_its_place_while_the_file_changes_it(database: Database, subscriptions: Subscriptions) -> None:
     def declare(**fields: Any) -> webhooks.Webhook:
         hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})

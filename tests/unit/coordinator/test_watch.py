@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.coordinator import watch
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import LONGEST_LINE, look
 from trainmaster.core.job import Job, Progress
@@ -20,6 +21,7 @@ from trainmaster.protocol.rundir import (
     RunDirectory,
     endpoint_document,
     events_stream,
+    exit_document,
     metrics_stream,
     worker_stream,
 )
@@ -113,6 +115,32 @@ def test_line_that_is_too_long_may_come_in_pieces(job: Job, directory: RunDirect
         assert [record["type"] for record in sight.nodes[0].records if record["type"] != "note"] == []
     assert [message == "after" for message in told] == [False, True]
     assert sight.offsets[stream] == end
+
+
+def test_stream_without_end_is_read_in_portions_and_not_for_ever(
+    job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_BYTES", LONGEST_LINE)
+    monkeypatch.setattr(watch, "MOST_BYTES", 3 * LONGEST_LINE)
+    directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
+    stream = directory.path / events_stream(0, 0)
+    directory.append(events_stream(0, 0), 0, b'{"type": "note", "message": "before"}\n')
+    with open(stream, "r+b") as file:
+        file.truncate(1 << 40)  # holds nothing, and takes long to read
+    told: list[str] = []
+    exits = []
+    for _ in range(6):
+        sight = look(job, directory, [Liveness.GONE], ranks_per_node=1, roots=roots)
+        told += noted(sight)
+        exits.append(sight.nodes[0].exit is not None)
+        job = job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
+        if exits[-1]:
+            break
+        assert sight.nodes[0].liveness is Liveness.UNKNOWN  # nobody may conclude anything from its silence
+    assert exits[-1]
+    assert len(exits) > 1
+    assert told[0] == "before"
+    assert "the rest is ignored" in told[-1]
 
 
 def test_line_that_just_fits_is_read(job: Job, directory: RunDirectory, roots: Roots) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 
 from fastapi import APIRouter, Response
@@ -11,10 +12,13 @@ from trainmaster.api.envelope import ErrorEnvelope, Ok, ok
 from trainmaster.api.errors import UnhealthyError
 from trainmaster.api.openapi import OPEN
 from trainmaster.api.wire.health import Alive, Ready
+from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.store import queues
 from trainmaster.store.scope import Scope
 
 router = APIRouter(tags=["health"])
+
+_log = logging.getLogger(__name__)
 
 
 @router.get("/healthz", response_model=Ok[Alive], openapi_extra=OPEN)
@@ -38,5 +42,10 @@ async def ready(context: Context) -> Response:
     """Whether the server can do its work: the database answers, and so does the part that runs jobs."""
     if (problem := context.healthy()) is not None:
         raise UnhealthyError(problem)
-    await context.read(lambda connection: queues.exists(connection, Scope.everything(), queues.DEFAULT))
+    try:
+        await context.read(lambda connection: queues.exists(connection, Scope.everything(), queues.DEFAULT))
+    except StoreUnavailableError as error:
+        # Anybody may ask; what the database says is for those who run it.
+        _log.warning("not ready: %s", error.message)
+        raise UnhealthyError("the database does not answer") from None
     return ok(Ready(version=context.version))

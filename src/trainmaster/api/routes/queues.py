@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from http import HTTPStatus
 from typing import Annotated
 
@@ -25,7 +26,9 @@ from trainmaster.api.wire.queues import (
 from trainmaster.coordinator.explain import look_into
 from trainmaster.core.fields import Matches
 from trainmaster.core.resources import Queue
+from trainmaster.sealing import Sealer, SealError
 from trainmaster.store import queues, waiting
+from trainmaster.store.paging import bad_token
 from trainmaster.store.scope import Scope
 from trainmaster.store.waiting import QueueCounts
 
@@ -109,20 +112,39 @@ async def show_queue(
 ) -> Response:
     """List the jobs that wait in a queue, in the order of the scheduler, with why and how long they wait."""
     now = context.clock()
+    tokens = _Tokens(context.vault.sealer, f"page/{principal.account_id}/{queue}")
+    after = tokens.read(page_token) if page_token else None
 
     def find(connection: Connection) -> QueuePage:
         found = queues.get(connection, principal.scope, queue)
         counts = waiting.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
-        page = look_into(
-            connection, principal.scope, found.name, now=now, page_size=page_size, page_token=page_token or None
-        )
+        page = look_into(connection, principal.scope, found.name, now=now, page_size=page_size, page_token=after)
         return QueuePage(
             queue=found.name,
             depth=counts.depth,
             running=counts.running,
             paused=counts.paused,
             entries=[entry_resource(entry, principal.scope, now) for entry in page.entries],
-            next_page_token=page.next_page_token,
+            next_page_token=tokens.write(page.next_page_token) if page.next_page_token else None,
         )
 
     return ok(await context.read(find))
+
+
+class _Tokens:
+    """Page tokens that tell nothing: the job at which a page ends may be another account's."""
+
+    def __init__(self, sealer: Sealer, about: str) -> None:
+        self._sealer = sealer
+        self._about = about
+
+    def write(self, token: str) -> str:
+        sealed = self._sealer.seal(token, about=self._about).encode()
+        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+
+    def read(self, text: str) -> str:
+        try:
+            sealed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+            return self._sealer.open(sealed, about=self._about)
+        except (ValueError, SealError):
+            raise bad_token() from None

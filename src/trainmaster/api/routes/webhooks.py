@@ -14,6 +14,7 @@ from trainmaster.api.context import Context
 from trainmaster.api.envelope import Nothing, Ok, ok
 from trainmaster.api.requests import parse_optional, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
+from trainmaster.api.trials import trials_of
 from trainmaster.api.wire.webhooks import (
     ChangeWebhookBody,
     CreatedWebhook,
@@ -91,7 +92,7 @@ async def remove_webhook(principal: Manager, context: Context, webhook_id: Webho
 
 
 @router.post("/webhooks/{webhook_id}/test", response_model=Ok[Trial], responses=errors(HTTPStatus.NOT_FOUND))
-async def try_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
+async def try_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Send a webhook an event of the type `test`, once, and say how that went."""
     found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
     now = context.clock()
@@ -99,8 +100,7 @@ async def try_webhook(principal: Manager, context: Context, webhook_id: WebhookI
     headers = headers_of(message, context.subscriptions.secret_of(found), now)
     status, problem = None, ""
     try:
-        async with context.subscriptions.poster() as poster:
-            status = await poster.post(found.url, message, headers)
+        status = await trials_of(request).post(principal.account_id, found.url, message, headers)
     except DeliveryError as error:
         problem = str(error)
     return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))
