@@ -1,3 +1,3 @@
 """Trainmaster runs model training on the machines that its user owns, from a laptop to a cluster."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
