@@ -27,6 +27,7 @@ from trainmaster.api.front import Front
 from trainmaster.backends import check_names
 from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
+from trainmaster.connections import BoundedProtocol
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
@@ -93,7 +94,8 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=BoundedProtocol,
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 log_level="warning",
@@ -105,6 +107,7 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
                 backlog=4096,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
+                ssl_ciphers=listening.CIPHERS,
             ),
             on_ready=lambda: _announce(settings, url),
             on_stop=app.close,

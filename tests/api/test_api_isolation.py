@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from api_world import COMMAND, EVERYTHING, WAIT_S, Api, Served, World, wait_for
+from api_world import COMMAND, EVERYTHING, SEALER, WAIT_S, Api, Served, World, wait_for
 
 from trainmaster.api.auth import AT_ONCE
 from trainmaster.api.trials import AT_ONCE_OF_AN_ACCOUNT
+from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.resources import Gpu, Node, Share
 from trainmaster.sealing import Sealer
@@ -126,20 +128,21 @@ def silent_receivers() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
-def test_tests_of_webhooks_at_the_same_time_are_few(api: Api) -> None:
-    with silent_receivers() as url:
-        path = f"/v1/webhooks/{api.call('POST', '/v1/webhooks', 201, json={'url': url})['webhook_id']}/test"
-        statuses: list[int] = []
-        with contextlib.ExitStack() as stack:
-            for _ in range(AT_ONCE_OF_AN_ACCOUNT):
-                connection = stack.enter_context(socket.create_connection(_address(api), timeout=WAIT_S))
-                connection.sendall(_request("POST", path, api.key))
-
-            def refused() -> bool:
-                statuses.append(api.http.post(path, timeout=WAIT_S).status_code)
-                return statuses[-1] == 429
-
-            wait_for(refused)
+def test_tests_of_webhooks_at_the_same_time_are_few(world: World) -> None:
+    patient = Subscriptions(world.database, SEALER, private_addresses=True, timeout_s=WAIT_S)
+    key = world.key("tests")
+    with (
+        silent_receivers() as url,
+        Served.serve(world.context(subscriptions=patient)) as served,
+        contextlib.ExitStack() as stack,
+    ):
+        made = httpx.post(f"{served.url}/v1/webhooks", json={"url": url}, headers={"X-API-Key": key}, timeout=WAIT_S)
+        path = f"/v1/webhooks/{made.json()['data']['webhook_id']}/test"
+        asked = [stack.enter_context(connect(served)) for _ in range(AT_ONCE_OF_AN_ACCOUNT + 1)]
+        for connection in asked:
+            connection.sendall(request("POST", path, key))
+        answered, _, _ = select.select(asked, [], [], WAIT_S)
+        assert [connection.recv(12) for connection in answered] == [b"HTTP/1.1 429"]
 
 
 def test_streams_of_a_key_at_the_same_time_are_bounded(world: World) -> None:
@@ -149,11 +152,10 @@ def test_streams_of_a_key_at_the_same_time_are_bounded(world: World) -> None:
         httpx.Client(base_url=served.url, timeout=WAIT_S) as http,
         contextlib.ExitStack() as stack,
     ):
-        address = (str(httpx.URL(served.url).host), int(httpx.URL(served.url).port or 0))
         streams = []
         for _ in range(AT_ONCE):
-            stream = stack.enter_context(socket.create_connection(address, timeout=WAIT_S))
-            stream.sendall(_request("GET", "/v1/events", first, "Accept: text/event-stream"))
+            stream = stack.enter_context(connect(served))
+            stream.sendall(request("GET", "/v1/events", first, "Accept: text/event-stream"))
             assert stream.recv(12) == b"HTTP/1.1 200"
             streams.append(stream)
         refused = http.get("/v1/nodes", headers={"X-API-Key": first})
@@ -178,11 +180,11 @@ def test_stranger_is_not_told_what_the_database_says(world: World, path: str, mo
         assert "canary" not in answer.text
 
 
-def _address(api: Api) -> tuple[str, int]:
-    url = api.http.base_url
-    return url.host, int(url.port or 0)
+def connect(served: Served) -> socket.socket:
+    url = httpx.URL(served.url)
+    return socket.create_connection((url.host, int(url.port or 0)), timeout=WAIT_S)
 
 
-def _request(method: str, path: str, key: str, *headers: str) -> bytes:
+def request(method: str, path: str, key: str, *headers: str) -> bytes:
     lines = (f"{method} {path} HTTP/1.1", "Host: here", f"X-API-Key: {key}", "Content-Length: 0", *headers, "", "")
     return "\r\n".join(lines).encode()

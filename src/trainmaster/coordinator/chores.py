@@ -49,6 +49,8 @@ class Chores:
 
     def start(self) -> None:
         """Begin."""
+        # The first collection takes its time: until then, settings that keep too little can be seen and mended.
+        self._collected_at = self._clock()
         self._thread.start()
 
     def stop(self) -> None:

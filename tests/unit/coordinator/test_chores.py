@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection
 
 from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.chores import Chores
+from trainmaster.coordinator.chores import COLLECT_EVERY_S, Chores
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.retention import Collector
 from trainmaster.coordinator.vault import Vault
@@ -100,3 +100,16 @@ def test_files_of_a_purged_job_are_removed_and_those_of_a_deleted_one_stay(place
     place.commands.delete(ACCOUNT, deleted, purge=True).result()
     place.chores.do()
     assert not place.roots.path(ARTIFACTS, deleted).exists()
+
+
+def test_server_that_starts_collects_nothing_before_its_settings_can_be_looked_at(place: Place) -> None:
+    unused = place.ship("a")
+    place.now += KEEP_S + 1
+    place.chores.stop()
+    place.chores.start()
+    place.now += COLLECT_EVERY_S - 1
+    place.chores.do()
+    assert unused.exists()
+    place.now += 1
+    place.chores.do()
+    assert not unused.exists()

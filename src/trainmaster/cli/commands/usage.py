@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import UsageError
+from trainmaster.cli.exits import UsageError, say
+from trainmaster.cli.formatting import clock
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.session import connect
@@ -43,9 +44,11 @@ def run(
     if as_json:
         print_json(usage)
         return
+    begun = "the beginning" if usage["from"] is None else clock(usage["from"])
     if not usage["rows"]:
-        typer.echo("Nothing ran in that time.")
+        typer.echo(f"Nothing ran from {begun} to {clock(usage['to'])}.")
         return
+    say(f"From {begun} to {clock(usage['to'])}; `--since` chooses another time.")
     from rich.text import Text
 
     rows = [_row(row, Text(row["key"] or "(none)")) for row in usage["rows"]]
@@ -71,7 +74,7 @@ def _row(row: UsageRow, name: Text) -> tuple[Text, ...]:
 
 def _hours(seconds: float) -> str:
     hours = seconds / 3600
-    return f"{hours:,.2f}" if hours >= 1 or hours == 0 else f"{hours:.2g}"
+    return f"{hours:,.2f}" if hours >= 0.1 or hours == 0 else f"{hours:.2g}"
 
 
 def _moment(option: str, text: str) -> str:
