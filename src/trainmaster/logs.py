@@ -21,6 +21,8 @@ ACCESS = logging.getLogger("trainmaster.api.access")
 
 _JOB = re.compile(r"\b(job-[a-z0-9]{12})\b(?:\.([0-9]+)\b)?")
 _CHATTY = ("alembic", "httpx", "httpcore")
+_VISIBLE = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))}
+"""What clients name may hold a line end, and what looks like a line of ours behind it."""
 _request: ContextVar[Mapping[str, Any] | None] = ContextVar("request", default=None)
 
 
@@ -53,7 +55,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base calls it so
         """The line, with the request's id, key and account behind it."""
-        line = super().formatMessage(record)
+        line = super().formatMessage(record).translate(_VISIBLE)
         fields = {**(_request.get() or {}), **getattr(record, "fields", {})}
         return f"{line} [{' '.join(f'{name}={value}' for name, value in fields.items())}]" if fields else line
 

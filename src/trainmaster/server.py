@@ -39,6 +39,7 @@ from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
+from trainmaster.protocol.datadir import KEPT
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
@@ -64,12 +65,13 @@ class DataDirectoryInUseError(TrainmasterError):
     code = "DATA_DIRECTORY_IN_USE"
 
 
-def serve(settings: Settings, declared: Declared | None = None) -> None:
+def serve(settings: Settings, declared: Declared | None = None, *, kept: bool = True) -> None:
     """Run a server until SIGTERM or SIGINT; running jobs are left running.
 
     Args:
         settings: the server's own.
         declared: what the settings file says of the cluster.
+        kept: somebody keeps it running, so that no command starts another one while it is down.
 
     Raises:
         DataDirectoryInUseError: another server has the data directory.
@@ -87,6 +89,8 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(settings.data_dir))
+        mark = settings.data_dir / KEPT
+        mark.touch() if kept else mark.unlink(missing_ok=True)
         listener = stack.enter_context(listening.listening(settings))
         url = listening.url_of(settings, listener)
         app = stack.enter_context(_running(settings, declared, url))
@@ -95,7 +99,6 @@ def serve(settings: Settings, declared: Declared | None = None) -> None:
                 app,
                 loop="uvloop",
                 http=BoundedProtocol,
-                ws="none",
                 lifespan="off",
                 log_config=None,
                 log_level="warning",

@@ -88,6 +88,15 @@ def test_retry_makes_a_child(api: Api, world: World) -> None:
     assert child["resource_config"]["cpu_cores"] == 2
 
 
+def test_retry_of_a_job_whose_queue_was_removed_waits_in_the_default_one(api: Api) -> None:
+    api.call("PUT", "/v1/queues/sweeps", json={"weight": 1})
+    job_id = api.submit(scheduling_config={"queue": "sweeps"})
+    post(api, job_id, "cancel")
+    api.call("DELETE", "/v1/queues/sweeps")
+    child = post(api, job_id, "retry", 201)
+    assert (child["queue"], child["scheduling_config"]["queue"]) == ("default", "default")
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -121,6 +121,27 @@ def test_error_about_many_unknown_parameters_is_short(api: Api) -> None:
     assert len(error["details"]) <= 101
 
 
+def test_list_by_more_labels_than_a_job_can_have_is_refused(api: Api) -> None:
+    api.call("GET", "/v1/jobs?" + "&".join(f"labels.k{number}=v" for number in range(64)))
+    error = api.call("GET", "/v1/jobs?" + "&".join(f"labels.k{number}=v" for number in range(1500)), 422)
+    assert error["details"][0]["field"] == "labels."
+
+
+def test_name_of_an_account_that_left_jobs_behind_is_not_given_to_another(api: Api, world: World) -> None:
+    api.call("POST", "/v1/accounts", 201, json={"account_id": "team"})
+    first = api.call("POST", "/v1/keys", 201, json={"name": "n", "account_id": "team", "scopes": ["view", "manage"]})
+    theirs = {"X-API-Key": first["key"]}
+    job_id = api.call("POST", "/v1/jobs", 201, json=COMMAND, headers=theirs)["job_id"]
+    api.call("DELETE", f"/v1/jobs/{job_id}", headers=theirs)
+    api.call("DELETE", f"/v1/keys/{first['key_id']}")
+    api.call("DELETE", "/v1/accounts/team")
+    error = api.call("POST", "/v1/accounts", 409, json={"account_id": "team"})
+    assert "another name" in error["message"]
+    api.call("POST", "/v1/accounts", 201, json={"account_id": "empty"})
+    api.call("DELETE", "/v1/accounts/empty")
+    api.call("POST", "/v1/accounts", 201, json={"account_id": "empty"})
+
+
 @contextlib.contextmanager
 def silent_receivers() -> Iterator[str]:
     """Where connections are taken and nothing is ever answered."""

@@ -235,3 +235,19 @@ def test_serve_with_an_unknown_choice_is_wrong_usage(tm: Callable[..., Result], 
 
     assert result.exit_code == 2
     assert word in result.stderr
+
+
+def test_command_starts_no_server_where_somebody_keeps_one_running(tm: Callable[..., Result], home: Path) -> None:
+    serve = subprocess.Popen([*COMMAND, "serve", "--port", "0", "--data-dir", str(home)], stdout=subprocess.PIPE)
+    assert serve.stdout is not None
+    assert serve.stdout.readline().startswith(b"ready ")
+    serve.send_signal(signal.SIGTERM)
+    serve.communicate(timeout=WAIT_S)
+    refused = tm("ps")
+    assert refused.exit_code != 0
+    assert "trainmaster serve" in refused.stderr
+    assert local.running() is None
+    assert tm("up").exit_code == 0  # a person who says so gets one
+    assert tm("ps").exit_code == 0
+    tm("down")
+    assert tm("ps").exit_code == 0  # and from then on it is the commands' own

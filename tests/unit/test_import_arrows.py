@@ -57,6 +57,7 @@ OURS: dict[str, set[str]] = {
     "telemetry": set(),
     "logs": {"settings"},
     "listening": {"core", "settings"},
+    "connections": set(),
 }
 """Package -> packages of ours that it may import, beside itself."""
 
@@ -80,6 +81,7 @@ THEIRS: dict[str, set[str]] = {
     "telemetry": set(),
     "logs": set(),
     "listening": set(),
+    "connections": {"uvicorn"},
 }
 """Package -> what it may import beside the standard library."""
 

@@ -43,6 +43,16 @@ def test_json_line_has_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line == {"level": "warning", "logger": logger.name, "message": "a word\nwith a break"}
 
 
+def test_text_line_is_one_line_whatever_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = configured(monkeypatch, LogFormat.TEXT)
+    logger.warning("GET %s", "/v1/x\n2025-01-01 00:00:00 INFO trainmaster all is well\x1b[2J\x9b2J\u00e9")
+    (line,) = lines.getvalue().splitlines()
+    assert "x\\x0a2025" in line
+    assert "\x1b" not in line
+    assert "\x9b" not in line
+    assert line.endswith("\u00e9")
+
+
 @pytest.mark.parametrize(
     ("message", "fields"),
     [

@@ -19,7 +19,8 @@ TIMEOUT_S = 5.0
 """Somebody waits for the answer to a submission."""
 MAX_TOKEN_LENGTH = 16 << 10
 
-_TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_LENGTH}}}")
+_TOKEN = re.compile(rf"[ -~]{{1,{MAX_TOKEN_LENGTH}}}")
+"""As RFC 6749 has it."""
 _MAX_ANSWER_BYTES = 256 << 10
 _AUDIENCES = {SCAIDRIVE_TOKEN: "scaidrive", SCAIATLAS_TOKEN: "scaiatlas"}
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
@@ -36,11 +37,6 @@ class ExchangeUnavailableError(TrainmasterError):
     """The token exchange does not answer; try again."""
 
     code = "TOKEN_EXCHANGE_UNAVAILABLE"
-
-
-def is_token(text: str) -> bool:
-    """Whether a text can be a token: printable, without spaces, and not too long."""
-    return _TOKEN.fullmatch(text) is not None
 
 
 class TokenExchange:
@@ -97,7 +93,7 @@ class TokenExchange:
             reason = (_reason(document) or f"status {answer.status_code}").replace(credential, "***")
             raise CredentialsRefusedError(f"the token exchange gives no {audience} token for your key: {reason}")
         token = document.get("access_token") if answer.is_success else None
-        if not isinstance(token, str) or not is_token(token):
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             raise ExchangeUnavailableError(
                 f"the token exchange answered with status {answer.status_code} and no {audience} token; "
                 "try again, or send the tokens yourself"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,11 +12,8 @@ from typing import Any
 
 from trainmaster.configuration.declared import TABLES
 from trainmaster.configuration.resolving import Origin, Resolved, variable_of
-from trainmaster.configuration.values import in_words, kinds_of, toml_of
+from trainmaster.configuration.values import HIDDEN, in_words, kinds_of, toml_of, without_password
 from trainmaster.settings import Settings
-
-HIDDEN = "***"
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^/@\s]*@")
 
 _HEAD = """\
 # Settings of a Trainmaster server. Every line that is commented out shows a default.
@@ -125,4 +121,4 @@ def _entry(entry: Any) -> dict[str, object]:
 def _masked(each: Described, value: object) -> object:
     if each.secret:
         return HIDDEN if value else value
-    return _PASSWORD.sub(rf"\1:{HIDDEN}@", value) if isinstance(value, str) else value
+    return without_password(value) if isinstance(value, str) else value

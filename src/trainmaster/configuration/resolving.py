@@ -14,7 +14,7 @@ from typing import Any
 from trainmaster import failpoints
 from trainmaster.configuration.declared import TABLES, Declared, read_declared
 from trainmaster.configuration.problems import Problem, SettingsError, line_of, unknown
-from trainmaster.configuration.values import kinds_of, read_text, read_toml
+from trainmaster.configuration.values import kinds_of, read_text, read_toml, without_password
 from trainmaster.protocol import environment as in_job
 from trainmaster.settings import HOME_VARIABLE, Settings, default_data_dir
 
@@ -176,6 +176,11 @@ class _Resolving:
                     raw = [str(each) for each in given] if isinstance(given, list) else given
                     raw = str(raw) if isinstance(raw, Path) else raw
                     value = read_toml(_FIELDS[name], self._kinds[name], raw, Path.cwd())
+                if isinstance(value, str) and without_password(value) != value:
+                    raise ValueError(
+                        "must hold no password: everybody on this machine can read it in the list of processes; "
+                        f"set {variable_of(name)}, or {name} in the settings file"
+                    )
                 found[name] = (value, Origin(source=Source.FLAG, place=flag))
             except ValueError as error:
                 self._complain(flag, str(error))

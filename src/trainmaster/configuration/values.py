@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,6 +21,9 @@ _WORDS: Mapping[Any, str] = {
     str: "a text",
 }
 _LONGEST_ECHO = 64
+HIDDEN = "***"
+"""Shown in the place of what is secret."""
+_PASSWORD = re.compile(r"((?<=://)[^:/@\s]*:)[^@\s]*(?=@)|([?&]password=)[^&\s]*")
 _PLURALS: Mapping[Any, str] = {int: "whole numbers", Path: "paths", str: "texts"}
 
 
@@ -51,6 +55,11 @@ def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -
     if _is_list(inner):
         return _bounded(field, _read(inner, [part.strip() for part in text.split(",") if part.strip()], base))
     return _bounded(field, _read(inner, _plain(inner, text.strip()), base))
+
+
+def without_password(text: str) -> str:
+    """A text as it may be shown: a URL in it with its password hidden."""
+    return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
 
 
 def in_words(kind: Any) -> str:

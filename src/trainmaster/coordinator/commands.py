@@ -30,7 +30,7 @@ from trainmaster.core.errors import (
 from trainmaster.core.job import Change, Checkpoint, Job, merge
 from trainmaster.core.spec import SubmitJobRequest, secret_values, with_server_defaults
 from trainmaster.core.states import TERMINAL
-from trainmaster.core.submission import check_retry, child_request, new_job_id, submit
+from trainmaster.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.core.workloads import compile_launch
 from trainmaster.store import blobs, checkpoints, idempotency, jobs, queues
 from trainmaster.store import secrets as sealed_secrets
@@ -196,6 +196,8 @@ class Commands:
                 parent = jobs.get(connection, scope, job_id)
                 check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
                 request = child_request(parent, new_resource_config=new_resource_config)
+                if not queues.exists(connection, scope, request.scheduling_config.queue):
+                    request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
                 change = self._new_job(
                     Scope(account_id=parent.account_id), request, created_by=created_by, parent=parent
                 )

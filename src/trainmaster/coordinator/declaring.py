@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from trainmaster.configuration.declared import Declared
 from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.core.resources import Queue
 from trainmaster.store import accounts, nodes, queues
 from trainmaster.store.database import Database
@@ -91,8 +91,14 @@ class Declaring:
         for name, queue in self._declared.queues.items():
             queues.put(connection, _EVERYTHING, Queue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now)
         for name, webhook in self._declared.webhooks.items():
-            accounts.ensure(connection, _EVERYTHING, webhook.account, now)
             try:
+                accounts.get(connection, _EVERYTHING, webhook.account)
                 self._subscriptions.declare(connection, name, webhook)
+            except NotFoundError:
+                known = ", ".join(account.account_id for account in accounts.all(connection, _EVERYTHING))
+                raise RefusedError(
+                    f"webhooks.{name}.account: there is no account {webhook.account!r}; there are: {known}. "
+                    "Declare it under [accounts], or make it first"
+                ) from None
             except SpecError as error:
                 raise RefusedError(f"webhooks.{name}: {error.message}") from None

@@ -120,6 +120,13 @@ def child_request(job: Job, *, new_resource_config: Mapping[str, Any] | None) ->
     return load_stored(job.spec_version, document)
 
 
+def in_queue(request: SubmitJobRequest, queue: str) -> SubmitJobRequest:
+    """The same request for another queue."""
+    return request.model_copy(
+        update={"scheduling_config": request.scheduling_config.model_copy(update={"queue": queue})}
+    )
+
+
 def _resources(document: Mapping[str, Any]) -> ResourceConfig:
     try:
         return parse(ResourceConfig, document)

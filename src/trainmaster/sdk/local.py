@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainmaster import __version__
+from trainmaster.protocol.datadir import KEPT
 from trainmaster.protocol.processes import ProcessIdentity, is_alive
 from trainmaster.sdk.errors import LocalServerError
 
@@ -90,8 +91,11 @@ def running() -> LocalServer | None:
         return None  # never started, or it is just being written
 
 
-def start(config: Path | None = None) -> LocalServer:
+def start(config: Path | None = None, *, asked: bool = False) -> LocalServer:
     """The local server; started, detached from this process and with a settings file, when none runs.
+
+    Where somebody ran `trainmaster serve` last, none is started unless a person `asked` for it: theirs has settings of
+    its own, and is only down for a moment.
 
     Two callers at once end up with one server: the second waits, and finds what the first has started.
 
@@ -102,6 +106,11 @@ def start(config: Path | None = None) -> LocalServer:
     if server is not None:
         return server
     with _turn_to_start():
+        if (data_dir() / KEPT).exists() and not asked:
+            raise LocalServerError(
+                f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, so start it as "
+                "it was, or let `trainmaster up` start one here"
+            )
         return find() or _started(config)
 
 

@@ -46,11 +46,15 @@ def create(connection: Connection, scope: Scope, account: Account) -> None:
     """Make an account.
 
     Raises:
-        ConflictError: there is one of that name.
+        ConflictError: there is one of that name, or there was one that left jobs behind.
     """
     scope.require_everything()
     if _BY_ID.execute(connection, {"wanted": account.account_id}).first() is not None:
         raise ConflictError(f"there is an account {account.account_id} already")
+    left = select(_jobs.c.job_id).where(_jobs.c.account_id == account.account_id).limit(1)
+    if connection.execute(left).first() is not None:
+        # Whoever had the name after it would have its events, usage and checkpoints.
+        raise ConflictError(f"there was an account {account.account_id}, whose jobs are on record; take another name")
     values = {name: getattr(account, name) for name in Account.__dataclass_fields__}
     connection.execute(insert(_accounts), values)
 

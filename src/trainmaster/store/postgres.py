@@ -199,7 +199,8 @@ def _database_time(_element: database_time, _compiler: object, **_options: objec
 
 
 def _engine(url: URL, **options: Any) -> Engine:
-    return create_engine(url, use_native_hstore=False, **options)
+    # What was to be written is in no error: it may be a token.
+    return create_engine(url, use_native_hstore=False, hide_parameters=True, **options)
 
 
 def _ms(seconds: float) -> int:

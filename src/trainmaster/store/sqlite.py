@@ -148,10 +148,9 @@ def _database_time(_element: database_time, _compiler: object, **_options: objec
 def _engine(url: URL, *, begin: str, pragmas: tuple[str, ...], pool: type[NullPool] | type[QueuePool]) -> Engine:
     # The driver itself must not begin transactions: it would do so late, and without the write lock.
     options = {"isolation_level": None, "check_same_thread": False}
-    if pool is QueuePool:
-        engine = create_engine(url, connect_args=options, poolclass=pool, pool_size=8, max_overflow=-1)
-    else:
-        engine = create_engine(url, connect_args=options, poolclass=pool)
+    room = {"pool_size": 8, "max_overflow": -1} if pool is QueuePool else {}
+    # What was to be written is in no error: it may be a token.
+    engine = create_engine(url, connect_args=options, poolclass=pool, hide_parameters=True, **room)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: sqlite3.Connection, _record: object) -> None:

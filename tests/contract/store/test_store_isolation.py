@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import Connection
 from store_records import (
     ACME,
@@ -131,3 +132,16 @@ def test_read_shows_the_account_its_own_and_nothing_of_another(database: Databas
 def test_what_belongs_to_another_account_or_to_none_is_refused(database: Database, job: Job, name: str) -> None:
     with pytest.raises(NotFoundError):
         database.write_now(lambda connection: REFUSALS[name](connection, OTHER, job))
+
+
+def test_error_of_the_database_holds_no_value(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        connection.execute(sa.text("INSERT INTO there_is_no_such_table VALUES (:value)"), {"value": "canary"})
+
+    with pytest.raises(sa.exc.DBAPIError) as failed:
+        database.write_now(work)
+    assert "there_is_no_such_table" in str(failed.value)
+    assert "canary" not in str(failed.value)
+    with pytest.raises(sa.exc.DBAPIError) as failed, database.read() as connection:
+        work(connection)
+    assert "canary" not in str(failed.value)

@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from trainmaster.cli.commands import serve
-from trainmaster.configuration.describing import HIDDEN, example, meanings, settings, shown, shown_tables
+from trainmaster.configuration.describing import example, meanings, settings, shown, shown_tables
 from trainmaster.configuration.problems import SettingsError, line_of
 from trainmaster.configuration.resolving import Resolved, Source, resolve
-from trainmaster.configuration.values import kinds_of, read_text, read_toml, toml_of
+from trainmaster.configuration.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
 from trainmaster.settings import Role, Settings, TransportKind
 
 FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
@@ -302,3 +302,25 @@ def test_line_of_a_key_is_found_in_its_table() -> None:
 @pytest.mark.parametrize("word", ["true", "Yes", "1", "on"])
 def test_truth_has_several_words(word: str) -> None:
     assert read_text(FIELDS["open_metrics"], bool, word, Path("/")) is True
+
+
+@pytest.mark.parametrize(
+    ("url", "shown_as"),
+    [
+        ("postgresql://me:canary@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:can/ary@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://host/db?user=me&password=canary&sslmode=require", "***&sslmode=require"),
+    ],
+)
+def test_password_of_a_database_is_hidden_and_no_flag(tmp_path: Path, url: str, shown_as: str) -> None:
+    found = resolve({"data_dir": tmp_path}, environment={"TRAINMASTER_DATABASE_URL": url})
+    values = {each.name: value for each, value, _ in shown(found)}
+    assert "ary" not in str(values["database_url"])
+    assert str(values["database_url"]).endswith(shown_as)
+    assert found.settings.database_url == url
+    with pytest.raises(SettingsError) as refused:
+        resolve({"data_dir": tmp_path, "database_url": url}, environment={})
+    assert "TRAINMASTER_DATABASE_URL" in str(refused.value)
+    assert "ary" not in str(refused.value)
+    plain = "postgresql://me@host/db?sslmode=require"
+    assert resolve({"data_dir": tmp_path, "database_url": plain}, environment={}).settings.database_url == plain

@@ -58,6 +58,16 @@ def labels(database: Database, name: str) -> tuple[str, ...]:
         return nodes.get(connection, EVERYTHING, name).given_labels
 
 
+def test_webhook_of_an_account_that_is_not_there_stops_the_start(
+    database: Database, subscriptions: Subscriptions
+) -> None:
+    hook = DeclaredWebhook(url="http://a.example/", secret=SECRET, account="visoin")
+    with pytest.raises(RefusedError, match=r"webhooks.x.account: there is no account 'visoin'"):
+        declaring(database, subscriptions, webhooks={"x": hook}).apply()
+    known = {"visoin": DeclaredAccount()}
+    declaring(database, subscriptions, accounts=known, webhooks={"x": hook}).apply()
+
+
 def test_queues_and_accounts_are_made_or_changed_and_others_stay(
     database: Database, subscriptions: Subscriptions
 ) -> None:
@@ -117,7 +127,8 @@ def test_node_that_nobody_reports_is_told_once(
 def test_webhook_keeps_its_place_while_the_file_changes_it(database: Database, subscriptions: Subscriptions) -> None:
     def declare(**fields: Any) -> webhooks.Webhook:
         hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
-        declaring(database, subscriptions, webhooks={"chat": hook}).apply()
+        owners = {name: DeclaredAccount() for name in ("default", "vision")}
+        declaring(database, subscriptions, accounts=owners, webhooks={"chat": hook}).apply()
         with database.read() as connection:
             (found,) = webhooks.all(connection, EVERYTHING)
             return found
@@ -137,4 +148,4 @@ def test_webhook_that_cannot_be_stops_the_start(
 ) -> None:
     hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
     with pytest.raises(RefusedError, match=r"webhooks\.chat: "):
-        declaring(database, subscriptions, webhooks={"chat": hook}).apply()
+        declaring(database, subscriptions, accounts={"default": DeclaredAccount()}, webhooks={"chat": hook}).apply()

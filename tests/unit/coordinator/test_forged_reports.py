@@ -20,7 +20,14 @@ from trainmaster.protocol.rundir import RunDirectory, endpoint_document, worker_
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 NODE = Node(
-    node_id="n", backend="local", hostname="n", cpu_cores=1, ram_mb=1, storage_mb=1, last_seen_at=1.0, address="10.0.0.7"
+    node_id="n",
+    backend="local",
+    hostname="n",
+    cpu_cores=1,
+    ram_mb=1,
+    storage_mb=1,
+    last_seen_at=1.0,
+    address="10.0.0.7",
 )
 
 

@@ -47,5 +47,5 @@ async def ready(context: Context) -> Response:
     except StoreUnavailableError as error:
         # Anybody may ask; what the database says is for those who run it.
         _log.warning("not ready: %s", error.message)
-        raise UnhealthyError("the database does not answer") from None
+        raise StoreUnavailableError("the database does not answer; try again") from None
     return ok(Ready(version=context.version))

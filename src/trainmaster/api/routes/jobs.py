@@ -24,6 +24,7 @@ from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.core.spec.submit import MAX_LABELS
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
 from trainmaster.store import activity, attempts, checkpoints, jobs
@@ -202,6 +203,8 @@ def _labels(request: Request) -> dict[str, tuple[str, ...]]:
             if not key or "\0" in key or "\0" in value:
                 raise SpecError([Problem(field=LABEL_PREFIX, message="write labels.KEY=VALUE")])
             wanted[key] = (*wanted.get(key, ()), value)
+    if len(wanted) > MAX_LABELS:
+        raise SpecError([Problem(field=LABEL_PREFIX, message=f"no job has more than {MAX_LABELS} labels")])
     return wanted
 
 

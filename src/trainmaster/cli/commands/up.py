@@ -13,7 +13,7 @@ def run(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from trainmaster.sdk import local
 
     before = local.find()
-    server = before or local.start(config)
+    server = before or local.start(config, asked=True)
     if as_json:
         print_json(
             {

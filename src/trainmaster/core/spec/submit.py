@@ -38,7 +38,8 @@ LabelKey = Annotated[
     AfterValidator(_free_label),
 ]
 LabelValue = Annotated[Scalar, Field(max_length=256)]
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64, json_schema_extra=NO_OTHER_KEYS)]
+MAX_LABELS = 64
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_LABELS, json_schema_extra=NO_OTHER_KEYS)]
 Handle = Annotated[
     str,
     Matches(
