@@ -207,7 +207,6 @@ def test_server_that_does_not_start_shows_the_end_of_its_log(home: Path, tm: Cal
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.usefixtures("home")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_server_of_another_user_is_not_started(home: Path, tm: Callable[..., Result]) -> None:
     home.mkdir(exist_ok=True)
@@ -218,6 +217,7 @@ def test_server_of_another_user_is_not_started(home: Path, tm: Callable[..., Res
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.usefixtures("home")
 def test_second_server_on_a_directory_is_refused_in_a_line(tm: Callable[..., Result]) -> None:
     tm("up")
     command: list[Any] = [*COMMAND, "serve", "--port", "0", "--data-dir", local.data_dir()]

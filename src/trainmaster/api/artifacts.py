@@ -22,7 +22,7 @@ from trainmaster.storage import ARTIFACTS, Roots
 OUTPUT = "output"
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 4 << 20
 
 Position = tuple[str, ...]
 """Where a list stands: the place, the checkpoint, and the names on the way to a file."""
