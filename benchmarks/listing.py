@@ -5,6 +5,7 @@ The jobs are written straight into the database: what is measured is the answer,
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
@@ -33,6 +34,7 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     server.stop()
     progress(f"writing {JOBS:,} jobs with three labels each")
     _fill(server.data_dir / "trainmaster.db", template)
+    os.sync()  # What is still on its way to the disk would be measured, too.
     server.start()
     try:
         client = Client(server)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_FILE = "secret-key"
 """Lies beside the database, so that servers which share an SQLite file share the key."""
@@ -61,7 +63,7 @@ class Sealer:
     def __init__(self, key: bytes, old_keys: Sequence[bytes] = ()) -> None:
         self.key_id = key_id_of(key)
         """Of the key that seals."""
-        self._ciphers = {key_id_of(each): AESGCM(each) for each in (*old_keys, key)}
+        self._keys = {key_id_of(each): each for each in (*old_keys, key)}
         self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
 
     @classmethod
@@ -89,7 +91,7 @@ class Sealer:
     def seal(self, value: str, *, about: str) -> str:
         """The value as it may be stored, in the row that `about` names."""
         nonce = os.urandom(_NONCE_BYTES)
-        hidden = self._ciphers[self.key_id].encrypt(nonce, value.encode("utf-8", "surrogatepass"), about.encode())
+        hidden = _cipher(self._keys[self.key_id]).encrypt(nonce, value.encode("utf-8", "surrogatepass"), about.encode())
         return f"{_FORMAT}.{self.key_id}.{base64.b64encode(nonce + hidden).decode()}"
 
     def open(self, sealed: str, *, about: str) -> str:
@@ -102,15 +104,17 @@ class Sealer:
         key_id, _, body = rest.partition(".")
         if form != _FORMAT:
             raise SealError(f"the secret of {about} has an unknown form; was it written by a newer version?")
-        cipher = self._ciphers.get(key_id)
-        if cipher is None:
+        key = self._keys.get(key_id)
+        if key is None:
             raise SealError(
                 f"the secret of {about} was sealed with the key {key_id}, which this server does not have; "
                 f"add that key to old_secret_keys, or put the {KEY_FILE} file back that lay beside the database"
             )
+        from cryptography.exceptions import InvalidTag
+
         try:
             data = base64.b64decode(body, validate=True)
-            value = cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], about.encode())
+            value = _cipher(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], about.encode())
         except (InvalidTag, ValueError):
             raise SealError(f"the secret of {about} does not open: it belongs to another row, or was changed") from None
         return value.decode("utf-8", "surrogatepass")
@@ -121,6 +125,14 @@ class Sealer:
         Without the key nobody can try out which data a fingerprint belongs to.
         """
         return tuple(hmac.digest(key, data, "sha256").hex() for key in self._fingerprint_keys)
+
+
+@functools.lru_cache(maxsize=64)
+def _cipher(key: bytes) -> AESGCM:
+    # Imported by the first secret: a server that keeps none need not carry the library.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
 
 
 def key_id_of(key: bytes) -> str:

@@ -150,6 +150,7 @@ _partial_index(
     where="deleted_at IS NULL",
 )
 _partial_index("jobs_by_checkpoint", jobs.c.resume_checkpoint_id, where="resume_checkpoint_id IS NOT NULL")
+_partial_index("jobs_to_purge", jobs.c.purge, jobs.c.job_id, where="deleted_at IS NOT NULL")
 _partial_index("jobs_by_parent", jobs.c.parent_job_id, where="parent_job_id IS NOT NULL")
 Index("jobs_by_status", jobs.c.status, jobs.c.queue, jobs.c.order_key, jobs.c.job_id)
 _partial_index("jobs_with_room", jobs.c.status, where="room_at IS NOT NULL")

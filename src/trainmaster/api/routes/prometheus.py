@@ -11,7 +11,6 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.auth import guard, require
 from trainmaster.api.context import Context
-from trainmaster.api.exposition import exposition, take
 from trainmaster.api.requests import METRICS_PATH
 from trainmaster.api.routing import StrictRoute, errors
 from trainmaster.core.keys import KeyScope
@@ -36,6 +35,9 @@ async def show_metrics(request: Request, context: Context) -> Response:
     """Show the server's numbers, in the text format of Prometheus."""
     if not context.open_metrics:
         require(request, KeyScope.VIEW)
+    # Imported by the first who asks: most servers on a laptop never are.
+    from trainmaster.api.exposition import exposition, take
+
     lag_s = await _lag_s()
     snapshot = await context.read(take)
     body = await run_in_threadpool(

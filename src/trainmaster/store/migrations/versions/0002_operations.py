@@ -58,6 +58,8 @@ def _labels_by_age() -> None:
             connection.execute(sa.update(labels).where(of_job).values(created_at=job.created_at, marks=marks))
     op.drop_index("jobs_by_label", "job_labels")
     op.create_index("jobs_by_label", "job_labels", ["account_id", "key", "value", "created_at", "job_id", "marks"])
+    deleted = sa.text("deleted_at IS NOT NULL")
+    op.create_index("jobs_to_purge", "jobs", ["purge", "job_id"], sqlite_where=deleted, postgresql_where=deleted)
     live = sa.text("deleted_at IS NULL")
     op.create_index(
         "jobs_by_status_and_age",
