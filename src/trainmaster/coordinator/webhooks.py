@@ -38,7 +38,7 @@ PAGE = 50
 LEAP = 1000
 """So many events that do not concern a webhook are passed over before that is worth a write."""
 POLL_S = 0.25
-IDLE_POLL_S = 1.0
+IDLE_POLL_S = 5.0
 """While there is no webhook."""
 REST_S = 5.0
 """After an error of our own."""
