@@ -33,7 +33,7 @@ from trainmaster.protocol.control import Control
 from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
-from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import (
     CONTROL,
@@ -46,15 +46,13 @@ from trainmaster.protocol.rundir import (
     exit_document,
     gap_document,
     read_document,
-    read_lines,
-    worker_stream,
     write_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.protocol.trees import remove_tree
 from trainmaster.worker.cgroups import remove_groups
+from trainmaster.worker.lastwords import of_lost_worker, of_unprepared_node
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
-from trainmaster.worker.records import FULL
 from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
 
@@ -118,7 +116,7 @@ class _Courier:
             try:
                 self._prepare(request)
             except OSError as error:
-                self._put(exit_document(self._node), _unprepared(error))
+                self._put(exit_document(self._node), of_unprepared_node(error))
                 return
             with self._following_control(), self._hints() as hints:
                 self._mirror(hints)
@@ -252,7 +250,7 @@ class _Courier:
             end = self._run.document(exit_document(self._node))
             if end is None and not running:
                 self._kill_strays()
-                end = self._lost()
+                end = of_lost_worker(self._run, self._node, self._worker_end)
             self._push_documents()
             self._push_streams()
             self._pull_rendezvous()
@@ -327,19 +325,6 @@ class _Courier:
         self._worker_end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return False
 
-    def _lost(self) -> dict[str, Any]:
-        records, _ = read_lines(self._run.read(worker_stream(self._node), 0))
-        started = [record["t"] for record in records if record.get("type") == "started"]
-        steps = [record["step"] for record in records if record.get("type") == "step_started"]
-        return _exit(
-            Reason.WORKER_LOST,
-            f"the worker of node {self._node} {self._worker_end} without reporting an end",
-            step=steps[-1] if steps else None,
-            stop_cause=(self._run.document(CONTROL) or {}).get("stop"),
-            started_at=started[0] if started else None,
-            streams=dict(self._run.streams()),
-        )
-
     def _abandon(self) -> None:
         """The server knows the attempt no more: end the ranks as after a deletion."""
         if self._worker is not None:
@@ -380,35 +365,3 @@ def _kill(process: ProcessIdentity) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _unprepared(error: OSError) -> dict[str, Any]:
-    full = error.errno in FULL
-    return _exit(
-        Reason.DISK_FULL if full else Reason.STORAGE_UNAVAILABLE, f"the node could not prepare for the job: {error}"
-    )
-
-
-def _exit(
-    reason: Reason,
-    message: str,
-    *,
-    step: str | None = None,
-    stop_cause: str | None = None,
-    started_at: float | None = None,
-    streams: dict[str, int] | None = None,
-) -> dict[str, Any]:
-    """The exit document that no worker could write."""
-    return {
-        "reason": reason,
-        "message": message,
-        "exit_code": None,
-        "signal": None,
-        "rank": None,
-        "step": step,
-        "stop_cause": stop_cause,
-        "started_at": started_at,
-        "ended_at": time.time(),
-        "evidence": {"last_lines": [], "frame": None, "oom_kills": None},
-        "streams": streams or {},
-    }
