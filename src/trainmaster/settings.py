@@ -71,6 +71,9 @@ class Settings:
     """Where run directories lie: requests, logs, metrics. Not set: `runs` in the data directory."""
     artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
     """Where checkpoints and results lie, and then also shipped files. Not set: `artifacts` in the data directory."""
+    cache_root: Path | None = field(default=None, metadata={"flag": "--cache-root"})
+    """Where models and data that jobs name are kept once they were fetched and prepared. Not set: `cache` in the data
+    directory."""
     data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
     """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
@@ -115,6 +118,16 @@ class Settings:
     """Keys that were `secret_key` before; they open what they sealed."""
     token_exchange: str = ""
     """Where an RFC 8693 endpoint exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: nowhere."""
+    scaidrive_url: str = ""
+    """Where `scaidrive://` paths are fetched from, with the caller's own token; empty: jobs cannot name them."""
+    scaiatlas_url: str = ""
+    """Where `scaiatlas://` paths and models are fetched from, with the caller's own token; empty: jobs cannot name
+    them."""
+    private_urls: bool | None = None
+    """Whether URLs of models and data that jobs name may lead to addresses that are not public. Not set: only where
+    nobody but this machine can reach the server."""
+    allow_trust_remote_code: bool = False
+    """Whether jobs may run code that comes with a model (`base_model.trust_remote_code`)."""
     shared_uid: bool = False
     """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
     only the account `default` may, and others need a uid of their own."""
@@ -161,6 +174,11 @@ class Settings:
         return self.artifacts_root or self.data_dir / "artifacts"
 
     @property
+    def cache(self) -> Path:
+        """Where what jobs fetch is kept."""
+        return self.cache_root or self.data_dir / "cache"
+
+    @property
     def is_private(self) -> bool:
         """Whether nobody but this machine can reach the server."""
         if self.behind_proxy:
@@ -173,6 +191,11 @@ class Settings:
     def private_webhooks(self) -> bool:
         """Whether webhooks may lead to addresses that are not public."""
         return self.is_private if self.webhook_private_addresses is None else self.webhook_private_addresses
+
+    @property
+    def private_sources(self) -> bool:
+        """Whether URLs of models and data may lead to addresses that are not public."""
+        return self.is_private if self.private_urls is None else self.private_urls
 
     @property
     def rate_limit(self) -> float:

@@ -83,6 +83,11 @@ def checkpoints_path(job_id: str) -> str:
     return f"{job_id}/checkpoints"
 
 
+def class_checkpoints_path(account_id: str) -> str:
+    """Below which the checkpoints of an account's job classes lie: project, group, name, and the checkpoint's own."""
+    return f"classes/{account_id}"
+
+
 def blob_path(account_id: str, sha256: str) -> str:
     """Where a shipped file lies below its root."""
     return f"{account_id}/{sha256}"

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
 from trainmaster import failpoints
 from trainmaster.backends.base import Backend, LaunchError
@@ -89,6 +91,8 @@ class Acting:
         server_url: str | None,
         runs_as: Callable[[Job], int | None] = lambda _: None,
         log_cap_bytes: int = 0,
+        cache: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         pool: Executor | None = None,
     ) -> None:
         self._backends = backends
@@ -100,6 +104,8 @@ class Acting:
         self._server_url = server_url
         self._runs_as = runs_as
         self._log_cap_bytes = log_cap_bytes
+        self._cache = cache
+        self._environment = environment
         self._memory: dict[str, _Memory] = {}
         self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
         self._slow_pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="sweep")
@@ -268,6 +274,8 @@ class Acting:
             server_url=self._server_url,
             uid=self._runs_as(job),
             log_cap_bytes=self._log_cap_bytes,
+            cache=self._cache,
+            environment=self._environment,
         )
 
     def _sweep(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:

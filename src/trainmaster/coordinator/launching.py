@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.resources import Node
@@ -10,7 +12,10 @@ from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, checkpoints_path
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, checkpoints_path, class_checkpoints_path
+
+JOB_CLASS = "job_class"
+"""The kind of workload whose checkpoints belong to a name, not to one job."""
 
 
 def attempt_request(
@@ -23,8 +28,23 @@ def attempt_request(
     server_url: str | None,
     uid: int | None = None,
     log_cap_bytes: int = 0,
+    cache: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AttemptRequest:
-    """What the workers of the current attempt are told; `uid` is as whom they run its ranks."""
+    """What the workers of the current attempt are told.
+
+    Args:
+        job: whose attempt it is.
+        nodes: those that there are, by their ids.
+        roots: where its files lie.
+        resume: the checkpoint that it goes on from.
+        hint_socket: where its workers say "look now".
+        server_url: where they report over HTTP; None where they share the server's files.
+        uid: as whom they run its ranks; None means their own.
+        log_cap_bytes: how much a log may hold.
+        cache: where what jobs fetch is kept, each account in a directory of its own.
+        environment: variables that the server sets for every process.
+    """
     attempt = job.live
     shared = server_url is None
     return AttemptRequest(
@@ -41,7 +61,7 @@ def attempt_request(
             )
             for share in attempt.shares
         ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, checkpoints_path(job.job_id))),
+        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints(job))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
         owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
         resume_from=str(roots.path(resume.root, resume.path)) if resume else None,
@@ -51,7 +71,14 @@ def attempt_request(
         blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
         uid=uid,
         log_cap_bytes=log_cap_bytes,
+        cache_dir=str(cache / job.account_id) if cache else None,
+        environment=environment,
     )
+
+
+def _checkpoints(job: Job) -> str:
+    # Whoever runs a class under the same name again finds what was saved before.
+    return class_checkpoints_path(job.account_id) if job.workload_kind == JOB_CLASS else checkpoints_path(job.job_id)
 
 
 def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainmaster.coordinator.tenants import LOCAL, runs_as
 from trainmaster.coordinator.vault import Vault
 from trainmaster.coordinator.webhooks import Deliveries
 from trainmaster.core.job import Checkpoint, Job
+from trainmaster.protocol import environment
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.settings import Role, Settings, TransportKind
@@ -78,6 +80,8 @@ class CoordinatorRole:
                 server_url=worker_url(settings, url),
                 runs_as=self._runs_as,
                 log_cap_bytes=settings.log_cap_mb << 20,
+                cache=settings.cache,
+                environment=fetching_environment(settings),
             ),
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
@@ -153,6 +157,19 @@ class CoordinatorRole:
             if readable:
                 for subject in self._listener.drain():
                     self.hint(subject)
+
+
+def fetching_environment(settings: Settings) -> dict[str, str]:
+    """The variables that tell a job's processes what they may fetch, and from where."""
+    services = {
+        environment.SCAIDRIVE_URL: settings.scaidrive_url,
+        environment.SCAIATLAS_URL: settings.scaiatlas_url,
+    }
+    return {
+        environment.DATA_ROOTS: os.pathsep.join(map(str, settings.data_roots or (Path.home(),))),
+        environment.PRIVATE_URLS: "1" if settings.private_sources else "0",
+        **{name: url for name, url in services.items() if url},
+    }
 
 
 def worker_url(settings: Settings, url: str) -> str | None:

@@ -27,6 +27,7 @@ os.register_at_fork(after_in_child=_reporter.renew_lock)
 
 checkpoint = _reporter.checkpoint
 exit_stopped = _reporter.exit_stopped
+fail = _reporter.fail
 finished = _reporter.finished
 job_id = _reporter.job_id
 metrics = _reporter.metrics

@@ -21,7 +21,7 @@ from trainmaster.jobs.control import ControlReader, Stop
 from trainmaster.jobs.journal import Journal
 from trainmaster.jobs.owner import require_ownership
 from trainmaster.protocol import environment
-from trainmaster.protocol.reasons import EXIT_STOPPED, Phase
+from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
 
 MAX_NOTE = 10_000
 MAX_METRIC_NAME = 200
@@ -106,6 +106,17 @@ class Reporter:
     def finished(self) -> None:
         """Say that the work is complete: an exit with 0 after this is a success, even if a stop was asked for."""
         self._write_event({"type": "finished"})
+
+    def fail(self, reason: str, message: str) -> NoReturn:
+        """Leave, saying why: `reason` is BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried.
+
+        Raises:
+            ValueError: that is no reason that code inside a job can give.
+        """
+        if reason not in TELLABLE:
+            raise ValueError(f"{reason!r} is not among {', '.join(sorted(TELLABLE))}")
+        self._write_event({"type": "failed", "reason": Reason(reason), "message": str(message)[:MAX_NOTE]})
+        raise SystemExit(f"{reason}: {message}")
 
     def stop_requested(self) -> Stop | None:
         """The stop that was asked for, if any. Cheap enough for every step.

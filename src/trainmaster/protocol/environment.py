@@ -5,6 +5,10 @@ NODE_RANK, GROUP_RANK, MASTER_ADDR, MASTER_PORT), CUDA_VISIBLE_DEVICES, and the 
 Kubeflow's progress reports.
 """
 
+from types import MappingProxyType
+
+from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
+
 JOB_ID = "TRAINMASTER_JOB_ID"
 ATTEMPT = "TRAINMASTER_ATTEMPT"
 ATTEMPT_ID = "TRAINMASTER_ATTEMPT_ID"
@@ -29,6 +33,27 @@ RESUME_FROM = "TRAINMASTER_RESUME_FROM"
 """The committed checkpoint to go on from; unset on a start from nothing."""
 OUTPUT_DIR = "TRAINMASTER_OUTPUT_DIR"
 """Where the job leaves its results."""
+INPUTS_DIR = "TRAINMASTER_INPUTS_DIR"
+"""Where the inputs of the launch lie, such as a trainer's `training.json`."""
+PREPARED_DIR = "TRAINMASTER_PREPARED_DIR"
+"""Of this node and attempt: where a preparing step leaves what the ranks go on with."""
+CACHE_DIR = "TRAINMASTER_CACHE_DIR"
+"""What was fetched and prepared, for all jobs of the account on this node."""
+DATA_ROOTS = "TRAINMASTER_DATA_ROOTS"
+"""Directories, parted by colons, below which local files that a job names must lie."""
+PRIVATE_URLS = "TRAINMASTER_PRIVATE_URLS"
+"""1 when URLs that a job names may lead to addresses that are not public."""
+SCAIDRIVE_URL = "TRAINMASTER_SCAIDRIVE_URL"
+SCAIATLAS_URL = "TRAINMASTER_SCAIATLAS_URL"
+"""Where `scaidrive:` and `scaiatlas:` paths are fetched from; unset where the server knows no such service."""
+TOKENS = MappingProxyType(
+    {
+        HUB_TOKEN: "TRAINMASTER_HUB_TOKEN",
+        SCAIDRIVE_TOKEN: "TRAINMASTER_SCAIDRIVE_TOKEN",
+        SCAIATLAS_TOKEN: "TRAINMASTER_SCAIATLAS_TOKEN",
+    }
+)
+"""The variable of each token that was passed on with a job; in steps that fetch, and nowhere else."""
 CA = "TRAINMASTER_CA"
 """Certificates of the authorities to trust where the server is reached by HTTPS; unset means the system's."""
 KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"

@@ -28,6 +28,8 @@ class Step:
     argv: tuple[str, ...]
     python: bool = False
     """Run argv with the worker's own Python interpreter in front."""
+    tokens: bool = False
+    """Give it the tokens that were passed on with the job. For our own steps that fetch; the user's never see them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Launch:
     """Variables that the workload's kind sets. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Variable -> reference to the sealed secret with its value; the worker is given the values apart."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Small text files by their plain names, for every rank to read in the directory of its inputs."""
     blobs: tuple[BlobFile, ...] = ()
     working_directory: str | None = None
     """Absolute, on the node; None means a fresh directory inside the run directory."""

@@ -82,5 +82,8 @@ class Phase(StrEnum):
     EXPORTING = "exporting"
 
 
+TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE})
+"""Reasons that code inside a job may give for its own failure: nobody else can know."""
+
 EXIT_STOPPED = 85
 """A rank exits with this code after it was asked to stop and has saved what it could."""

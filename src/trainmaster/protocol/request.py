@@ -56,6 +56,10 @@ class AttemptRequest:
     runs nothing."""
     log_cap_bytes: int = 0
     """How much a log may hold; of one that reaches it the middle is removed. 0: as much as it likes."""
+    cache_dir: str | None = None
+    """Where what was fetched and prepared is kept for all jobs of the account; None in requests of older servers."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the server sets for every process: what may be fetched, and from where."""
     labels: Mapping[str, str] = field(default_factory=dict)
     version: int = RUN_DIRECTORY_VERSION
 

@@ -34,7 +34,7 @@ from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
 from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
-from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank
+from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank, token_environment
 from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import FULL, Heartbeat, Journal, RunDirectoryGoneError, disk_is_full
 from trainmaster.worker.stacks import StackDump
@@ -141,7 +141,9 @@ class NodeRun:
         """Stage what the job needs, and open what it will talk to."""
         if missing := sorted(self._launch.secrets.keys() - self._secrets.environment.keys()):
             raise StagingError(f"the worker was not given the values of these variables: {', '.join(missing)}")
-        working_directory = stage(self._request, self._directory.path, on_chunk=self._attend, user=self._user)
+        working_directory = stage(
+            self._request, self._directory.path, self._node, on_chunk=self._attend, user=self._user
+        )
         self._journal.record("staged")
         token_file = os.fspath(self._home / "token")
         with open(open_own(token_file, self._user, os.O_TRUNC), "w") as file:
@@ -180,6 +182,8 @@ class NodeRun:
         try:
             for rank in ranks:
                 variables = rank_environment(self._around, rank, base=os.environ, rendezvous=rendezvous)
+                if step.tokens:
+                    variables |= token_environment(self._secrets)
                 pids[rank] = start_rank(step, rank, self._around, variables)
                 self._tree.add(rank, pids[rank])
         except StartError as error:
@@ -316,8 +320,11 @@ class NodeRun:
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         if end.failed and self._verdict is None and self._stopping.cause is None:
+            # What it said last decides, and may not have been read yet.
+            self._look()
             verdict = verdict_on_failure(
                 end,
+                said=self._watch.failures.get(end.rank),
                 step=self._step.name,
                 prepares=self._prepares,
                 evidence=self._evidence(end.rank),

@@ -16,7 +16,9 @@ from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.staging import INPUTS, PREPARED
 from trainmaster.worker.users import PRIVATE_UMASK, User, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
 
@@ -56,6 +58,11 @@ class Surroundings:
         """The lowest global rank of this node."""
         return self.node * self.request.launch.ranks_per_node
 
+    @property
+    def home(self) -> Path:
+        """What the run directory holds of this node."""
+        return self.run_dir / "nodes" / str(self.node)
+
     def log(self, step: str, rank: int, channel: str) -> str:
         """Where a process's raw output goes."""
         return os.fspath(self.run_dir / log_stream(self.node, step, rank, channel))
@@ -88,6 +95,7 @@ def rank_environment(
     variables = {
         "PYTHONUNBUFFERED": "1",
         **inherited,
+        **request.environment,
         **launch.environment,
         **around.secrets,
         "RANK": str(rank),
@@ -108,6 +116,8 @@ def rank_environment(
         names.TOKEN_FILE: around.token_file,
         names.CHECKPOINT_DIR: request.checkpoint_dir,
         names.OUTPUT_DIR: request.output_dir,
+        names.INPUTS_DIR: os.fspath(around.home / INPUTS),
+        names.PREPARED_DIR: os.fspath(around.home / PREPARED),
         # The client needs no CA certificate to speak plain HTTP on the loopback interface.
         names.KUBEFLOW_URL: around.kubeflow_url,
         names.KUBEFLOW_TOKEN: around.token_file,
@@ -124,11 +134,18 @@ def rank_environment(
         variables[names.OWNER_URL] = f"{server}/v1/worker/attempts/{request.attempt_id}/owner"
         if names.CA in base:
             variables[names.CA] = base[names.CA]
+    if request.cache_dir is not None:
+        variables[names.CACHE_DIR] = request.cache_dir
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
     if launch.port_environment is not None and around.port is not None:
         variables[launch.port_environment] = str(around.port)
     return variables
+
+
+def token_environment(secrets: Secrets) -> dict[str, str]:
+    """The variables of the tokens that were passed on with the job."""
+    return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS}
 
 
 def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> int:

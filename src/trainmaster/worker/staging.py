@@ -12,6 +12,9 @@ from trainmaster.protocol.launch import BlobFile
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.worker.users import User, acting_as, barred, give_directory
 
+INPUTS = "inputs"
+PREPARED = "prepared"
+"""Of a node's directory in the run directory."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -19,12 +22,15 @@ class StagingError(Exception):
     """Something that the job needs is missing or wrong. The message is for its owner."""
 
 
-def stage(request: AttemptRequest, run_dir: Path, on_chunk: Callable[[], None], user: User | None = None) -> str:
-    """Prepare the working directory and place the shipped files in it; its path.
+def stage(
+    request: AttemptRequest, run_dir: Path, node: int, on_chunk: Callable[[], None], user: User | None = None
+) -> str:
+    """Prepare the working directory and place the shipped files in it, and the node's own directories; its path.
 
     Args:
         request: what the attempt was told.
         run_dir: the attempt's run directory, whose `work` is the default.
+        node: the index of this node.
         on_chunk: called again and again while files are copied; it may raise to give up.
         user: whose processes will work there; None means our own.
 
@@ -46,13 +52,15 @@ def stage(request: AttemptRequest, run_dir: Path, on_chunk: Callable[[], None], 
                 raise StagingError(f"working directory {working_directory} does not exist{whose}")
             if not os.access(working_directory, os.X_OK, effective_ids=True):
                 raise StagingError(f"working directory {working_directory} may not be entered{whose}")
-    for directory in (request.checkpoint_dir, request.output_dir):
+    shared = [request.checkpoint_dir, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
+    for directory in shared:
         try:
             give_directory(directory, user)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise StagingError(f"directory {directory} cannot be made: {error}") from error
     if user is not None:
-        _check_ways(user, working_directory, request.checkpoint_dir, request.output_dir)
+        _check_ways(user, working_directory, *shared)
+    _place_inputs(request, run_dir / "nodes" / str(node), user)
     for blob in launch.blobs:
         if request.blob_dir is None:
             raise StagingError(f"shipped file {blob.path}: there is no place to take it from")
@@ -68,6 +76,17 @@ def _check_ways(user: User, *directories: str | os.PathLike[str]) -> None:
                 f"jobs of this account run as uid {user.uid}, who may not pass through {closed} on the way to "
                 f"{os.fspath(directory)}; allow that (chmod o+x {closed}), or keep the server's data elsewhere"
             )
+
+
+def _place_inputs(request: AttemptRequest, home: Path, user: User | None) -> None:
+    """Make the directories of the node's inputs and of what a step prepares for the ranks; write the inputs."""
+    for directory in (home / INPUTS, home / PREPARED):
+        give_directory(directory, user)
+    for name, text in request.launch.inputs.items():
+        if PurePosixPath(name).name != name:
+            raise StagingError(f"input {name!r} is no plain file name")
+        with acting_as(user):
+            (home / INPUTS / name).write_text(text)
 
 
 def _place(

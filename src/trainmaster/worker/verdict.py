@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
+from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopCause
 from trainmaster.worker.evidence import Evidence
 
 _STOP_MESSAGES: Mapping[StopCause, str] = {
@@ -25,6 +26,7 @@ _DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceed
 # Launchers whose own traceback only says that a process below them failed.
 _HEARSAY = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException)\b")
 
+_MAX_MESSAGE = 2000
 _SHELL_SAYS_SIGKILL = 128 + 9
 _NO_EVIDENCE = Evidence()
 
@@ -44,6 +46,22 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a process said that it fails, before it ended."""
+
+    reason: Reason
+    message: str
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Failure | None:
+        """The failure of an event; None when it gives no reason that a process may give."""
+        reason, message = document.get("reason"), document.get("message")
+        if reason not in TELLABLE or not isinstance(message, str):
+            return None
+        return Failure(reason=Reason(reason), message=message[:_MAX_MESSAGE])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why a node's part of an attempt ended."""
 
@@ -59,6 +77,7 @@ class Verdict:
 def verdict_on_failure(
     end: ProcessEnd,
     *,
+    said: Failure | None = None,
     step: str,
     prepares: bool,
     evidence: Evidence,
@@ -70,6 +89,7 @@ def verdict_on_failure(
 
     Args:
         end: the process's end.
+        said: why it said that it failed.
         step: which step it ran.
         prepares: whether that step only prepares the workload.
         evidence: what the process left behind.
@@ -90,6 +110,10 @@ def verdict_on_failure(
         reason, what = Reason.DISK_FULL, f"{subject} {how}, the disk was full"
     elif end.signal:
         reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
+    elif said is not None:
+        return Verdict(
+            reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
+        )
     else:
         reason, what = Reason.EXITED_NONZERO, f"{subject} {how}"
     return Verdict(

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.rundir import CONTROL, RunDirectory, read_document, read_lines
 from trainmaster.worker.logcap import LogCap
+from trainmaster.worker.verdict import Failure
 
 
 class ControlWatch:
@@ -67,6 +68,8 @@ class RankWatch:
         """Whether one of them said that its work is complete."""
         self.dump_stacks: set[int] = set()
         """Those that print their stacks when they are asked to."""
+        self.failures: dict[int, Failure] = {}
+        """Why ranks said that they failed."""
 
     def follow(self, logs: Sequence[str], events: Mapping[int, str]) -> None:
         """Watch these logs from now on, by the names of their streams, and these files of events too."""
@@ -96,6 +99,9 @@ class RankWatch:
                         self.dump_stacks.add(rank)
                 case "finished":
                     self.has_finished = True
+                case "failed":
+                    if (failure := Failure.from_json(event)) is not None:
+                        self.failures[rank] = failure
         return bool(news)
 
 

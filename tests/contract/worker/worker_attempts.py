@@ -96,8 +96,9 @@ class Attempt:
         self.directory.create(request)
         self._seq = 0
 
-    def start(self, node: int = 0) -> int:
-        answer = self.fork_server.ask(op="start", run_dir=os.fspath(self.path), node=node)
+    def start(self, node: int = 0, **secrets: dict[str, str]) -> int:
+        given = {"secrets": secrets} if secrets else {}
+        answer = self.fork_server.ask(op="start", run_dir=os.fspath(self.path), node=node, **given)
         pid = answer["pid"]
         assert isinstance(pid, int)
         return pid
@@ -176,6 +177,8 @@ class Attempts:
         resume_from: str | None = None,
         blob_dir: Path | None = None,
         hint_socket: Path | None = None,
+        cache_dir: Path | None = None,
+        environment: dict[str, str] | None = None,
         **launch: Any,
     ) -> Attempt:
         # Jobs of tests that run at the same time must not have the same marks.
@@ -195,6 +198,8 @@ class Attempts:
             resume_from=resume_from,
             blob_dir=os.fspath(blob_dir) if blob_dir else None,
             hint_socket=os.fspath(hint_socket) if hint_socket else None,
+            cache_dir=os.fspath(cache_dir) if cache_dir else None,
+            environment=environment or {},
         )
         attempt = Attempt(self.fork_server, runs / job_id / "1", request)
         self.made.append(attempt)

@@ -90,7 +90,7 @@ def test_shipped_file_is_not_placed_through_a_planted_directory(ground: Path, ru
     give_directory(run.path / "work", user)
     (run.path / "work" / "sub").symlink_to(ground / "ours")
     with pytest.raises(StagingError, match="sub/file"):
-        stage(request_of(ground, blob(ground, "sub/file")), run.path, lambda: None, user)
+        stage(request_of(ground, blob(ground, "sub/file")), run.path, 0, lambda: None, user)
     assert ours_is_untouched(ground)
 
 
@@ -101,7 +101,7 @@ def test_shipped_file_replaces_a_planted_link_and_belongs_to_the_user(
     give_directory(run.path / "work", user)
     placed = run.path / "work" / "file"
     placed.symlink_to(ground / "ours" / "file")
-    stage(request_of(ground, blob(ground, "file")), run.path, lambda: None, user)
+    stage(request_of(ground, blob(ground, "file")), run.path, 0, lambda: None, user)
     assert (placed.is_symlink(), placed.read_bytes(), placed.stat().st_uid) == (False, b"shipped", UID)
     assert ours_is_untouched(ground)
 
@@ -112,7 +112,7 @@ def test_link_in_place_of_a_directory_is_not_made_over(ground: Path, run: RunDir
     (ground / "artifacts" / "job-1").mkdir()
     (ground / "artifacts" / "job-1" / place).symlink_to(ground / "ours")
     with pytest.raises(StagingError):
-        stage(request_of(ground), run.path, lambda: None, user)
+        stage(request_of(ground), run.path, 0, lambda: None, user)
     assert ours_is_untouched(ground)
 
 

@@ -164,7 +164,7 @@ def test_staging_file_that_leaves_the_working_directory_is_refused(tmp_path: Pat
     launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), blobs=(BlobFile(sha256=digest, path=path),))
     (tmp_path / "run").mkdir()
     with pytest.raises(StagingError, match="leaves the working directory"):
-        stage(request_of(tmp_path, launch=launch, blob_dir=os.fspath(tmp_path)), tmp_path / "run", lambda: None)
+        stage(request_of(tmp_path, launch=launch, blob_dir=os.fspath(tmp_path)), tmp_path / "run", 0, lambda: None)
 
 
 def test_staging_gives_up_when_it_is_told_to_and_leaves_no_part(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_staging_gives_up_when_it_is_told_to_and_leaves_no_part(tmp_path: Path) 
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        stage(request_of(tmp_path, launch=launch, blob_dir=os.fspath(tmp_path)), tmp_path / "run", stop)
+        stage(request_of(tmp_path, launch=launch, blob_dir=os.fspath(tmp_path)), tmp_path / "run", 0, stop)
     assert os.listdir(tmp_path / "run" / "work") == []
 
 

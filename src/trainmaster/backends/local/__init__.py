@@ -105,8 +105,9 @@ class LocalBackend:
         shared = request.server_url is None
         runs = self._run_directory(request).path.parents[1] if shared else self._spool
         artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
+        caches = {Path(request.cache_dir).parent} if request.cache_dir else set()
         try:
-            open_passage(self._spool.parent, [runs, *artifacts])
+            open_passage(self._spool.parent, [runs, *artifacts, *caches])
         except OSError as error:
             raise LaunchError(f"uid {request.uid} cannot be let through to its files: {error}") from error
 

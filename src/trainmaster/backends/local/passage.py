@@ -15,8 +15,8 @@ from pathlib import Path
 from trainmaster.protocol.rundir import SEARCH_ONLY
 
 _OURS = (
-    *("api-key", "artifacts", "blobs", "config.toml", "forkserver", "hints.sock", "lock", "port", "runs", "secret-key"),
-    *("server.json", "server.log", "spool", "starting.lock"),
+    *("api-key", "artifacts", "blobs", "cache", "config.toml", "forkserver", "hints.sock", "lock", "port", "runs"),
+    *("secret-key", "server.json", "server.log", "spool", "starting.lock"),
     *("trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal"),
 )
 """What lies in a data directory."""
