@@ -2,18 +2,21 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: help setup demo check test test-long bench docs clean
+.PHONY: help setup setup-dev demo check test test-long bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup:  ## prepare .venv
-	@sh scripts/setup.sh
+setup:  ## prepare .venv for running jobs
+	@sh scripts/setup.sh train
 
-demo: setup  ## start a server, train something small with checkpoints, watch it finish
+setup-dev:  ## prepare .venv with all that the tests need
+	@sh scripts/setup.sh dev
+
+demo: setup  ## start a server, fine-tune a small model, watch it finish
 	@$(PY) examples/demo.py
 
-check: setup  ## lint, types and import arrows
+check: setup-dev  ## lint, types and import arrows
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -23,13 +26,13 @@ check: setup  ## lint, types and import arrows
 test: check  ## everything that CI runs
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long"
 
-test-long: setup  ## soaks and thousand-job runs, too long for CI
+test-long: setup-dev  ## soaks and thousand-job runs, too long for CI
 	$(PY) -m pytest -q -m long
 
-bench: setup  ## measure, against what a user would use instead
+bench: setup-dev  ## measure, against what a user would use instead
 	$(PY) -m benchmarks
 
-docs: setup  ## write the generated pages
+docs: setup-dev  ## write the generated pages
 	$(PY) scripts/make_docs.py
 
 clean:  ## remove what the other targets made

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Prepares .venv with Trainmaster and all that its tests need. Run it by `make setup`.
+# Prepares .venv with Trainmaster and its extras: `train` to run jobs (the default), `dev` for all that the tests need.
 set -eu
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
-stamp=.venv/.trainmaster-setup
+extra="${1:-train}"
+stamp=".venv/.trainmaster-$extra"
 
 if [ -f "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && .venv/bin/python -c 'import trainmaster' 2>/dev/null; then
     exit 0
@@ -39,6 +40,6 @@ if ! [ -x .venv/bin/pip ]; then
         fi
     fi
 fi
-echo "installing Trainmaster into .venv (this takes about half a minute)" >&2
-.venv/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2
+.venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extra]"
 touch "$stamp"
