@@ -10,6 +10,7 @@ import pytest
 
 from postgres_server import PostgresServer, running_postgres
 from real_server import RealServer, running
+from seaweed_server import SeaweedServer, running_seaweed
 
 
 @pytest.fixture
@@ -36,6 +37,21 @@ def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL server; each test takes a database of its own on it."""
     with running_postgres() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[SeaweedServer]:
+    """A real S3 server; each test takes a prefix of its own on it."""
+    with running_seaweed() as started:
+        yield started
+
+
+@pytest.fixture
+def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URI on the S3 server that nothing lies below, and what reaching it takes in the environment."""
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    return seaweed.new_prefix()
 
 
 REAL_PROCESSES = ("tests/chaos/test_real", "tests/contract/local", "tests/contract/worker", "tests/cli")

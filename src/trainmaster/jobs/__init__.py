@@ -1,11 +1,54 @@
-"""What training code imports: `from trainmaster.jobs import report`. Standard library and protocol only.
+"""What training code imports: `from trainmaster.jobs import report`, or a job class to build on.
 
 Everything here also works outside a job: reports go nowhere, nobody asks for a stop, and checkpoints
-are committed below the current directory.
+are committed below a directory of one's own.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, committed, verify
 from trainmaster.jobs.control import Stop
 from trainmaster.jobs.owner import NotOwnerError
 
-__all__ = ["CorruptCheckpointError", "Manifest", "NotOwnerError", "Stop", "committed", "verify"]
+if TYPE_CHECKING:
+    from trainmaster.jobs.basic import BasicJob
+    from trainmaster.jobs.classes import CheckpointedJob, RestoreableJob
+    from trainmaster.jobs.hardware import Cluster
+    from trainmaster.jobs.registry import job
+    from trainmaster.jobs.spec import ExecutionSpec, JobSpec
+
+__all__ = [
+    "BasicJob",
+    "CheckpointedJob",
+    "Cluster",
+    "CorruptCheckpointError",
+    "ExecutionSpec",
+    "JobSpec",
+    "Manifest",
+    "NotOwnerError",
+    "RestoreableJob",
+    "Stop",
+    "committed",
+    "job",
+    "verify",
+]
+
+_ON_USE = {
+    "BasicJob": "basic",
+    "CheckpointedJob": "classes",
+    "RestoreableJob": "classes",
+    "Cluster": "hardware",
+    "ExecutionSpec": "spec",
+    "JobSpec": "spec",
+    "job": "registry",
+}
+"""Imported when they are asked for: whoever only reports needs the standard library, and no time."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_ON_USE[name]}"), name)

@@ -21,21 +21,23 @@ import os
 
 from trainmaster.jobs.reporter import Reporter
 
-_reporter = Reporter(os.environ)
-_reporter.offer_stacks()
-os.register_at_fork(after_in_child=_reporter.renew_lock)
+reporter = Reporter(os.environ)
+"""What the functions below belong to, for code that takes a `Reporter`."""
+reporter.offer_stacks()
+os.register_at_fork(after_in_child=reporter.renew_lock)
 
-checkpoint = _reporter.checkpoint
-exit_stopped = _reporter.exit_stopped
-fail = _reporter.fail
-finished = _reporter.finished
-job_id = _reporter.job_id
-metrics = _reporter.metrics
-note = _reporter.note
-output_dir = _reporter.output_dir
-phase = _reporter.phase
-progress = _reporter.progress
-rank = _reporter.rank
-resume_path = _reporter.resume_path
-save_requested = _reporter.save_requested
-stop_requested = _reporter.stop_requested
+checkpoint = reporter.checkpoint
+exit_stopped = reporter.exit_stopped
+fail = reporter.fail
+finished = reporter.finished
+job_id = reporter.job_id
+metrics = reporter.metrics
+note = reporter.note
+output_dir = reporter.output_dir
+phase = reporter.phase
+progress = reporter.progress
+rank = reporter.rank
+resume_from = reporter.resume_from
+resume_path = reporter.resume_path
+save_requested = reporter.save_requested
+stop_requested = reporter.stop_requested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import itertools
@@ -16,10 +17,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
-from trainmaster.jobs.checkpoint import Manifest, draft, publish, seal
+from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.control import ControlReader, Stop
 from trainmaster.jobs.journal import Journal
+from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.owner import require_ownership
+from trainmaster.jobs.roots import Root, open_checkpoint, open_root
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
 
@@ -61,6 +64,10 @@ class Reporter:
         self._metrics = Journal(environ.get(environment.METRICS_FILE))
         self._control = ControlReader(environ.get(environment.CONTROL_FILE))
         self._phase = Phase.TRAINING
+        self._shown = Phase.TRAINING
+        self._saves = 0
+        self._last_size = 0
+        self._resume_path: Path | None = None
         self._save_announced = False
         self._warned = False
         self._not_finite: set[str] = set()
@@ -96,8 +103,24 @@ class Reporter:
         """
         with self._lock:
             before, self._phase = self._phase, Phase(phase)
-            self._write_event({"type": "phase", "phase": self._phase})
+            self._show_phase(again=True)
         return PhaseScope(self, before, Phase(phase))
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Show a save in the background as the phase CHECKPOINTING, wherever the rank would else be TRAINING.
+
+        What the rank announces meanwhile is shown; when the save ends, its phase of that moment is.
+        """
+        with self._lock:
+            self._saves += 1
+            self._show_phase()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._saves -= 1
+                self._show_phase()
 
     def note(self, message: str) -> None:
         """Leave a remark among the job's events; a very long one is cut."""
@@ -164,9 +187,29 @@ class Reporter:
         name = name if name is not None else f"checkpoint-{at}"
         if not _CHECKPOINT_NAME.fullmatch(name):
             raise ValueError(f"a checkpoint's name is made of letters, digits, dots and dashes: {name!r}")
-        job_id, attempt = self.job_id() or "local", int(self._environ.get(environment.ATTEMPT, "0"))
-        root = Path(self._environ.get(environment.CHECKPOINT_DIR) or "checkpoints").absolute()
-        manifest = Manifest(
+        manifest = self.new_manifest(step=at, epoch=epoch, metrics=metrics)
+        root = self.checkpoint_root()
+        began = time.monotonic()
+        with (
+            self.phase(Phase.CHECKPOINTING),
+            root.draft(
+                name, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=self._last_size
+            ) as directory,
+        ):
+            yield directory
+            rel_path, manifest = self._commit(root, directory, _names(name, manifest.attempt), manifest)
+            self.committed(manifest, root.locate(rel_path), took_s=time.monotonic() - began)
+
+    def new_manifest(
+        self,
+        *,
+        step: SupportsInt,
+        epoch: SupportsFloat | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
+    ) -> Manifest:
+        """Of a checkpoint that is about to be written by this attempt; what is said of it is made fit to be told."""
+        job_id, attempt, at = self.job_id() or "local", self.attempt(), int(step)
+        return Manifest(
             checkpoint_id=f"{job_id}-{attempt}-{at}-{os.urandom(3).hex()}",
             job_id=job_id,
             attempt=attempt,
@@ -176,22 +219,52 @@ class Reporter:
             world_size=int(self._environ.get("WORLD_SIZE", "1")),
             created_at=time.time(),
         )
-        began = time.monotonic()
-        with self.phase(Phase.CHECKPOINTING), draft(root, job_id=job_id, attempt=attempt) as directory:
-            yield directory
-            manifest = seal(directory, manifest)
-            require_ownership(self._environ)
-            path = publish(directory, _names(name, attempt))
-            # Not dropped when it fails: an attempt that goes on believing in a checkpoint that nobody knows of
-            # would lose more than this step.
-            with self._lock:
-                took_s = time.monotonic() - began
-                self._events.append(_checkpoint_event(manifest, path, took_s), sync=True)
+
+    def committed(self, manifest: Manifest, where: str, *, took_s: float, is_best: bool = False) -> None:
+        """Tell the server of a checkpoint that was committed at an absolute path or URI, and whether it is the best.
+
+        Not dropped when it fails: an attempt that goes on believing in a checkpoint that nobody knows of would lose
+        more than this step.
+
+        Raises:
+            OSError: the server could not be told.
+        """
+        self._last_size = manifest.size_bytes
+        with self._lock:
+            event = _checkpoint_event(manifest, where, took_s)
+            self._events.append({**event, "is_best": True} if is_best else event, sync=True)
+
+    def require_ownership(self) -> None:
+        """Return when this attempt still owns its job, or when there is no job: before every commit.
+
+        Raises:
+            NotOwnerError: another attempt owns it.
+        """
+        require_ownership(self._environ)
+
+    def checkpoint_root(self) -> Root:
+        """Where checkpoints of this job lie."""
+        return open_root(self._environ.get(environment.CHECKPOINT_DIR) or "checkpoints")
+
+    def resume_from(self) -> str | None:
+        """The absolute path or URI of the committed checkpoint to go on from; None on a start from nothing."""
+        return self._environ.get(environment.RESUME_FROM) or None
 
     def resume_path(self) -> Path | None:
-        """The committed checkpoint to go on from; None on a start from nothing."""
-        path = self._environ.get(environment.RESUME_FROM)
-        return Path(path) if path else None
+        """The committed checkpoint to go on from, as a local directory; None on a start from nothing.
+
+        One that lies on an object store is brought here, checked, and kept until this process ends.
+        """
+        with self._lock:
+            where = self.resume_from()
+            if where is None or not where.startswith(S3_SCHEME):
+                return Path(where) if where else None
+            if self._resume_path is None:
+                root, rel_path = open_checkpoint(where)
+                kept = contextlib.ExitStack()
+                self._resume_path = kept.enter_context(root.fetch(rel_path))
+                atexit.register(kept.close)
+            return self._resume_path
 
     def output_dir(self) -> Path:
         """Where results belong; it exists."""
@@ -202,6 +275,10 @@ class Reporter:
     def job_id(self) -> str | None:
         """The job that this process belongs to; None outside a job."""
         return self._environ.get(environment.JOB_ID)
+
+    def attempt(self) -> int:
+        """Which try at the job this is; 0 outside a job."""
+        return int(self._environ.get(environment.ATTEMPT, "0"))
 
     def rank(self) -> int:
         """This process among all of the job; 0 outside a job."""
@@ -220,6 +297,19 @@ class Reporter:
     def renew_lock(self) -> None:
         """For a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
+
+    def _commit(self, root: Root, directory: Path, names: Iterator[str], manifest: Manifest) -> tuple[str, Manifest]:
+        """Under the first name that is free; a checkpoint is never replaced."""
+        for name in names:
+            with contextlib.suppress(FileExistsError):
+                return name, root.commit(directory, name, manifest, check_owner=self.require_ownership)
+        raise AssertionError("names never end")
+
+    def _show_phase(self, *, again: bool = False) -> None:
+        shown = Phase.CHECKPOINTING if self._saves and self._phase is Phase.TRAINING else self._phase
+        if again or shown is not self._shown:
+            self._shown = shown
+            self._write_event({"type": "phase", "phase": shown})
 
     def _announce_save(self) -> None:
         if not self._save_announced:
@@ -288,14 +378,14 @@ def _names(name: str, attempt: int) -> Iterator[str]:
         yield f"{name}-attempt-{attempt}-{number}"
 
 
-def _checkpoint_event(manifest: Manifest, path: Path, took_s: float) -> dict[str, Any]:
+def _checkpoint_event(manifest: Manifest, where: str, took_s: float) -> dict[str, Any]:
     return {
         "type": "checkpoint",
         "checkpoint_id": manifest.checkpoint_id,
         "step": manifest.step,
         "epoch": manifest.epoch,
         "metrics": dict(manifest.metrics),
-        "path": str(path),
+        "path": where,
         "size_bytes": manifest.size_bytes,
         "duration_s": round(took_s, 3),
     }

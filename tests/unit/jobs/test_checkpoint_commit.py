@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from trainmaster.jobs import CorruptCheckpointError, NotOwnerError, committed, verify
 from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.roots import open_root
 from trainmaster.protocol import environment
 
 SAVE = """
@@ -191,7 +193,7 @@ def test_kill_while_the_job_writes_leaves_nothing_listed(rank: Any) -> None:
     assert rank.events_of("checkpoint") == []
 
 
-def test_kill_between_seal_and_rename_leaves_nothing_listed_and_the_next_attempt_tidies(rank: Any) -> None:
+def test_kill_between_seal_and_rename_leaves_nothing_listed_and_the_next_save_tidies(rank: Any) -> None:
     with owner_server([]) as (url, asked):
         rank.environ[environment.OWNER_URL] = url
         with rank.start(SAVE, stdin=subprocess.PIPE) as process:
@@ -207,10 +209,18 @@ def test_kill_between_seal_and_rename_leaves_nothing_listed_and_the_next_attempt
 
     del rank.environ[environment.OWNER_URL]
     save(rank, 6)
-    assert left in on_disk(rank), "a draft of this very attempt may still be written"
-    rank.environ[environment.ATTEMPT] = "3"
-    save(rank, 7)
-    assert on_disk(rank) == ["checkpoint-6", "checkpoint-7"]
+    assert on_disk(rank) == ["checkpoint-6"]
+
+
+def test_draft_that_somebody_still_writes_is_left_alone_until_its_attempt_is_over(rank: Any) -> None:
+    with rank.start(SAVE, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "written\n"
+        save(rank, 6)
+        assert len(on_disk(rank)) == 2
+        rank.environ[environment.ATTEMPT] = "3"
+        save(rank, 7)
+        assert on_disk(rank) == ["checkpoint-6", "checkpoint-7"]
+        process.kill()
 
 
 def test_verify_names_the_file_that_differs(rank: Any) -> None:
@@ -231,6 +241,53 @@ def test_verify_of_what_was_never_committed_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"files": []')
     with pytest.raises(CorruptCheckpointError, match=r"manifest\.json"):
         verify(tmp_path)
+
+
+def test_save_larger_than_the_disk_is_refused_before_it_starts(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Reporter(rank.environ)
+    with reporter.checkpoint(step=1) as directory:
+        (directory / "weights").write_bytes(b"w" * 1000)
+    usage = shutil.disk_usage(rank.directory)._replace(free=600)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    told = r"No space left .* 1000 bytes, 600 bytes are free, 400 bytes are missing"
+    with pytest.raises(OSError, match=told), reporter.checkpoint(step=2):
+        pytest.fail("there is no room for another of the same size")
+    assert on_disk(rank) == ["checkpoint-1"]
+
+
+def test_commit_elsewhere_is_told_with_its_place_and_what_is_known_of_it(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    manifest = reporter.new_manifest(step=7, epoch=2.0, metrics={"loss": 0.5, "bad": float("nan")})
+    assert (manifest.job_id, manifest.attempt, manifest.world_size) == ("job-1", 2, 4)
+    assert manifest.metrics == {"loss": 0.5}
+    reporter.committed(manifest, "s3://bucket/prefix/7", took_s=1.25)
+    (event,) = rank.events_of("checkpoint")
+    told = (event["checkpoint_id"], event["path"], event["step"], event["duration_s"])
+    assert told == (manifest.checkpoint_id, "s3://bucket/prefix/7", 7, 1.25)
+
+
+def test_commit_to_an_object_store_is_told_by_its_uri_and_resumed_from(
+    rank: Any, s3_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(rank.directory))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    rank.environ[environment.CHECKPOINT_DIR] = s3_root
+    for content in (b"first", b"second"):
+        with Reporter(rank.environ).checkpoint(step=10) as directory:
+            (directory / "weights").write_bytes(content)
+    places = [event["path"] for event in rank.events_of("checkpoint")]
+    assert places == [f"{s3_root}/checkpoint-10", f"{s3_root}/checkpoint-10-attempt-2"]
+    with pytest.raises(NotOwnerError), Reporter(rank.environ).checkpoint(step=11):
+        rank.own("of another attempt")
+    assert open_root(s3_root).committed() == ["checkpoint-10", "checkpoint-10-attempt-2"]
+
+    rank.environ[environment.RESUME_FROM] = places[1]
+    reporter = Reporter(rank.environ)
+    path = reporter.resume_path()
+    assert path is not None
+    assert reporter.resume_from() == places[1]
+    assert ((path / "weights").read_bytes(), verify(path).step) == (b"second", 10)
+    assert reporter.resume_path() == path
 
 
 def test_checkpoint_with_too_many_metrics_is_told_with_some(rank: Any) -> None:

@@ -98,6 +98,29 @@ def test_phase_as_a_block_returns_to_the_phase_before(rank: Any) -> None:
     ]
 
 
+def test_save_in_the_background_shows_while_the_rank_trains(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    reporter.phase("training")
+    with reporter.saving():
+        with reporter.phase("evaluating"):
+            reporter.note("evaluates while it saves")
+        reporter.note("trains while it saves")
+    with reporter.phase("evaluating"), reporter.saving():
+        reporter.note("evaluates")
+    shown = [event.get("phase") or event["message"] for event in rank.events()]
+    assert shown == [
+        *("training", "checkpointing", "evaluating", "evaluates while it saves", "checkpointing"),
+        *("trains while it saves", "training", "evaluating", "evaluates", "training"),
+    ]
+
+
+def test_save_in_the_background_ends_in_the_phase_of_that_moment(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    with reporter.saving(), reporter.saving():
+        reporter.phase("exporting")
+    assert [event["phase"] for event in rank.events_of("phase")] == ["checkpointing", "exporting"]
+
+
 def test_phase_of_another_name_is_refused(rank: Any) -> None:
     with pytest.raises(ValueError, match="dreaming"):
         Reporter(rank.environ).phase("dreaming")
@@ -196,7 +219,7 @@ import os, threading
 from trainmaster.jobs import report, reporter
 held, done = threading.Event(), threading.Event()
 def hold():
-    with report._reporter._lock:
+    with report.reporter._lock:
         held.set(); done.wait()
 thread = threading.Thread(target=hold); thread.start(); held.wait()
 pid = os.fork()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import CommandError, say
+from trainmaster.cli.bars import byte_bar
+from trainmaster.cli.exits import CommandError
 from trainmaster.cli.formatting import size
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PATTERN_HELP = "Only these files: a path, '*.safetensors', or a directory."
 
@@ -44,7 +42,8 @@ def run(
         if not wanted:
             raise CommandError(_nothing(job, checkpoint, patterns))
         total = sum(target.artifact["size_bytes"] for target in wanted)
-        with _bar(total, quiet=as_json) as progress:
+        stopped = "Stopped; the same command goes on from here."
+        with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
             client.results.fetch(job_id, wanted, directory, progress=progress)
     if as_json:
         print_json([{**target.artifact, "file": str(target.path)} for target in wanted])
@@ -59,23 +58,3 @@ def _nothing(job: str, checkpoint: str | None, patterns: Sequence[str]) -> str:
     if checkpoint is not None:
         return f"the job has no files of a checkpoint {checkpoint}; `trainmaster checkpoints {job}` lists all"
     return f"the job has left no output; `trainmaster download {job} --checkpoint latest` fetches a checkpoint"
-
-
-@contextmanager
-def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on the other output, where a person sees it."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        try:
-            yield lambda count: bar.advance(task, count)
-        except KeyboardInterrupt:
-            bar.stop()
-            say("Stopped; the same command goes on from here.")
-            raise

@@ -1,0 +1,178 @@
+"""Locks on what several jobs may want to write: the checkpoints of one name.
+
+On files the kernel holds them, until the process dies. On an object store a lock is an object that its holder
+renews: after `EXPIRES_S` without a renewal it is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from trainmaster.jobs import objects
+
+LOOK_EVERY_S = 0.2
+EXPIRES_S = 60.0
+RENEWED_EVERY_S = 15.0
+CLOCKS_DIFFER_S = 30.0
+"""By so much the clocks of two machines may differ without one taking the other's lock."""
+
+
+class LockedError(RuntimeError):
+    """Somebody else holds the lock."""
+
+
+class LockLostError(RuntimeError):
+    """The lock went to somebody else, since this process did not renew it in time."""
+
+
+class Lock(Protocol):
+    """A lock that is held."""
+
+    def require(self) -> None:
+        """Return when it is still held: before a commit, and wherever it matters.
+
+        Raises:
+            LockLostError: it is not.
+        """
+
+
+class FileLock:
+    """Held until the block ends or the process dies."""
+
+    def require(self) -> None:
+        """It cannot be lost."""
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[FileLock]:
+    """Lock a file, which is made when it is missing and says who has it.
+
+    Raises:
+        LockedError: somebody else has it, also after `wait_s`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, path, time.monotonic() + wait_s)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner.encode(), 0)
+        # Released by hand: a child that was forked meanwhile shares the descriptor and would keep it.
+        try:
+            yield FileLock()
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+                raise LockedError(f"{path.parent} is in use by {holder}") from None
+        time.sleep(LOOK_EVERY_S)
+
+
+class ObjectLock:
+    """Renewed by a thread until the block ends."""
+
+    def __init__(self, place: objects.Place, key: str, owner: str) -> None:
+        self._place = place
+        self._key = key
+        self._owner = owner
+        self._nonce = os.urandom(8).hex()
+        self._version: str | None = None
+        self._renewals = 0
+        self._renewed_at = 0.0
+        self._lost = False
+        self._released = threading.Event()
+
+    def require(self) -> None:
+        """It can be lost when the store was out of reach for too long, or this process stood still."""
+        if self._lost or time.monotonic() > self._renewed_at + EXPIRES_S:
+            raise LockLostError(f"{self._place.bucket}/{self._key}: the lock was not renewed in time and may be taken")
+
+    def take(self, deadline: float) -> None:
+        """Take it now, or when it becomes free."""
+        while not self._write(time.time() + EXPIRES_S):
+            try:
+                data, version = objects.get(self._place, self._key)
+                holder, expires_at = _holder(data)
+                self._version = version if expires_at + CLOCKS_DIFFER_S < time.time() else None
+            except FileNotFoundError:
+                self._version = None
+                continue
+            if self._version is None:
+                if time.monotonic() >= deadline:
+                    raise LockedError(f"{objects.S3_SCHEME}{self._place.bucket}/{self._key}: in use by {holder}")
+                time.sleep(LOOK_EVERY_S)
+
+    def renew(self) -> None:
+        """Run in a thread."""
+        while not self._lost and not self._released.wait(RENEWED_EVERY_S):
+            with contextlib.suppress(OSError):
+                self._lost = not self._write(time.time() + EXPIRES_S)
+
+    def release(self) -> None:
+        """Let others have it at once."""
+        with contextlib.suppress(OSError):
+            if not self._lost:
+                self._write(0.0)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._released.set()
+
+    def _write(self, expires_at: float) -> bool:
+        now = time.monotonic()
+        self._renewals += 1
+        record = {"owner": self._owner, "nonce": self._nonce, "renewals": self._renewals}
+        document = json.dumps({**record, "expires_at": expires_at}).encode()
+        written = objects.put_if(self._place, self._key, document, version=self._version)
+        if written is None:
+            # Refused, perhaps by itself: a request whose answer got lost is sent again.
+            with contextlib.suppress(FileNotFoundError):
+                found, there = objects.get(self._place, self._key)
+                written = there if found == document else None
+        if written is not None:
+            self._version, self._renewed_at = written, now
+        return written is not None
+
+
+@contextlib.contextmanager
+def object_lock(place: objects.Place, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
+    """Lock by an object, which says who has it.
+
+    Raises:
+        LockedError: somebody else has it, also after `wait_s`.
+    """
+    lock = ObjectLock(place, key, owner)
+    lock.take(time.monotonic() + wait_s)
+    thread = threading.Thread(target=lock.renew, name="trainmaster-lock", daemon=True)
+    thread.start()
+    try:
+        yield lock
+    finally:
+        lock.stop()
+        thread.join()
+        lock.release()
+
+
+def _holder(data: bytes) -> tuple[str, float]:
+    try:
+        record = json.loads(data)
+        return str(record["owner"]), float(record["expires_at"])
+    except (ValueError, KeyError, TypeError):
+        return "somebody", 0.0

@@ -1,0 +1,288 @@
+"""Checkpoints on an object store, which has no rename: the manifest is the commit, put only where there is none.
+
+    <rel_path>/.data-<job>.<attempt>-<random>/...    the files of one save; of no use without
+    <rel_path>/manifest.json                         which names that directory
+
+So a save that was killed, or that lost against another, never mixes its files into a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from trainmaster.jobs import drafts, objects
+from trainmaster.jobs.checkpoint import (
+    MANIFEST,
+    CorruptCheckpointError,
+    Manifest,
+    ManifestFile,
+    describe,
+    require_same,
+    require_space,
+)
+from trainmaster.jobs.copies import copy
+from trainmaster.jobs.locking import Lock, object_lock
+from trainmaster.jobs.objects import S3_SCHEME
+from trainmaster.jobs.roots import checked
+from trainmaster.protocol import environment
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+ABANDONED_S = 24 * 3600.0
+"""Files of a save that was not committed for so long are removed by a later save, whoever made them."""
+
+_DATA = re.compile(r"\.data-(?P<job>.+)\.(?P<attempt>\d+)-[0-9a-f]+")
+_LOCK = ".lock"
+
+
+class ObjectRoot:
+    """A root `s3://bucket/prefix`. See `Root` for what the methods promise."""
+
+    def __init__(self, uri: str) -> None:
+        self._place = objects.open_place(uri)
+        self.uri = self._place.uri
+
+    def locate(self, rel_path: str) -> str:
+        """The URI of what lies at `rel_path`."""
+        return f"{self.uri}/{checked(rel_path)}"
+
+    @contextlib.contextmanager
+    def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
+        """A directory on this machine's disk."""
+        above = [parent.as_posix() for parent in PurePosixPath(checked(rel_path)).parents]
+        for parent in above:
+            if self._is_committed(parent):
+                raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other can lie below it")
+        self._tidy(above[0], job_id=job_id, attempt=attempt)
+        with drafts.draft(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
+            yield directory
+
+    def commit(
+        self,
+        draft: Path,
+        rel_path: str,
+        manifest: Manifest,
+        *,
+        check_owner: Callable[[], None],
+        known_digests: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        """Take all files there, then the manifest."""
+        if self._is_committed(checked(rel_path)):
+            raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
+        files = describe(draft, known_digests=known_digests, flush=False)
+        data = f".data-{drafts.nonce(manifest.job_id, manifest.attempt)}"
+        sealed = replace(manifest, files=files, data=data)
+        keys = {draft / file.path: self._key(rel_path, data, file.path) for file in files}
+        try:
+            objects.send_all(self._place, keys)
+            check_owner()
+        except Exception:
+            self._forget(keys.values())
+            raise
+        # Nothing is forgotten when this raises: it may have arrived all the same, and the files are a checkpoint's.
+        if not self._put_manifest(rel_path, sealed):
+            self._forget(keys.values())
+            raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
+        return sealed
+
+    def manifest(self, rel_path: str) -> Manifest | None:
+        """Of a committed checkpoint."""
+        key = self._key(checked(rel_path), MANIFEST)
+        try:
+            data, _ = objects.get(self._place, key)
+        except FileNotFoundError:
+            return None
+        return Manifest.from_bytes(data, f"{self.locate(rel_path)}/{MANIFEST}")
+
+    def read(self, rel_path: str, name: str) -> bytes:
+        """One object, checked."""
+        manifest = self._require(rel_path)
+        file = next((file for file in manifest.files if file.path == name), None)
+        if file is None:
+            raise FileNotFoundError(f"{self.locate(rel_path)} has no file {name}")
+        with _missing_is_corrupt():
+            data, _ = objects.get(self._place, self._key(rel_path, manifest.data, name))
+        require_same(f"{self.locate(rel_path)}/{name}", file, len(data), hashlib.sha256(data).hexdigest())
+        return data
+
+    def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
+        """Through this machine's memory, not to its disk."""
+        manifest = self._require(rel_path)
+
+        def compare(file: ManifestFile) -> None:
+            with _missing_is_corrupt():
+                found = objects.digest(self._place, self._key(rel_path, manifest.data, file.path), on_bytes=on_bytes)
+            require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
+
+        objects.in_parallel(compare, manifest.files)
+        return manifest
+
+    @contextlib.contextmanager
+    def fetch(
+        self,
+        rel_path: str,
+        *,
+        verify: bool = True,  # noqa: ARG002 - what comes over a network always is
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Iterator[Path]:
+        """A copy on this machine's disk, one for all of its processes, compared as it comes."""
+        manifest = self._require(rel_path)
+
+        def bring(directory: Path) -> None:
+            def receive(file: ManifestFile) -> None:
+                key = self._key(rel_path, manifest.data, file.path)
+                with _missing_is_corrupt():
+                    found = objects.receive(self._place, key, directory / file.path, on_bytes=on_bytes)
+                require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
+
+            require_space(directory, manifest.size_bytes)
+            objects.in_parallel(receive, manifest.files)
+            # Here they lie beside it.
+            (directory / MANIFEST).write_bytes(replace(manifest, data="").to_bytes())
+
+        name = hashlib.sha256(f"{self._uri(rel_path)} {manifest.data} {manifest.checkpoint_id}".encode()).hexdigest()
+        with copy(_staging(), name[:16], bring) as directory:
+            yield directory
+
+    def committed(self, below: str = "") -> list[str]:
+        """All that have a manifest; nothing lies below a checkpoint."""
+        keys = (meta["path"] for meta in objects.listing(self._place, self._key(checked(below, empty=True))))
+        paths = [PurePosixPath(self._relative(key)) for key in keys]
+        places = {path.parent for path in paths if path.name == MANIFEST and not _hidden(path)}
+        places.discard(PurePosixPath())
+        outermost = [place.as_posix() for place in places if places.isdisjoint(place.parents)]
+        ages: dict[str, float] = {}
+        objects.in_parallel(lambda place: ages.update({place: self._age(place)}), outermost)
+        return sorted(outermost, key=lambda place: (ages[place], place))
+
+    def remove(self, rel_path: str) -> None:
+        """The manifest first: without it, the rest is nothing."""
+        keys = [meta["path"] for meta in objects.listing(self._place, self._key(checked(rel_path)))]
+        manifest = self._key(rel_path, MANIFEST)
+        if manifest in keys:
+            objects.delete(self._place, [manifest])
+            objects.delete(self._place, [key for key in keys if key != manifest])
+
+    def pointer(self, rel_dir: str, name: str) -> str | None:
+        """Read the small object of that name."""
+        try:
+            return objects.get(self._place, self._pointer(rel_dir, name))[0].decode().strip() or None
+        except FileNotFoundError:
+            return None
+
+    def point(self, rel_dir: str, name: str, target: str) -> None:
+        """Replace the small object of that name."""
+        objects.put(self._place, self._pointer(rel_dir, name), f"{target}\n".encode())
+
+    def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
+        """Held as long as it is renewed."""
+        return object_lock(self._place, self._key(checked(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
+
+    def free_bytes(self) -> int | None:
+        """On this machine's disk, where a draft is written; the store itself has no end."""
+        return shutil.disk_usage(_staging()).free
+
+    def _put_manifest(self, rel_path: str, sealed: Manifest) -> bool:
+        if objects.put_if(self._place, self._key(rel_path, MANIFEST), sealed.to_bytes(), version=None) is not None:
+            return True
+        # Refused, perhaps by itself: a request whose answer got lost is sent again.
+        found = self.manifest(rel_path)
+        return found is not None and found.data == sealed.data
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        """Remove files that will not be committed; those that cannot be removed now, a later save removes."""
+        with contextlib.suppress(OSError):
+            objects.delete(self._place, keys)
+
+    def _tidy(self, rel_dir: str, *, job_id: str, attempt: int) -> None:
+        """Remove files of saves beside this one that nobody will ever commit."""
+        saves: dict[str, dict[str, list[ObjectMeta]]] = defaultdict(lambda: defaultdict(list))
+        with_manifest = set()
+        for meta in objects.listing(self._place, self._key(rel_dir)):
+            parts = PurePosixPath(self._relative(meta["path"])).relative_to(rel_dir).parts
+            if len(parts) == 2 and parts[1] == MANIFEST:
+                with_manifest.add(parts[0])
+            elif len(parts) > 2 and _DATA.fullmatch(parts[1]):
+                saves[parts[0]][parts[1]].append(meta)
+        for name, directories in saves.items():
+            if name in with_manifest and len(directories) == 1:
+                continue  # The one that is committed.
+            dead = [data for data, found in directories.items() if _is_dead(data, found, job_id, attempt)]
+            with contextlib.suppress(CorruptCheckpointError):
+                manifest = self.manifest(f"{rel_dir}/{name}") if dead else None
+                kept = manifest.data if manifest is not None else ""
+                doomed = [meta["path"] for data in dead if data != kept for meta in directories[data]]
+                objects.delete(self._place, doomed)
+
+    def _age(self, rel_path: str) -> float:
+        try:
+            manifest = self.manifest(rel_path)
+        except CorruptCheckpointError:
+            return 0.0  # Listed still, so that it is found to be corrupt.
+        return manifest.created_at if manifest is not None else 0.0
+
+    def _is_committed(self, rel_path: str) -> bool:
+        return objects.head(self._place, self._key(rel_path, MANIFEST)) is not None
+
+    def _require(self, rel_path: str) -> Manifest:
+        manifest = self.manifest(rel_path)
+        if manifest is None:
+            raise FileNotFoundError(f"{self.locate(rel_path)}: no checkpoint is committed there")
+        return manifest
+
+    def _key(self, *parts: str) -> str:
+        path = PurePosixPath(self._place.key, *parts)
+        return path.as_posix() if path.parts else ""
+
+    def _relative(self, key: str) -> str:
+        return key.removeprefix(self._place.below("") + "/") if self._place.key else key
+
+    def _uri(self, rel_path: str) -> str:
+        return f"{S3_SCHEME}{self._place.bucket}/{self._key(rel_path)}"
+
+    def _pointer(self, rel_dir: str, name: str) -> str:
+        # With a dot, as no checkpoint has: one may be called `latest`.
+        return self._key(checked(rel_dir, empty=True), f".{checked(name)}")
+
+
+def _hidden(path: PurePosixPath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _is_dead(data: str, found: list[ObjectMeta], job_id: str, attempt: int) -> bool:
+    """Whether a save can never be committed any more: of an older attempt, or given up long ago."""
+    match = _DATA.fullmatch(data)
+    if match is not None and match["job"] == job_id and int(match["attempt"]) < attempt:
+        return True
+    return max(meta["last_modified"].timestamp() for meta in found) < time.time() - ABANDONED_S
+
+
+@contextlib.contextmanager
+def _missing_is_corrupt() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptCheckpointError(str(error)) from error
+
+
+def _staging() -> Path:
+    """Where drafts and copies lie on this machine: in a job beside its caches, else where TMPDIR says."""
+    base = os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()
+    directory = Path(base) / f"trainmaster-{os.getuid()}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to somebody else; set TMPDIR to a directory of your own")
+    return directory

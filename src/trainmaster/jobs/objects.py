@@ -1,0 +1,320 @@
+"""Files on an object store: brought here, and taken there.
+
+Which store, and as whom, is said by the usual variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL. The package `obstore` is imported on use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import S3Store
+
+S3_SCHEME = "s3://"
+_PIECE = 8 << 20
+"""A larger file moves in pieces of this size, each a request of its own that is tried again when it fails."""
+_MAX_PIECES = 9_000
+"""S3 takes 10,000 pieces of one object."""
+_FILES_AT_ONCE = 4
+_PIECES_AT_ONCE = 4
+"""Of each file that is sent; all of them are in memory."""
+_TIMEOUT = "180s"
+"""Of one request: a piece takes longer only where nothing moves."""
+_CONNECT_TIMEOUT = "20s"
+_TOLD = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
+"""What the store itself says of an error."""
+
+OnBytes = Callable[[int], None]
+
+
+class ObjectStoreError(OSError):
+    """An object store cannot be reached, or refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A key in a bucket; or all keys that begin with it and a slash."""
+
+    store: S3Store
+    bucket: str
+    key: str
+    """Without slashes at its ends; empty for the whole bucket."""
+
+    @property
+    def uri(self) -> str:
+        """Of this place."""
+        return f"{S3_SCHEME}{self.bucket}/{self.key}".rstrip("/")
+
+    def below(self, path: str) -> str:
+        """The key of a path below this place."""
+        return f"{self.key}/{path}".strip("/")
+
+
+def download(uri: str, target: str | os.PathLike[str], *, on_bytes: OnBytes | None = None) -> list[Path]:
+    """Bring an object, or all objects below a prefix, here.
+
+    Args:
+        uri: `s3://bucket/key`: that very object, else everything below `s3://bucket/key/`.
+        target: of an object the file, or the existing directory to put it into; of a prefix the directory.
+        on_bytes: told how many more bytes have come; from several threads.
+
+    Returns:
+        The files, sorted. Each is there whole or not at all.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ObjectStoreError: the store cannot be reached, or refuses.
+        ValueError: this is no URI of an object, or a key below it cannot be a file's path.
+    """
+    place = open_place(uri)
+    goal = Path(target)
+    if place.key and not uri.endswith("/") and head(place, place.key) is not None:
+        wanted = {goal / PurePosixPath(place.key).name if goal.is_dir() else goal: place.key}
+    else:
+        prefix = place.below("") + "/" if place.key else ""
+        keys = [meta["path"] for meta in listing(place, place.key) if not meta["path"].endswith("/")]
+        wanted = {goal / _inner(key.removeprefix(prefix)): key for key in keys}
+    if not wanted:
+        raise FileNotFoundError(f"{uri}: there is no such object, and none below it")
+    in_parallel(lambda item: receive(place, item[1], item[0], on_bytes=on_bytes), wanted.items())
+    return sorted(wanted)
+
+
+def upload(source: str | os.PathLike[str], uri: str, *, on_bytes: OnBytes | None = None) -> None:
+    """Take a file, or all files below a directory, there. What has other names there stays.
+
+    Args:
+        source: a file or a directory.
+        uri: of a file its `s3://bucket/key`, or with a slash at the end where to put it; of a directory the prefix.
+        on_bytes: told how many more bytes were read for sending; from several threads.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ObjectStoreError: the store cannot be reached, or refuses.
+        ValueError: this is no URI of an object.
+    """
+    origin = Path(source)
+    place = open_place(uri)
+    if origin.is_dir():
+        paths = [path for path in sorted(origin.rglob("*")) if path.is_file()]
+        files = {path: place.below(path.relative_to(origin).as_posix()) for path in paths}
+    else:
+        files = {origin: place.below(origin.name) if uri.endswith("/") or not place.key else place.key}
+    send_all(place, files, on_bytes=on_bytes)
+
+
+def open_place(uri: str) -> Place:
+    """The store behind a URI, as the environment describes it. Nothing is asked of it yet.
+
+    Raises:
+        ImportError: the package for object stores is not installed.
+        ValueError: this is no `s3://bucket/key`.
+    """
+    bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
+    if not uri.startswith(S3_SCHEME) or not bucket:
+        raise ValueError(f"{uri}: an object is named like s3://bucket/key")
+    try:
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise ImportError(f"{uri}: object stores need one more package: pip install 'trainmaster[s3]'") from error
+    settings: dict[str, Any] = {}
+    # Only its first form is known to the package.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if endpoint:
+        settings["endpoint"] = endpoint
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        settings["region"] = "us-east-1"
+    options = {
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "timeout": _TIMEOUT,
+        "allow_http": endpoint.startswith("http:"),
+    }
+    store = S3Store(bucket, client_options=options, **settings)  # type: ignore[arg-type]
+    return Place(store=store, bucket=bucket, key="/".join(part for part in key.split("/") if part))
+
+
+def head(place: Place, key: str) -> ObjectMeta | None:
+    """What is known of an object; None when there is none."""
+    import obstore
+
+    with _translated(place, key), contextlib.suppress(FileNotFoundError):
+        return obstore.head(place.store, key)
+    return None
+
+
+def listing(place: Place, key: str) -> list[ObjectMeta]:
+    """All objects below a key."""
+    import obstore
+
+    with _translated(place, key):
+        return [meta for batch in obstore.list(place.store, key or None) for meta in batch]
+
+
+def get(place: Place, key: str) -> tuple[bytes, str]:
+    """A small object, and its version.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    import obstore
+
+    with _translated(place, key):
+        found = obstore.get(place.store, key)
+        return bytes(found.bytes()), found.meta["e_tag"] or ""
+
+
+def put(place: Place, key: str, data: bytes) -> None:
+    """Write a small object, whatever was there."""
+    import obstore
+
+    with _translated(place, key):
+        obstore.put(place.store, key, data)
+
+
+def put_if(place: Place, key: str, data: bytes, *, version: str | None) -> str | None:
+    """Write a small object if there is none, or if it has still this version.
+
+    Returns:
+        Its version; None when the condition did not hold. Since a request whose answer got lost is sent again, the
+        object may be ours even then: whoever cares reads it.
+    """
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    with _translated(place, key):
+        try:
+            return obstore.put(place.store, key, data, mode={"e_tag": version} if version else "create")["e_tag"] or ""
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            return None
+
+
+def delete(place: Place, keys: Iterable[str]) -> None:
+    """Remove objects; those that are not there are no error."""
+    import obstore
+
+    doomed = list(keys)
+    with _translated(place, place.key), contextlib.suppress(FileNotFoundError):
+        if doomed:
+            obstore.delete(place.store, doomed)
+
+
+def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+    """Bring one object here, whole or not at all; returns its size and SHA-256.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{os.urandom(6).hex()}.part")
+    try:
+        with open(part, "xb") as file:
+            digest = _digest(place, key, on_bytes, file.write)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return digest
+
+
+def digest(place: Place, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+    """Size and SHA-256 of an object, all of which is read.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return _digest(place, key, on_bytes, len)
+
+
+def send_all(place: Place, files: Mapping[Path, str], *, on_bytes: OnBytes | None = None) -> None:
+    """Take files to their keys, several at a time."""
+    in_parallel(lambda item: _send(place, item[0], item[1], on_bytes), files.items())
+
+
+def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Do something with each, several at a time; what one raises is raised, and the rest is left undone."""
+    with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[memoryview], object]) -> tuple[int, str]:
+    import obstore
+
+    sha256 = hashlib.sha256()
+    with _translated(place, key):
+        meta = obstore.head(place.store, key)
+        for start in range(0, meta["size"], _PIECE):
+            span = (start, min(start + _PIECE, meta["size"]))
+            # All pieces of one version: somebody may replace it meanwhile.
+            found = obstore.get(place.store, key, options={"range": span, "if_match": meta["e_tag"]})
+            piece = memoryview(found.bytes())
+            take(piece)
+            sha256.update(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
+    return meta["size"], sha256.hexdigest()
+
+
+def _send(place: Place, path: Path, key: str, on_bytes: OnBytes | None) -> None:
+    import obstore
+
+    with open(path, "rb") as file, _translated(place, key):
+        size = os.fstat(file.fileno()).st_size
+        obstore.put(
+            place.store,
+            key,
+            _Counting(file, on_bytes) if on_bytes is not None else path,  # type: ignore[arg-type]
+            chunk_size=max(_PIECE, size // _MAX_PIECES + 1),
+            max_concurrency=_PIECES_AT_ONCE,
+        )
+
+
+class _Counting:
+    """A file that says how much of it was read."""
+
+    def __init__(self, file: IO[bytes], on_bytes: OnBytes) -> None:
+        self._file = file
+        self._on_bytes = on_bytes
+        self.seek = file.seek
+        self.tell = file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._on_bytes(len(data))
+        return data
+
+
+@contextlib.contextmanager
+def _translated(place: Place, key: str) -> Iterator[None]:
+    """The package's errors as ours, in one line that names the object."""
+    from obstore.exceptions import BaseError
+
+    where = f"{S3_SCHEME}{place.bucket}/{key}"
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{where}: there is no such object") from error
+    except BaseError as error:
+        told = _TOLD.search(str(error))
+        line = told.expand(r"\1: \2") if told else " ".join(str(error).partition("\n\n")[0].split())
+        raise ObjectStoreError(f"{where}: {line[:500]}") from error
+
+
+def _inner(path: str) -> str:
+    if not path or path.startswith("/") or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError(f"the object {path!r} cannot be a file's path")
+    return path

@@ -1,0 +1,234 @@
+"""The processes that train together: who this one is, and a few words between them.
+
+The words are control traffic, small and rare. They never touch an accelerator and nothing is pickled. All
+methods but `index` and `count` are collective: every process calls them, in the same order, from the thread
+that trains.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import json
+import os
+import sys
+from typing import Any, Protocol
+
+TIMEOUT_S = 1800.0
+"""How long one process waits for the others: a slow save or a compilation elsewhere must fit in."""
+
+
+class ProcessError(RuntimeError):
+    """The processes of the job are not at the same point, or one of them is gone."""
+
+
+class Process(Protocol):
+    """One of the processes that train together."""
+
+    @property
+    def index(self) -> int:
+        """Of this process; the one with 0 commits checkpoints and reports."""
+
+    @property
+    def count(self) -> int:
+        """Of all processes."""
+
+    def barrier(self, name: str) -> None:
+        """Return when every process has come to the barrier of this name."""
+
+    def broadcast(self, value: Any, name: str) -> Any:
+        """The JSON value that process 0 gives; what the others give is ignored."""
+
+    def gather(self, value: bytes) -> list[bytes]:
+        """On process 0 the bytes of every process, in order; empty on the others."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+
+
+class SingleProcess:
+    """A job of one process."""
+
+    index = 0
+    count = 1
+
+    def barrier(self, name: str) -> None:
+        """Nobody to wait for."""
+
+    def broadcast(self, value: Any, name: str) -> Any:  # noqa: ARG002 - the protocol's
+        """The value, as it would come out of JSON."""
+        return json.loads(json.dumps(value))
+
+    def gather(self, value: bytes) -> list[bytes]:
+        """The one."""
+        return [value]
+
+    def any(self, flag: bool) -> bool:
+        """The one."""
+        return flag
+
+
+class TorchProcess:
+    """A rank of `torch.distributed`, with a gloo group of its own, so that no word waits for a GPU."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Make the group: every rank has to."""
+        import torch.distributed
+
+        self._distributed = torch.distributed
+        self.index: int = torch.distributed.get_rank()
+        self.count: int = torch.distributed.get_world_size()
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._group = torch.distributed.new_group(backend="gloo", timeout=self._timeout)
+
+    def barrier(self, name: str) -> None:
+        """Return when every rank has come here; on a time-out, rank 0 says which has not."""
+        try:
+            self._distributed.monitored_barrier(self._group, timeout=self._timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise ProcessError(f"rank {self.index} waited in vain at {name!r}: {error}") from error
+        self._require_same(name)
+
+    def broadcast(self, value: Any, name: str) -> Any:
+        """The JSON value that rank 0 gives."""
+        data = self._broadcast_bytes(json.dumps([name, value]).encode() if self.index == 0 else b"", name)
+        theirs, value = json.loads(data)
+        if theirs != name:
+            raise ProcessError(f"rank {self.index} is at {name!r}, but rank 0 is at {theirs!r}")
+        return value
+
+    def gather(self, value: bytes) -> list[bytes]:
+        """On rank 0 the bytes of every rank, in order; empty on the others."""
+        import torch
+
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        self._distributed.all_gather(sizes, torch.tensor([len(value)]), group=self._group)
+        longest = max(1, *(int(size) for size in sizes))
+        padded = _tensor(value.ljust(longest, b"\0"))
+        into = [torch.empty_like(padded) for _ in range(self.count)] if self.index == 0 else None
+        self._distributed.gather(padded, into, dst=0, group=self._group)
+        if into is None:
+            return []
+        return [bytes(tensor.tolist())[: int(size)] for tensor, size in zip(into, sizes, strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        import torch
+
+        found = torch.tensor([int(flag)], dtype=torch.int32)
+        self._distributed.all_reduce(found, self._distributed.ReduceOp.MAX, group=self._group)
+        return bool(found.item())
+
+    def _broadcast_bytes(self, data: bytes, name: str) -> bytes:
+        import torch
+
+        try:
+            size = torch.tensor([len(data)])
+            self._distributed.broadcast(size, 0, group=self._group)
+            tensor = _tensor(data) if self.index == 0 else torch.empty(int(size), dtype=torch.uint8)
+            self._distributed.broadcast(tensor, 0, group=self._group)
+        except RuntimeError as error:
+            raise ProcessError(f"rank {self.index} heard nothing at {name!r}: {error}") from error
+        return bytes(tensor.tolist())
+
+    def _require_same(self, name: str) -> None:
+        self.broadcast(None, name)
+
+
+class JaxProcess:
+    """A process of `jax.distributed`."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.index: int = jax.process_index()
+        self.count: int = jax.process_count()
+
+    def barrier(self, name: str) -> None:
+        """Return when every process has come here; JAX itself compares the names."""
+        from jax.experimental import multihost_utils
+
+        try:
+            multihost_utils.sync_global_devices(name)
+        except (AssertionError, ValueError) as error:
+            raise ProcessError(f"process {self.index} is at {name!r}: {error}") from error
+
+    def broadcast(self, value: Any, name: str) -> Any:
+        """The JSON value that process 0 gives."""
+        import numpy
+        from jax.experimental import multihost_utils
+
+        data = json.dumps([name, value]).encode() if self.index == 0 else b""
+        size = int(multihost_utils.broadcast_one_to_all(numpy.int32(len(data))))
+        padded = numpy.frombuffer(data.ljust(size, b"\0")[:size], dtype=numpy.uint8)
+        theirs, value = json.loads(bytes(numpy.asarray(multihost_utils.broadcast_one_to_all(padded))))
+        if theirs != name:
+            raise ProcessError(f"process {self.index} is at {name!r}, but process 0 is at {theirs!r}")
+        return value
+
+    def gather(self, value: bytes) -> list[bytes]:
+        """On process 0 the bytes of every process, in order; empty on the others."""
+        import numpy
+        from jax.experimental import multihost_utils
+
+        sizes = multihost_utils.process_allgather(numpy.int32(len(value)))
+        padded = numpy.frombuffer(value.ljust(max(1, int(sizes.max())), b"\0"), dtype=numpy.uint8)
+        rows = multihost_utils.process_allgather(padded)
+        if self.index != 0:
+            return []
+        return [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        import numpy
+        from jax.experimental import multihost_utils
+
+        return bool(multihost_utils.process_allgather(numpy.asarray(flag)).any())
+
+
+def current_process() -> Process:
+    """This process among those that train together; the first call is collective, later ones give the same.
+
+    Raises:
+        ProcessError: the environment speaks of several ranks, but nothing connects them yet.
+    """
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+        return _torch_process(torch_distributed)
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+        return JaxProcess()
+    if (count := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        raise ProcessError(
+            f"this job has {count} ranks, but they are not connected yet: "
+            "call torch.distributed.init_process_group() or jax.distributed.initialize() first"
+        )
+    return SingleProcess()
+
+
+_of_torch: tuple[Any, TorchProcess] | None = None
+
+
+def _torch_process(torch_distributed: Any) -> Process:
+    """One for each default group: a group more for every call would leak."""
+    global _of_torch
+    group = torch_distributed.group.WORLD
+    if torch_distributed.get_world_size() == 1:
+        return SingleProcess()
+    if _of_torch is None or _of_torch[0] is not group:
+        _of_torch = (group, TorchProcess())
+        atexit.unregister(_forget_torch)
+        atexit.register(_forget_torch)
+    return _of_torch[1]
+
+
+def _forget_torch() -> None:
+    # A group that is still held when the interpreter is taken down may abort the process: its threads run on.
+    global _of_torch
+    _of_torch = None
+
+
+def _tensor(data: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,106 @@
+"""The state of all random-number generators of this process: Python's, NumPy's, PyTorch's and keys of JAX.
+
+Whatever was drawn before a save is not drawn again after a restore, and what follows is the same. A library
+that is not imported has drawn nothing and is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.jobs.trees.reading import read_small
+from trainmaster.jobs.trees.writing import write_small
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of all generators, at one moment."""
+
+    tree: Mapping[str, Any]
+
+
+def capture(keys: Mapping[str, Any] | None = None) -> State:
+    """The state of now, with the given keys of JAX, which has no global one."""
+    version, words, gauss = random.getstate()
+    tree: dict[str, Any] = {"python": {"version": version, "words": list(words), "gauss": gauss}}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, key, position, has_gauss, cached = numpy.random.get_state()
+        tree["numpy"] = {
+            "name": name,
+            "key": numpy.array(key),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "gauss": float(cached),
+        }
+    if (torch := sys.modules.get("torch")) is not None:
+        tree["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            tree["cuda"] = torch.cuda.get_rng_state_all()
+    if keys:
+        tree["keys"] = {name: _plain_key(key) for name, key in keys.items()}
+    return State(tree)
+
+
+def restore(state: State) -> dict[str, Any]:
+    """Put every generator into this state; the keys of JAX come back."""
+    tree = state.tree
+    python = tree["python"]
+    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    if (found := tree.get("numpy")) is not None:
+        import numpy
+
+        numpy.random.set_state((found["name"], found["key"], found["position"], found["has_gauss"], found["gauss"]))
+    if (found := tree.get("torch")) is not None:
+        import torch
+
+        torch.set_rng_state(found)
+        # Of GPUs that are no longer visible nothing is drawn any more.
+        for index, of_device in enumerate(tree.get("cuda", ())[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(of_device, index)
+    return {name: _key(plain) for name, plain in tree.get("keys", {}).items()}
+
+
+def write(state: State, directory: Path, rank: int) -> dict[str, str]:
+    """Write the state of one rank into a checkpoint; the digests of its files, by name."""
+    return write_small(dict(state.tree), directory, _stem(rank))
+
+
+def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> State:
+    """The state of one rank.
+
+    Raises:
+        CorruptCheckpointError: it is missing, or its files differ from their digests.
+    """
+    return State(read_small(directory, _stem(rank), digests=digests))
+
+
+def file_of(rank: int) -> str:
+    """The file by which one tells whether a checkpoint has the state of a rank."""
+    return f"{_stem(rank)}.json"
+
+
+def _stem(rank: int) -> str:
+    return f"rng-{rank}"
+
+
+def _plain_key(key: Any) -> dict[str, Any]:
+    import jax
+    import numpy
+
+    typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+    data = jax.random.key_data(key) if typed else key
+    return {"implementation": str(jax.random.key_impl(key)) if typed else None, "data": numpy.asarray(data)}
+
+
+def _key(plain: Mapping[str, Any]) -> Any:
+    import jax
+
+    data = jax.numpy.asarray(plain["data"])
+    if plain["implementation"] is None:
+        return data
+    return jax.random.wrap_key_data(data, impl=plain["implementation"])

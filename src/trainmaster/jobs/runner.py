@@ -1,0 +1,168 @@
+"""Runs a job class: in the foreground for `trainmaster run`, and as `python -m trainmaster.jobs.runner` inside a job.
+
+The same class under the same identity goes on where it was. Process 0 looks and decides, and tells the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainmaster.jobs import report
+from trainmaster.jobs.basic import BasicJob
+from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.classes import RestoreableJob
+from trainmaster.jobs.configuration import ConfigurationError, to_yaml
+from trainmaster.jobs.connecting import connected
+from trainmaster.jobs.hardware import Cluster
+from trainmaster.jobs.loading import InexactResumeError
+from trainmaster.jobs.locking import Lock, LockedError
+from trainmaster.jobs.planning import Plan, RunError, RunRequest, next_after, plan_run
+from trainmaster.jobs.process import Process, current_process
+from trainmaster.jobs.registry import UnknownJobClassError, job_class
+from trainmaster.jobs.roots import Root, checked, open_root
+from trainmaster.jobs.spec import ExecutionSpec
+from trainmaster.jobs.tracking import NONE
+from trainmaster.protocol import environment
+from trainmaster.protocol.identity import RUN_FILE
+from trainmaster.protocol.reasons import Reason
+
+LOCK_WAIT_S = 10.0
+"""For somebody who is just leaving; whoever still works does so for much longer."""
+
+
+def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
+    """Run a job class until it is through, from its latest checkpoint if it has one.
+
+    Args:
+        request: what to run, and as whom.
+        cluster: where its files lie.
+        shows_progress: print a line about it every now and then.
+
+    Raises:
+        RunError: it cannot be run like this.
+        SystemExit: it was asked to stop, and has.
+    """
+    try:
+        cls = job_class(request.target, module=request.module)
+    except UnknownJobClassError as error:
+        raise RunError(str(error)) from error
+    with connected():
+        process = current_process()
+        spec = _spec(request, cluster)
+        root = open_root(cluster.checkpoints_uri)
+        with _locked(root, spec, process) as lock:
+            plan = _agreed_plan(cls, spec, root, request, process)
+            if process.index == 0:
+                sys.stdout.write(f"# {spec.path}\n{to_yaml(plan.document)}")
+                sys.stdout.flush()
+                _tell(*plan.notes)
+            job = _restored(cls, spec, plan, process)
+            job.hold(lock)
+            job.shows_progress = shows_progress
+            if request.tracker != NONE:
+                job.tracker = request.tracker
+            job()
+
+
+def main() -> None:
+    """What runs inside a job of kind `job_class`."""
+    path = Path(os.environ[environment.INPUTS_DIR]) / RUN_FILE
+    cluster = Cluster(
+        name="trainmaster",
+        root=os.environ.get(environment.CACHE_DIR) or os.getcwd(),
+        work=os.getcwd(),
+        checkpoints=os.environ[environment.CHECKPOINT_DIR],
+        results=os.environ[environment.OUTPUT_DIR],
+    )
+    try:
+        run(RunRequest.from_json(json.loads(path.read_text())), cluster)
+    except RunError as error:
+        report.fail(Reason.BAD_INPUT, str(error))
+
+
+def _spec(request: RunRequest, cluster: Cluster) -> ExecutionSpec:
+    try:
+        if request.restore is not None:
+            checked(request.restore)
+        return ExecutionSpec.on(
+            cluster,
+            name=request.name,
+            project=request.project,
+            group=request.group,
+            nodes=request.nodes,
+            node=int(os.environ.get("NODE_RANK", "0")),
+            requested=request.hardware,
+        )
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock | None]:
+    """The identity's lock, held by process 0 for all."""
+    with contextlib.ExitStack() as stack:
+        lock, refused = None, None
+        if process.index == 0:
+            owner = os.environ.get(environment.ATTEMPT_ID) or f"process {os.getpid()}"
+            try:
+                lock = stack.enter_context(root.lock(spec.path, owner, wait_s=LOCK_WAIT_S))
+            except LockedError as error:
+                refused = f"{spec.path} runs already: {error}"
+        if refused := process.broadcast(refused, f"{spec.path}:lock"):
+            raise RunError(refused)
+        yield lock
+
+
+def _agreed_plan(
+    cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest, process: Process
+) -> Plan:
+    """The plan that process 0 makes, on all of them."""
+    told: dict[str, Any] = {}
+    if process.index == 0:
+        try:
+            told = asdict(plan_run(cls, spec, root, request))
+        except (RunError, ConfigurationError, CorruptCheckpointError) as error:
+            told = {"error": str(error)}
+    told = process.broadcast(told, f"{spec.path}:plan")
+    if "error" in told:
+        raise RunError(told["error"])
+    return Plan(document=told["document"], own=tuple(told["own"]), other=told["other"], notes=tuple(told["notes"]))
+
+
+def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process) -> BasicJob[Any]:
+    """The job as the plan says."""
+    if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other):
+        return cls(spec, plan.document)
+    if plan.other is not None:
+        job = cls(spec, plan.document)
+        job.restored_from = plan.other
+        job.restore_from_path(plan.other)
+        return job
+    own = plan.own
+    while True:
+        try:
+            return cls.from_checkpoint_path(own[0], spec, plan.document, resume=True)[0]
+        except InexactResumeError as error:
+            raise RunError(f"{error}; run it with as many as before, or begin anew from it with `restore`") from error
+        except CorruptCheckpointError as error:
+            said = next_after(own, error)
+            if process.index == 0:
+                _tell(said)
+            own = own[1:]
+
+
+def _tell(*messages: str) -> None:
+    for message in messages:
+        sys.stderr.write(f"trainmaster: {message}\n")
+        report.note(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The safetensors file format, for arrays that already lie in memory as they shall lie in the file.
+
+Written here rather than by the `safetensors` package because a digest is wanted of every file: the package writes, and
+the file would have to be read again. This writer hashes each piece while it is in the cache. Measured twice with 2.1 GB
+on 16 cores: the package wrote and flushed one file in 1.6 and 2.3 s without a digest, and one core hashes 1.3 GB/s;
+this writer took 2.0 and 1.8 s with digests, in four threads. Both let go of the GIL, the package for longer: another
+thread of Python waited for at most 4 and 2 ms (28 and 11 ms in all), and for 8 and 5 ms (144 and 50 ms) with this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+SUFFIX = ".safetensors"
+
+PIECE = 4 << 20
+"""Written and hashed at a time: small enough for the cache, large enough that Python costs nothing."""
+_ALIGNMENT = 64
+_MAX_HEADER = 100_000_000
+"""The format's own limit."""
+
+
+class FormatError(ValueError):
+    """The file is no safetensors file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One array of a file."""
+
+    name: str
+    dtype: str
+    """In the format's words: F32, BF16, I64, ..."""
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a file says of itself."""
+
+    size: int
+    """Bytes before the first array."""
+    raw: bytes
+    entries: Mapping[str, Entry]
+    offsets: Mapping[str, int]
+    """Where each array begins in the file."""
+
+    def nbytes(self, name: str, where: object) -> int:
+        """Of one array.
+
+        Raises:
+            FormatError: there is none of this name.
+        """
+        if name not in self.entries:
+            raise FormatError(f"{where}: there is no {name} in it")
+        return self.entries[name].nbytes
+
+    def offset(self, name: str, where: object) -> int:
+        """Where an array begins in the file; raises as `nbytes` does."""
+        self.nbytes(name, where)
+        return self.offsets[name]
+
+
+def write(path: Path, entries: Sequence[Entry], data: memoryview, *, metadata: Mapping[str, str] | None = None) -> str:
+    """Write a new file whose arrays lie in `data` one behind the other, flush it, and return its SHA-256.
+
+    Raises:
+        OSError: the file exists, or could not be written wholly.
+    """
+    digest = hashlib.sha256()
+    with open(path, "xb", buffering=0) as file:
+        for part in (memoryview(_header(entries, metadata or {})), data):
+            for begin in range(0, len(part), PIECE):
+                piece = part[begin : begin + PIECE]
+                digest.update(piece)
+                _write_all(file.fileno(), piece)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def read_header(descriptor: int, where: object) -> Header:
+    """The header of an open file.
+
+    Raises:
+        FormatError: it has none.
+    """
+    prefix = os.pread(descriptor, 8, 0)
+    length = int.from_bytes(prefix, "little")
+    total = os.fstat(descriptor).st_size
+    if len(prefix) < 8 or length > min(_MAX_HEADER, total - 8):
+        raise FormatError(f"{where}: no safetensors file")
+    raw = prefix + os.pread(descriptor, length, 8)
+    try:
+        document = json.loads(raw[8:])
+        document.pop("__metadata__", None)
+        entries, offsets = _entries(document, len(raw))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{where}: a broken header ({error})") from error
+    if any(offsets[name] + entry.nbytes > total for name, entry in entries.items()):
+        raise FormatError(f"{where}: shorter than its header says")
+    return Header(size=len(raw), raw=raw, entries=entries, offsets=offsets)
+
+
+class Sink(Protocol):
+    """Takes the bytes of one array, piece by piece and in order."""
+
+    def room(self, begin: int, length: int) -> memoryview:
+        """Memory for the next piece."""
+
+    def filled(self, begin: int, length: int) -> None:
+        """The piece is there."""
+
+
+class Memory:
+    """A sink that is the memory of the array itself."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def room(self, begin: int, length: int) -> memoryview:
+        """Where the piece belongs."""
+        return self._view[begin : begin + length]
+
+    def filled(self, begin: int, length: int) -> None:
+        """It is where it belongs."""
+
+
+class _Nowhere:
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(PIECE))
+
+    def room(self, begin: int, length: int) -> memoryview:  # noqa: ARG002 - the protocol's
+        return self._view[:length]
+
+    def filled(self, begin: int, length: int) -> None:
+        pass
+
+
+def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, hashing: bool, where: object) -> str:
+    """Read the named arrays into their sinks; the SHA-256 of the whole file, empty without `hashing`.
+
+    Everything is read once, each piece hashed while it is in the cache; without hashing only what is wanted is read.
+    """
+    digest = hashlib.sha256(header.raw)
+    nowhere: Sink | None = None
+    for name in sorted(header.entries, key=lambda name: header.offsets[name]):
+        sink = sinks.get(name)
+        if sink is None:
+            if not hashing:
+                continue
+            sink = nowhere = nowhere if nowhere is not None else _Nowhere()
+        nbytes, offset = header.entries[name].nbytes, header.offsets[name]
+        for begin in range(0, nbytes, PIECE):
+            length = min(PIECE, nbytes - begin)
+            room = sink.room(begin, length)
+            _read_all(descriptor, room, offset + begin, where)
+            if hashing:
+                digest.update(room)
+            sink.filled(begin, length)
+    return digest.hexdigest() if hashing else ""
+
+
+def _entries(document: Mapping[str, Any], base: int) -> tuple[dict[str, Entry], dict[str, int]]:
+    entries: dict[str, Entry] = {}
+    offsets: dict[str, int] = {}
+    for name, found in document.items():
+        begin, end = found["data_offsets"]
+        if not 0 <= begin <= end:
+            raise ValueError(f"{name} lies at {begin} to {end}")
+        entries[name] = Entry(name=name, dtype=found["dtype"], shape=tuple(found["shape"]), nbytes=end - begin)
+        offsets[name] = base + begin
+    return entries, offsets
+
+
+def _header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+    document: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    begin = 0
+    for entry in entries:
+        end = begin + entry.nbytes
+        document[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(document, separators=(",", ":")).encode()
+    # Padded with blanks, as the format allows, so that the first array begins where a cache line does.
+    text = text.ljust(len(text) + -(len(text) + 8) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
+
+
+def _read_all(descriptor: int, piece: memoryview, offset: int, where: object) -> None:
+    while piece:
+        count = os.preadv(descriptor, [piece], offset)
+        if count == 0:
+            raise FormatError(f"{where}: shorter than its header says")
+        piece, offset = piece[count:], offset + count

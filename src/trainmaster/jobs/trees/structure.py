@@ -1,0 +1,354 @@
+"""The shape of a tree as JSON, and how a saved one is laid over a template. Knows no array library.
+
+A tree is made of dicts (with str or int keys), lists, tuples, named tuples and, where JAX is in use, whatever
+is registered with it as a node; its leaves are plain values (None, bool, int, float, str) and arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+MAX_TOLD = 10
+"""More mismatches than this are counted, not named."""
+
+
+class TreeError(ValueError):
+    """The tree cannot be saved, or what was saved does not fit the template."""
+
+
+class _Anything:
+    """The type of ANYTHING."""
+
+    def __repr__(self) -> str:
+        return "ANYTHING"
+
+
+ANYTHING = _Anything()
+"""In a template: take what was saved here as it is, arrays in the memory of the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What an array library says of one of its arrays."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    identity: object = None
+    """Two leaves of the same identity are one array, and saved once."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """An array of a tree that is to be saved."""
+
+    name: str
+    """Unique in the tree; made of the path."""
+    value: Any
+    described: Described
+    node: dict[str, Any]
+    """Its place in the document, for whoever knows the file that it goes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An array that is to be read."""
+
+    path: Path
+    node: Mapping[str, Any]
+    template: Any
+    """The array to be like, or ANYTHING."""
+
+
+Describe = Callable[[Any], Described | None]
+"""None: this is no array. A TypeError: it is one that cannot be saved."""
+
+
+def describe(tree: Any, array: Describe) -> tuple[dict[str, Any], list[Leaf]]:
+    """The tree as a JSON document, and its arrays.
+
+    Raises:
+        TreeError: names the path of what cannot be saved.
+    """
+    describing = _Describing(array)
+    return describing.node(tree, ()), describing.leaves
+
+
+def match(
+    document: Mapping[str, Any], template: Any, array: Describe, *, partial: bool
+) -> tuple[list[Wanted], Callable[[Sequence[Any]], Any]]:
+    """What has to be read, and a function that makes the tree of what was read, in the same order.
+
+    Args:
+        document: what `describe` made.
+        template: the tree to be like.
+        array: tells arrays from other leaves.
+        partial: leave out what the template has not, and keep the template's value where nothing fits.
+
+    Raises:
+        TreeError: names what is missing, too many or different, unless `partial`.
+    """
+    matching = _Matching(array, partial=partial)
+    build = matching.build(document, template, ())
+    if matching.problems:
+        told = matching.problems[:MAX_TOLD]
+        if len(matching.problems) > MAX_TOLD:
+            told.append(f"and {len(matching.problems) - MAX_TOLD} more")
+        raise TreeError("the checkpoint does not fit the template:\n  " + "\n  ".join(told))
+    return matching.wanted, build
+
+
+def spell(path: Path) -> str:
+    """A path for a message."""
+    return "/".join(map(str, path)) or "the tree itself"
+
+
+class _Describing:
+    def __init__(self, array: Describe) -> None:
+        self.leaves: list[Leaf] = []
+        self._array = array
+        self._names = {"__metadata__"}  # means something else in a safetensors file
+        self._nodes: dict[object, dict[str, Any]] = {}
+        self._above: set[int] = set()
+
+    def node(self, value: Any, path: Path) -> dict[str, Any]:
+        if (plain := _plain(value)) is not None:
+            return plain
+        try:
+            described = self._array(value)
+        except TypeError as error:
+            raise TreeError(f"{spell(path)}: a checkpoint cannot hold {error}") from error
+        if described is not None:
+            return self._array_node(value, described, path)
+        children = _children(value)
+        if children is None:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise TreeError(f"{spell(path)}: a checkpoint cannot hold a {kind}")
+        if id(value) in self._above:
+            raise TreeError(f"{spell(path)}: the tree contains itself")
+        self._above.add(id(value))
+        try:
+            return self._container(value, children, path)
+        finally:
+            self._above.discard(id(value))
+
+    def _container(self, value: Any, children: list[tuple[Any, Any]], path: Path) -> dict[str, Any]:
+        form = _form(value)
+        if form != "dict":
+            return {form: [self.node(child, (*path, key)) for key, child in children]}
+        for key, _ in children:
+            if type(key) not in (str, int):
+                raise TreeError(f"{spell(path)}: a key must be a string or an integer, not {key!r}")
+        return {"dict": [[key, self.node(child, (*path, key))] for key, child in children]}
+
+    def _array_node(self, value: Any, described: Described, path: Path) -> dict[str, Any]:
+        if described.identity is not None and (known := self._nodes.get(described.identity)) is not None:
+            return known
+        base = ".".join(map(str, path)) or "array"
+        name, number = base, 1
+        while name in self._names:
+            name, number = f"{base}#{number}", number + 1
+        self._names.add(name)
+        node: dict[str, Any] = {
+            "array": described.kind,
+            "name": name,
+            "dtype": described.dtype,
+            "shape": list(described.shape),
+            **described.extra,
+        }
+        if described.identity is not None:
+            self._nodes[described.identity] = node
+        self.leaves.append(Leaf(name=name, value=value, described=described, node=node))
+        return node
+
+
+Build = Callable[[Sequence[Any]], Any]
+
+
+class _Matching:
+    def __init__(self, array: Describe, *, partial: bool) -> None:
+        self.wanted: list[Wanted] = []
+        self.problems: list[str] = []
+        self._array = array
+        self._partial = partial
+
+    def build(self, node: Mapping[str, Any], template: Any, path: Path) -> Build:
+        if template is ANYTHING:
+            return self._as_saved(node, path)
+        described = None if _plain(template) is not None else self._array(template)
+        if described is not None:
+            return self._like_array(node, template, described, path)
+        if _plain(template) is not None:
+            if (value := _value(node)) is not None:
+                return lambda _: value[0]
+            return self._mismatch(node, template, path)
+        children = _children(template)
+        if children is None:
+            kind = f"{type(template).__module__}.{type(template).__qualname__}"
+            self.problems.append(f"{spell(path)}: the template has a {kind}, which no checkpoint can hold")
+            return lambda _: template
+        return self._like_container(node, template, children, path)
+
+    def _like_array(self, node: Mapping[str, Any], template: Any, described: Described, path: Path) -> Build:
+        same = (
+            _family(node.get("array")) == _family(described.kind)
+            and node["dtype"] == described.dtype
+            and tuple(node["shape"]) == described.shape
+        )
+        if not same:
+            return self._mismatch(node, template, path)
+        return self._want(Wanted(path=path, node=node, template=template))
+
+    def _like_container(
+        self, node: Mapping[str, Any], template: Any, children: list[tuple[Any, Any]], path: Path
+    ) -> Build:
+        form = _form(template)
+        if form not in node:
+            return self._mismatch(node, template, path)
+        saved = _saved_children(node)
+        if form != "dict" and len(saved) != len(children) and self._partial:
+            return lambda _: template  # which of the saved ones is meant by which position is anybody's guess
+        if not self._partial:
+            wanted_keys = {key for key, _ in children}
+            self.problems += [
+                f"{spell((*path, key))}: the checkpoint has it, the template has not"
+                for key in saved
+                if key not in wanted_keys
+            ]
+        builds = []
+        for key, child in children:
+            if key in saved:
+                builds.append(self.build(saved[key], child, (*path, key)))
+            else:
+                builds.append(self._missing(child, (*path, key)))
+        rebuild = _rebuilding(template, [key for key, _ in children])
+        return lambda results: rebuild([build(results) for build in builds])
+
+    def _as_saved(self, node: Mapping[str, Any], path: Path) -> Build:
+        if "array" in node:
+            return self._want(Wanted(path=path, node=node, template=ANYTHING))
+        if (value := _value(node)) is not None:
+            return lambda _: value[0]
+        builds = {key: self._as_saved(child, (*path, key)) for key, child in _saved_children(node).items()}
+        if "dict" in node:
+            return lambda results: {key: build(results) for key, build in builds.items()}
+        make: Callable[[Any], Any] = list if "list" in node else tuple
+        return lambda results: make(build(results) for build in builds.values())
+
+    def _want(self, wanted: Wanted) -> Build:
+        index = len(self.wanted)
+        self.wanted.append(wanted)
+        return lambda results: results[index]
+
+    def _missing(self, template: Any, path: Path) -> Build:
+        if not self._partial:
+            self.problems.append(f"{spell(path)}: the template has it, the checkpoint has not")
+        return lambda _: template
+
+    def _mismatch(self, node: Mapping[str, Any], template: Any, path: Path) -> Build:
+        if not self._partial:
+            self.problems.append(
+                f"{spell(path)}: the checkpoint has {_told(node)}, the template {self._tell(template)}"
+            )
+        return lambda _: template
+
+    def _tell(self, template: Any) -> str:
+        if (plain := _plain(template)) is not None:
+            return _told(plain)
+        described = self._array(template)
+        if described is None:
+            return f"a {_form(template)} of {len(_children(template) or ())}"
+        return f"{described.kind} {described.dtype} {list(described.shape)}"
+
+
+def _plain(value: Any) -> dict[str, Any] | None:
+    """The node of a plain value. Only the very types: an enum member would come back as something else."""
+    if value is None or type(value) in (bool, int, str):
+        return {"value": value}
+    if type(value) is float:
+        return {"value": value} if math.isfinite(value) else {"float": repr(value)}
+    return None
+
+
+def _value(node: Mapping[str, Any]) -> tuple[Any] | None:
+    if "value" in node:
+        return (node["value"],)
+    return (float(node["float"]),) if "float" in node else None
+
+
+def _form(value: Any) -> str:
+    """What a container is in the document; nodes of JAX are told apart by their keys alone."""
+    if isinstance(value, list):
+        return "list"
+    return "tuple" if isinstance(value, tuple) else "dict"
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    found = _jax_children(value)
+    return None if found is None else [(_key(entry), child) for entry, child in found[0]]
+
+
+def _rebuilding(template: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
+    if isinstance(template, dict):
+        make = OrderedDict if isinstance(template, OrderedDict) else dict
+        return lambda children: make(zip(keys, children, strict=True))
+    if isinstance(template, list):
+        return lambda children: children
+    if isinstance(template, tuple):
+        named = getattr(type(template), "_make", None)
+        return named if named is not None else tuple
+    found = _jax_children(template)
+    assert found is not None
+    unflatten: Callable[[list[Any]], Any] = found[1].unflatten
+    return unflatten
+
+
+def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
+    """One level of a node that is registered with JAX; None for all else."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    flat, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda inner: inner is not value)
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return None
+    return [(path[0], child) for path, child in flat], treedef
+
+
+def _key(entry: Any) -> str | int:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            found = getattr(entry, attribute)
+            return found if type(found) in (str, int) else str(found)
+    return str(entry)
+
+
+def _saved_children(node: Mapping[str, Any]) -> dict[Any, Mapping[str, Any]]:
+    if "dict" in node:
+        return dict(node["dict"])
+    return dict(enumerate(node.get("list", node.get("tuple", ()))))
+
+
+def _family(kind: str | None) -> str | None:
+    """A sharded tensor may be read into a whole one, and the other way round."""
+    return "torch" if kind == "torch-sharded" else kind
+
+
+def _told(node: Mapping[str, Any]) -> str:
+    if "array" in node:
+        return f"{node['array']} {node['dtype']} {node['shape']}"
+    if (value := _value(node)) is not None:
+        return repr(value[0])
+    form = next(iter(node))
+    return f"a {form} of {len(node[form])}"

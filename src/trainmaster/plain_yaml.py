@@ -1,0 +1,77 @@
+"""YAML as people mean it: `on` and `no` are words, `1e-4` is a number, a date is text, a doubled key is an error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_TAG = "tag:yaml.org,2002:"
+_TYPES = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+)
+
+
+class YamlError(ValueError):
+    """A text is no valid YAML; the message says where."""
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The document of a text; `name` is what errors call it.
+
+    Raises:
+        YamlError: it is not valid.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
+        raise YamlError(f"{where}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise YamlError(f"{name} is not valid YAML: {error}") from error
+
+
+def dump_yaml(document: Any) -> str:
+    """A plain document as YAML that `parse_yaml`, and any other reader, takes for the same document."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's idea of a word, a number and a truth value."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in (f"{_TAG}null", f"{_TAG}merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that YAML 1.1 or 1.2 would take for something else; shared parts are written out."""
+
+    yaml_implicit_resolvers = {first: [*pairs] for first, pairs in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as the base has it
+        return True
+
+
+for _name, _pattern, _first in _TYPES:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), list(_first))

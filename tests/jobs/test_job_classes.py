@@ -1,0 +1,421 @@
+"""Job classes: what the public methods promise, with NumPy arrays."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from walking import Walk, WalkConfig, flip_a_byte, walk
+
+from trainmaster.jobs import (
+    BasicJob,
+    CheckpointedJob,
+    CorruptCheckpointError,
+    ExecutionSpec,
+    RestoreableJob,
+    registry,
+    report,
+)
+from trainmaster.jobs.configuration import ConfigurationError
+from trainmaster.jobs.registry import UnknownJobClassError
+from trainmaster.protocol.reasons import EXIT_STOPPED
+
+
+class Silent(BasicJob[WalkConfig]):
+    def run(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy:
+    steps: int
+
+
+class NeedyJob(BasicJob[Needy]):
+    def run(self) -> None: ...
+
+
+class OtherWalk(Walk):
+    """Not registered under a name of its own."""
+
+
+def checkpoint(root: Path, suffix: str, name: str = "walk") -> Path:
+    return root / "checkpoints" / "general" / "default" / name / suffix
+
+
+# -- the whole of it --
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [
+        (BasicJob, "run", []),
+        (CheckpointedJob, "_get_checkpoint_path", ["spec", "suffix"]),
+        (CheckpointedJob, "get_tree_and_metadata_from_path", ["rel_path", "template_tree", "partial"]),
+        (CheckpointedJob, "get_tree_and_metadata", ["suffix", "template_tree"]),
+        (CheckpointedJob, "save_tree_and_metadata_from_path", ["rel_path", "tree", "metadata"]),
+        (CheckpointedJob, "save_tree_and_metadata", ["suffix", "tree", "metadata"]),
+        (CheckpointedJob, "get_metadata_from_path", ["rel_path"]),
+        (CheckpointedJob, "get_metadata", ["suffix"]),
+        (RestoreableJob, "restore_from_path", ["rel_path"]),
+        (RestoreableJob, "restore", ["suffix"]),
+        (RestoreableJob, "register", ["suffix"]),
+        (RestoreableJob, "latest", ["spec"]),
+        (RestoreableJob, "from_checkpoint_path", ["rel_path", "spec", "runtime_cfg", "resume"]),
+        (RestoreableJob, "from_checkpoint", ["suffix", "spec", "runtime_cfg", "resume"]),
+        (RestoreableJob, "checkpoints", ["spec"]),
+    ],
+)
+def test_published_interface_takes_its_arguments_by_position_and_by_name(
+    owner: type, name: str, parameters: list[str]
+) -> None:
+    taken = [
+        parameter.name
+        for parameter in inspect.signature(getattr(owner, name)).parameters.values()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and parameter.name != "self"
+    ]
+    assert taken[: len(parameters)] == parameters
+    assert issubclass(RestoreableJob, owner)
+
+
+# -- making one --
+
+
+def test_job_without_a_configuration_has_the_defaults(tmp_path: Path) -> None:
+    assert Silent(ExecutionSpec.local(tmp_path, "x")).config == WalkConfig()
+
+
+def test_job_without_a_configuration_that_it_needs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="steps: required"):
+        NeedyJob.local(tmp_path, "x")
+
+
+def test_configuration_may_be_typed_or_plain(tmp_path: Path) -> None:
+    assert Silent.local(tmp_path, "x", config=WalkConfig(steps=3)).config.steps == 3
+    assert Silent.local(tmp_path, "x", config={"steps": "3"}).config.steps == 3
+    with pytest.raises(ConfigurationError, match="did you mean 'steps'"):
+        Silent.local(tmp_path, "x", config={"step": 3})
+
+
+# -- running --
+
+
+def test_run_ends_with_everything_saved(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    assert job.finished
+    assert Walk.checkpoints(job.spec) == ["steps/2", "steps/4", "steps/6"]
+    assert Walk.latest(job.spec) == "steps/6"
+
+
+def test_done_job_is_not_run_again(tmp_path: Path) -> None:
+    job = walk(tmp_path, steps=0)
+    job()
+    assert not job.finished
+    assert Walk.latest(job.spec) is None
+
+
+def test_work_that_fails_still_commits_the_save_that_is_under_way(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job.after_step = lambda: job.step == 3 and 1 / 0  # type: ignore[assignment,func-returns-value,return-value]
+    with pytest.raises(ZeroDivisionError):
+        job()
+    assert Walk.latest(job.spec) == "steps/2"
+    assert not job.finished
+
+
+# -- saving and loading --
+
+
+def test_checkpoint_holds_tree_metadata_configuration_and_identity(tmp_path: Path) -> None:
+    job = walk(tmp_path, stride=0.5)
+    job()
+    directory = checkpoint(tmp_path, "steps/4")
+    assert Walk._get_checkpoint_path(job.spec, "steps/4") == directory
+    assert json.loads((directory / "metadata.json").read_text()) == {"step": 4}
+    assert yaml.safe_load((directory / "config.yaml").read_text()) == {"steps": 6, "stride": 0.5, "save_every": 2}
+    saved = json.loads((directory / "job.json").read_text())
+    assert {name: saved[name] for name in ("name", "id", "project", "group")} == {
+        "name": "walk",
+        "id": None,
+        "project": "general",
+        "group": "default",
+    }
+    assert saved["job_class"] == "test/walk"
+    assert saved["hardware"]["hosts"][0]["cluster"]["root"] == str(tmp_path)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["step"], manifest["kind"]) == (4, "job_class")
+    assert not [path for path in directory.rglob("*") if path.suffix in {".pkl", ".pt", ".npy", ".bin"}]
+
+
+def test_tree_and_metadata_come_back(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    again = walk(tmp_path)
+    tree, metadata = again.get_tree_and_metadata("steps/6", again.state)
+    np.testing.assert_array_equal(tree["position"], job.state["position"])
+    np.testing.assert_array_equal(tree["velocity"]["m"], job.state["velocity"]["m"])
+    assert metadata == again.get_metadata("steps/6") == {"step": 6}
+
+
+def test_partial_load_takes_what_the_template_has_and_leaves_the_rest(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    template = {"position": np.ones(3), "head": np.full(2, 5.0)}
+    tree, _ = walk(tmp_path, "other").get_tree_and_metadata_from_path(
+        "general/default/walk/steps/6", template, partial=True
+    )
+    np.testing.assert_array_equal(tree["position"], job.state["position"])
+    np.testing.assert_array_equal(tree["head"], template["head"])
+    with pytest.raises(Exception, match="head"):
+        job.get_tree_and_metadata("steps/6", template)
+
+
+def test_load_of_an_own_checkpoint_restores_the_generators_and_a_partial_one_does_not(tmp_path: Path) -> None:
+    job = walk(tmp_path, steps=2)
+    job()
+    expected = np.random.normal(size=4)
+    np.random.seed(1)
+    job.get_tree_and_metadata("steps/2", job.state, partial=True)
+    other = walk(tmp_path, "other")
+    other.get_tree_and_metadata_from_path("general/default/walk/steps/2", other.state)
+    assert not np.array_equal(np.random.normal(size=4), expected)
+    job.get_tree_and_metadata("steps/2", job.state)
+    np.testing.assert_array_equal(np.random.normal(size=4), expected)
+
+
+def test_checkpoints_of_another_job_can_be_written_and_read(tmp_path: Path) -> None:
+    job = walk(tmp_path, "mine")
+    place = "general/default/theirs/handed-over"
+    job.save_tree_and_metadata_from_path(place, {"a": np.arange(3)}, {"note": "é"}, step=9, metrics={"loss": 0.5})
+    tree, metadata = job.get_tree_and_metadata_from_path(place, {"a": np.zeros(3, dtype=int)})
+    assert (tree["a"].tolist(), metadata, job.get_metadata_from_path(place)) == ([0, 1, 2], {"note": "é"}, metadata)
+    assert Walk.checkpoints(ExecutionSpec.local(tmp_path, "theirs")) == ["handed-over"]
+    assert Walk.checkpoints(job.spec) == []
+    manifest = job.root.manifest(place)
+    assert manifest is not None
+    assert (manifest.step, manifest.metrics) == (9, {"loss": 0.5})
+
+
+@pytest.mark.parametrize("suffix", ["latest", "best", "latest/1", "../x", "/x", "", ".x", "a/../../b"])
+def test_suffix_that_is_a_pointer_or_leads_elsewhere_is_refused(tmp_path: Path, suffix: str) -> None:
+    job = walk(tmp_path)
+    with pytest.raises(ValueError, match=r"point to checkpoints|no path"):
+        job.save_tree_and_metadata(suffix, job.state, {})
+    assert Walk.checkpoints(job.spec) == []
+
+
+@pytest.mark.parametrize("metadata", [{"when": object()}, {"array": np.zeros(2)}])
+def test_metadata_that_is_no_json_is_refused_at_once(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    job = walk(tmp_path)
+    with pytest.raises(TypeError):
+        job.save_tree_and_metadata("a", job.state, metadata)
+
+
+def test_suffix_that_is_taken_is_kept_and_the_new_one_lies_beside_it(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    for number in (1.0, 2.0):
+        job.save_tree_and_metadata("final", {"x": np.full(1, number)}, {"number": number})
+        job.register("final")
+    job.save_tree_and_metadata("later", {"x": np.zeros(1)}, {})
+    assert job.get_metadata("final") == {"number": 2.0}
+    suffixes = Walk.checkpoints(job.spec)
+    assert len(suffixes) == 3
+    assert Walk.latest(job.spec) == suffixes[1] != "final"
+    assert walk(tmp_path).get_metadata("final") == {"number": 1.0}
+    assert walk(tmp_path).get_metadata("latest") == {"number": 2.0}
+
+
+def test_missing_checkpoint_is_told(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    with pytest.raises(FileNotFoundError, match="general/default/walk/nothing"):
+        job.get_tree_and_metadata("nothing", job.state)
+    with pytest.raises(FileNotFoundError, match="has no latest checkpoint"):
+        job.restore("latest")
+
+
+# -- pointers --
+
+
+def test_registered_checkpoint_is_the_latest_and_no_other(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    for suffix in ("a", "b", "c"):
+        job.save_tree_and_metadata(suffix, job.state, {"suffix": suffix})
+        if suffix == "b":
+            job.register("b", best=True)
+    assert job.get_metadata("c") == {"suffix": "c"}
+    assert (Walk.latest(job.spec), Walk.best(job.spec)) == ("b", "b")
+    job.register("c")
+    assert (Walk.latest(job.spec), Walk.best(job.spec)) == ("c", "b")
+    assert job.get_metadata("best") == {"suffix": "b"}
+
+
+def test_register_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no checkpoint is committed there"):
+        walk(tmp_path).register("nothing")
+
+
+def test_latest_is_none_while_nothing_was_registered(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job.save_tree_and_metadata("a", job.state, {})
+    job.get_metadata("a")
+    assert Walk.latest(job.spec) is None
+    assert Walk.checkpoints(job.spec) == ["a"]
+
+
+def test_stale_latest_gives_way_to_the_newest_that_is_there(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    job.root.remove("general/default/walk/steps/6")
+    assert Walk.latest(job.spec) == "steps/4"
+
+
+def test_failed_save_leaves_the_pointer_and_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = walk(tmp_path)
+    job.save_tree_and_metadata("a", job.state, {})
+    job.register("a")
+    job.get_metadata("a")
+
+    class Lost:
+        def require(self) -> None:
+            raise PermissionError("the lock is gone")
+
+    job.hold(Lost())
+    job.save_tree_and_metadata("b", job.state, {})
+    job.register("b")
+    with pytest.raises(PermissionError, match="the lock is gone"):
+        job._settle()
+    assert (Walk.latest(job.spec), Walk.checkpoints(job.spec)) == ("a", ["a"])
+
+
+def test_server_is_told_of_what_is_registered_and_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(
+        report.reporter,
+        "committed",
+        lambda manifest, where, *, took_s, is_best=False: told.append((manifest.step, Path(where).name, is_best)),
+    )
+    job = walk(tmp_path)
+    for step, suffix in enumerate("abcd"):
+        job.save_tree_and_metadata(suffix, job.state, {"step": step})
+        if suffix == "b":
+            job.register("b")
+        if suffix == "c":
+            job._settle()  # committed before it is registered
+            job.register("c", best=True)
+            job.register("b")
+    job._settle()
+    assert told == [(1, "b", False), (2, "c", True)]
+    assert (Walk.latest(job.spec), Walk.best(job.spec)) == ("b", "c")
+
+
+def test_old_checkpoints_go_but_neither_the_latest_nor_the_best(tmp_path: Path) -> None:
+    class Frugal(Walk):
+        save_total_limit = 2
+
+    job = Frugal.local(tmp_path, "walk")
+    for suffix in "abcde":
+        job.save_tree_and_metadata(suffix, job.state, {})
+        job.register(suffix, best=suffix == "a")
+    job._settle()
+    left = Walk.checkpoints(job.spec)
+    assert "a" in left
+    assert "e" in left
+    assert len(left) < 5
+
+
+# -- from a checkpoint --
+
+
+def test_resume_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = walk(tmp_path / "whole")
+    whole()
+    first = walk(tmp_path / "cut")
+    first.after_step = lambda: first.step == 3 and os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[assignment]
+    with pytest.raises(SystemExit) as stopped:
+        first()
+    assert stopped.value.code == EXIT_STOPPED
+    assert Walk.latest(first.spec) == "steps/3"
+    np.random.seed(99)
+    second, config = Walk.from_checkpoint("latest", ExecutionSpec.local(tmp_path / "cut", "walk"), resume=True)
+    assert (second.step, config) == (3, whole.config)
+    second()
+    np.testing.assert_array_equal(second.state["position"], whole.state["position"])
+    np.testing.assert_array_equal(second.state["velocity"]["m"], whole.state["velocity"]["m"])
+
+
+def test_signals_act_as_ever_after_the_run(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    walk(tmp_path)()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("runtime_cfg", [None, {"steps": 8}])
+@pytest.mark.parametrize("resume", [True, False])
+def test_only_a_resume_restores_the_identity(tmp_path: Path, resume: bool, runtime_cfg: Any) -> None:
+    job = walk(tmp_path, "original")
+    job.spec = job.spec.with_identity({"id": "tracked-1"})
+    job()
+    spec = ExecutionSpec.local(tmp_path, "mine", project="p", group="g")
+    restored, config = Walk.from_checkpoint_path("general/default/original/steps/6", spec, runtime_cfg, resume=resume)
+    identity = (restored.spec.path, restored.spec.id, restored.restored_from)
+    if resume:
+        assert identity == ("general/default/original", "tracked-1", None)
+    else:
+        assert identity == ("p/g/mine", None, "general/default/original/steps/6")
+    assert (spec.path, spec.id) == ("p/g/mine", None)
+    assert config.steps == (8 if runtime_cfg else 6)
+    np.testing.assert_array_equal(restored.state["position"], job.state["position"])
+
+
+def test_runtime_configuration_wins_over_the_checkpoints_where_it_says_something(tmp_path: Path) -> None:
+    job = walk(tmp_path, steps=4, stride=0.5)
+    job()
+    restored, config = Walk.from_checkpoint("steps/4", job.spec, {"steps": 9}, resume=True)
+    assert config == restored.config == WalkConfig(steps=9, stride=0.5)
+    _, replaced = Walk.from_checkpoint("steps/4", job.spec, WalkConfig(steps=9), resume=True)
+    assert replaced == WalkConfig(steps=9)
+    with pytest.raises(ConfigurationError, match="did you mean 'stride'"):
+        Walk.from_checkpoint("steps/4", job.spec, {"strid": 1})
+
+
+def test_class_that_wrote_a_checkpoint_is_found_again(tmp_path: Path) -> None:
+    walk(tmp_path)()
+    spec = ExecutionSpec.local(tmp_path, "walk")
+    assert type(RestoreableJob.from_checkpoint("latest", spec)[0]) is Walk
+    other = OtherWalk.local(tmp_path, "other")
+    other.save()
+    other._settle()
+    assert type(Walk.from_checkpoint("latest", other.spec)[0]) is OtherWalk
+
+
+def test_class_that_is_not_loaded_is_an_error_unless_the_caller_gives_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk(tmp_path)()
+    spec = ExecutionSpec.local(tmp_path, "walk")
+    monkeypatch.setattr(registry, "_CLASSES", {})
+    with pytest.raises(UnknownJobClassError, match="'test/walk', which is not loaded"):
+        RestoreableJob.from_checkpoint("latest", spec)
+    assert type(OtherWalk.from_checkpoint("latest", spec)[0]) is OtherWalk
+
+
+def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    flip_a_byte(checkpoint(tmp_path, "steps/6"))
+    with pytest.raises(CorruptCheckpointError):
+        Walk.from_checkpoint("steps/6", job.spec, resume=True)
+    flip_a_byte(checkpoint(tmp_path, "steps/4"), "job.json")
+    with pytest.raises(CorruptCheckpointError):
+        Walk.from_checkpoint("steps/4", job.spec, resume=True)
+    assert Walk.from_checkpoint("steps/2", job.spec, resume=True)[0].step == 2

