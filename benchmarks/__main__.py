@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks import first_instruction, followers, idle, listing, live, scheduling, submissions, throughput
+from benchmarks import (
+    first_instruction,
+    followers,
+    idle,
+    listing,
+    live,
+    saving,
+    scheduling,
+    submissions,
+    throughput,
+    training,
+)
 from benchmarks.report import Figure, Progress, WrongResultError, machine, table
 
 BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = MappingProxyType(
@@ -24,6 +35,8 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "listing": listing.measure,
         "live": live.measure,
         "scheduling": scheduling.measure,
+        "saving": saving.measure,
+        "training": training.measure,
     }
 )
 

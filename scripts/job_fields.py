@@ -34,7 +34,10 @@ def job_fields_page() -> str:
     schema = SubmitJobRequest.model_json_schema()
     lines = [INTRODUCTION]
     for title, part in _parts(schema):
-        lines += [f"## {title}", "", part["description"], "", HEAD]
+        lines += [f"## {title}", "", part["description"], ""]
+        if not part["properties"]:
+            continue
+        lines.append(HEAD)
         required = part.get("required", ())
         for name, field in part["properties"].items():
             default = "required" if name in required else _default(field)
@@ -61,7 +64,11 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _below(part: Schema, prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     for name, field in part["properties"].items():
+        seen: list[Schema] = []
         for found, inside in _objects(field, schema):
+            if found in seen:  # one may stand without the list around it
+                continue
+            seen.append(found)
             path = f"{prefix}{name}{'[]' if inside else ''}"
             yield f"`{path}`", found
             yield from _below(found, f"{path}.", schema)
@@ -94,6 +101,8 @@ def _type(field: Schema, schema: Schema) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     match field.get("type"):
+        case [*kinds]:
+            return ", ".join(_type({"type": kind}, schema) for kind in kinds)
         case "string":
             longest = field.get("maxLength", LONGEST)
             return f"text (at most {longest} characters)" if longest < LONGEST else "text"

@@ -1,4 +1,5 @@
-"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, and the settings in `operations.md`.
+"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, and the settings in
+`operations.md`.
 
 `--check` writes nothing and fails when a page is not up to date.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
 from trainmaster.configuration.describing import settings
@@ -123,7 +125,12 @@ def operations_page() -> str:
     return page[:begin] + "\n".join(lines) + "\n" + page[page.index("<!-- end -->") :]
 
 
-PAGES = {"states.md": states_page, "job-fields.md": job_fields_page, "operations.md": operations_page}
+PAGES = {
+    "states.md": states_page,
+    "job-fields.md": job_fields_page,
+    "hyperparameters.md": hyperparameters_page,
+    "operations.md": operations_page,
+}
 
 
 def main() -> int:

@@ -136,7 +136,7 @@ class RealServer:
     def job(self, job_id: str) -> Any:
         return self.data("GET", f"/v1/jobs/{job_id}")
 
-    def until(self, job_id: str, *statuses: str) -> Any:
+    def until(self, job_id: str, *statuses: str, timeout_s: float = PATIENCE_S) -> Any:
         """The job, once it has one of the statuses (by default: once it has ended)."""
         wanted = statuses or ENDED
 
@@ -149,7 +149,7 @@ class RealServer:
             )
             return None
 
-        return wait_for(reached, f"{job_id} to be {wanted}")
+        return wait_for(reached, f"{job_id} to be {wanted}", timeout_s)
 
     def lines(self, job_id: str, **query: Any) -> list[str]:
         """All lines of its log."""
@@ -168,15 +168,15 @@ class RealServer:
         return list(self.data("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"])
 
 
-def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "it", timeout_s: float = PATIENCE_S) -> Any:
     """The first true value of a condition that becomes true by itself."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
+            raise AssertionError(f"waited {timeout_s:.0f} s for {what}")
         time.sleep(0.02)
 
 

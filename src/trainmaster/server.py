@@ -28,7 +28,8 @@ from trainmaster.backends import check_names
 from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
-from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.admission import SERVICES, Admission
+from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.retention import keep_from_settings
@@ -191,7 +192,10 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
         healthy: Callable[[], str | None] = _always_healthy
         leads: Callable[[], bool] = _never_leads
-        admission = Admission(data_roots=settings.data_roots)
+        admission = Admission(
+            data_roots=settings.data_roots,
+            services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
+        )
         if Role.COORDINATOR in settings.roles:
             role = CoordinatorRole(
                 settings,
@@ -216,6 +220,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
             vault=vault,
             hint=hint,
             tenants=Tenants(settings),
+            allow_trust_remote_code=settings.allow_trust_remote_code,
         )
         yield create_app(
             ApiContext(
@@ -235,6 +240,8 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
                 healthy=healthy,
                 leads=leads,
                 token_exchange=token_exchange,
+                data_checks=DataChecks(settings),
+                allow_trust_remote_code=settings.allow_trust_remote_code,
                 rate_limit_per_s=settings.rate_limit,
                 rate_burst=settings.rate_burst,
                 behind_proxy=settings.behind_proxy,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,6 +15,11 @@ from trainmaster.protocol.trees import remove_tree
 RUNS = "runs"
 ARTIFACTS = "artifacts"
 BLOBS = "blobs"
+URI = "uri"
+"""Not one of ours: a path there is a whole URI, such as `s3://bucket/key`, and its files are others' to remove."""
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class OutsideRootError(ValueError):
@@ -29,7 +36,7 @@ class Location:
     @property
     def uri(self) -> str:
         """How a location is shown to users."""
-        return f"{self.root}:{self.path}"
+        return self.path if self.root == URI else f"{self.root}:{self.path}"
 
 
 class Roots:
@@ -71,6 +78,29 @@ class Roots:
             remove_tree(path)
         else:
             path.unlink(missing_ok=True)
+
+    def set_aside(self, location: Location, name: str) -> None:
+        """Move a directory to the top of its root; nothing there is fine.
+
+        Whoever fills the directories on the way may put links there: none is followed.
+
+        Raises:
+            OSError: something on the way is no directory, or a link.
+        """
+        with contextlib.ExitStack() as stack:
+            top = within = os.open(self._directories[location.root], _DIRECTORY)
+            stack.callback(os.close, top)
+            *way, last = self.path(location.root, location.path).relative_to(self._directories[location.root]).parts
+            try:
+                for part in way:
+                    within = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+                    stack.callback(os.close, within)
+                if stat.S_ISDIR(os.stat(last, dir_fd=within, follow_symlinks=False).st_mode):
+                    os.rename(last, name, src_dir_fd=within, dst_dir_fd=top)
+                else:
+                    os.unlink(last, dir_fd=within)
+            except FileNotFoundError:
+                return
 
 
 def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:

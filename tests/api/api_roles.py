@@ -66,6 +66,7 @@ BELOW_PREFIX = {
     "GET /queue": Who.VIEW,
     "GET /cluster": Who.VIEW,
     "PUT /blobs/{sha256}": Who.MANAGE,
+    "POST /data/validate": Who.MANAGE,
     "GET /blobs/{sha256}": Who.VIEW_OR_WORKER,
     "HEAD /blobs/{sha256}": Who.VIEW_OR_WORKER,
     "GET /webhooks": Who.MANAGE,

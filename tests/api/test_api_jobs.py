@@ -76,13 +76,6 @@ def test_bad_submission_names_every_field_and_the_nearest_name(api: Api) -> None
     assert "labels.type" in details
 
 
-def test_builtin_trainer_is_refused_with_400(api: Api) -> None:
-    training = {"training_type": "SFT", "base_model": {"model_id": "m"}}
-    error = api.call("POST", "/v1/jobs", 400, json={**TRAINING, "training_config": training})
-    assert error["code"] == "INVALID_ARGUMENT"
-    assert "CUSTOM" in error["message"]
-
-
 def test_unknown_queue_is_refused(api: Api) -> None:
     error = api.call("POST", "/v1/jobs", 422, json={**COMMAND, "scheduling_config": {"queue": "nope"}})
     assert error["details"][0]["field"] == "scheduling_config.queue"

@@ -23,6 +23,8 @@ class Server:
 
     url: str
     api_key: str
+    directory: Path
+    """All of its state."""
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         try:
             word, _, url = process.stdout.readline().strip().partition(" ")
             assert word == "ready", (directory / "stderr").read_text()
-            yield Server(url=url, api_key=(directory / "api-key").read_text().strip())
+            yield Server(url=url, api_key=(directory / "api-key").read_text().strip(), directory=directory)
         finally:
             process.terminate()
             process.wait(timeout=WAIT_S)

@@ -16,6 +16,8 @@ from cli_server import Server
 from typer.testing import Result
 
 from trainmaster.jobs import committed, verify
+from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.roots import open_root
 from trainmaster.sdk import Client, download
 from trainmaster.sdk.errors import DownloadError
 
@@ -152,6 +154,62 @@ def test_checkpoints_are_pinned_and_deleted(
     assert [(each["checkpoint_id"], each["pinned"]) for each in done] == [(first, False), (third, False)]
     both = tm("checkpoints", trained, "--pin", first, "--delete", first)
     assert both.exit_code == 2
+
+
+def test_checkpoints_verify_reads_all_and_tells_what_is_corrupt(
+    tm: Callable[..., Result], connected: Server, client: Client, trained: str, tmp_path: Path
+) -> None:
+    fine = tm("checkpoints", "verify", trained)
+    assert (fine.exit_code, fine.stdout.count(" ok"), "corrupt" in fine.stdout) == (0, 2, False), fine.output
+    ids = [each["checkpoint_id"] for each in client.get(trained)["checkpoints"]]
+    latest = json.loads(tm("checkpoints", "verify", trained, "latest", "--json").stdout)
+    assert latest == [{"checkpoint": ids[-1], "step": 30, "size_bytes": 3_000_000, "ok": True, "problems": []}]
+
+    weights = connected.directory / "artifacts" / trained / "checkpoints" / "checkpoint-30" / "weights.bin"
+    whole = weights.read_bytes()
+    for damage in (lambda: weights.write_bytes(b"x" + whole[1:]), lambda: weights.write_bytes(b"x"), weights.unlink):
+        damage()
+        result = tm("checkpoints", "verify", trained)
+        assert result.exit_code == 1
+        (corrupt,) = [line for line in result.stdout.splitlines() if "corrupt" in line]
+        assert ids[-1] in corrupt
+        assert "weights.bin" in corrupt
+        assert tm("checkpoints", "verify", trained, ids[0]).exit_code == 0
+    weights.write_bytes(whole)
+    missing = tm("checkpoints", "verify", trained, "nope")
+    assert (missing.exit_code, "no checkpoint nope" in missing.stderr) == (1, True)
+
+
+def test_checkpoints_verify_takes_a_directory_and_a_store(
+    tm: Callable[..., Result], tmp_path: Path, s3_root: str
+) -> None:
+    for where in (str(tmp_path / "root"), s3_root):
+        root = open_root(where)
+        for step in (1, 2):
+            manifest = Reporter({}).new_manifest(step=step)
+            with root.draft(f"run/{step}", job_id="job", attempt=1) as draft:
+                (draft / "weights").write_bytes(bytes([step]) * 100)
+                root.commit(draft, f"run/{step}", manifest, check_owner=lambda: None)
+        result = tm("checkpoints", "verify", where)
+        assert result.exit_code == 0, result.output
+        assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == ["run/1", "run/2"]
+        one = json.loads(tm("checkpoints", "verify", f"{where}/run/2", "--json").stdout)
+        assert [(each["checkpoint"], each["ok"]) for each in one] == [("2", True)]
+        nothing = tm("checkpoints", "verify", f"{where}/elsewhere")
+        assert (nothing.exit_code, "no committed checkpoint" in nothing.stderr) == (1, True)
+        assert tm("checkpoints", "verify", where, "latest").exit_code == 2
+    (tmp_path / "root" / "run" / "1" / "weights").write_bytes(b"other")
+    (tmp_path / "root" / "run" / "2" / "manifest.json").write_bytes(b"other")
+    result = tm("checkpoints", "verify", str(tmp_path / "root"), "--json")
+    assert result.exit_code == 1
+    told = {each["checkpoint"]: (each["ok"], each["problems"][0].split(":")[0]) for each in json.loads(result.stdout)}
+    assert told == {"run/1": (False, "weights"), "run/2": (False, "manifest.json")}
+
+
+def test_checkpoints_list_may_be_said(tm: Callable[..., Result], connected: Server, trained: str) -> None:
+    listed = [tm("checkpoints", *words).stdout for words in (("list", trained, "--json"), ("--json", trained))]
+    assert listed[0] == listed[1] == tm("checkpoints", trained, "--json").stdout
+    assert len(json.loads(listed[0])) == 2
 
 
 def test_usage_is_a_table_and_a_document(tm: Callable[..., Result], connected: Server, trained: str) -> None:

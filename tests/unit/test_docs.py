@@ -21,6 +21,10 @@ from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
+from trainmaster.core.spec import parse_submit
+from trainmaster.core.training.hyperparameters import hyperparameters_of
+from trainmaster.core.training.types import TrainingType
+from trainmaster.plain_yaml import parse_yaml
 from trainmaster.sealing import Sealer
 from trainmaster.server import ensure_key
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
@@ -28,12 +32,16 @@ from trainmaster.store.database import Database
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+TRAINING_PAGES = sorted((DOCS / "training").glob("*.md"))
+EXAMPLES = {"sft": "sft", "lora": "lora", "full-finetune": "full_finetune", "continued-pretrain": "pretrain"}
+"""Page of a training type -> the example that it shows."""
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+JOB_FILE = re.compile(r"^```yaml job\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s`/$(])(?:trainmaster|tm) ([a-z][a-z-]*)")
 ROUTE = re.compile(r"`(GET|HEAD|POST|PUT|PATCH|DELETE) (/[^\s`?]*)[^`]*`")
 
@@ -83,6 +91,36 @@ def test_options_that_the_command_page_names_exist() -> None:
         assert set(re.findall(r"--[a-z-]+", row[0])) <= options(row[1]), f"`trainmaster {row[1]}` has not all of these"
 
 
+@pytest.mark.parametrize("page", TRAINING_PAGES, ids=name_of)
+def test_job_files_of_training_pages_are_accepted(page: Path) -> None:
+    blocks = job_files(page)
+    assert blocks
+    for document in blocks:
+        parse_submit(shipped(document))
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_training_pages_show_the_examples(page: str) -> None:
+    example = ROOT / "examples" / f"{EXAMPLES[page]}.yaml"
+    text = (DOCS / "training" / f"{page}.md").read_text()
+    assert f"`examples/{example.name}`" in text
+    assert job_files(DOCS / "training" / f"{page}.md")[0] == parse_yaml(example.read_text(), example.name)
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_hyperparameters_that_training_pages_name_have_these_defaults(page: str) -> None:
+    table = hyperparameters_of(TrainingType(page.upper().replace("-", "_")))
+    text = (DOCS / "training" / f"{page}.md").read_text().partition("## Hyperparameters that matter")[2]
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", text.partition("## The result")[0], re.MULTILINE)
+    assert rows
+    for cell, defaults in rows:
+        names = re.findall(r"`(\w+)`", cell)
+        said = defaults.replace("`", "").split(", ")
+        for name, default in zip(names, said if len(said) == len(names) else said * len(names), strict=True):
+            known = table[name].default_for(TrainingType(page.upper().replace("-", "_")))
+            assert table[name].read(default) == known if known is not None else default == "none", name
+
+
 def test_every_setting_of_the_server_is_described() -> None:
     described = set(re.findall(r"--[a-z-]+", (DOCS / "operations.md").read_text()))
     assert options("serve") <= described
@@ -102,6 +140,20 @@ def test_every_field_of_a_job_is_described(openapi: dict[str, Any]) -> None:
 def test_pages_made_from_the_code_are_current() -> None:
     check = [sys.executable, ROOT / "scripts" / "make_docs.py", "--check"]
     subprocess.run(check, check=True)
+
+
+def job_files(page: Path) -> list[dict[str, Any]]:
+    """The job files that a page shows."""
+    return [parse_yaml(block, page.name) for block in JOB_FILE.findall(page.read_text())]
+
+
+def shipped(document: dict[str, Any]) -> dict[str, Any]:
+    """A job as it is submitted, with the files beside it: those that it names without a slash or a scheme before."""
+    training = document["training_config"]
+    named = [training["base_model"]["model_id"], training.get("framework", {}).get("custom_script_path")]
+    named += [source["path"] for source in document["data_config"]["sources"]]
+    files = [{"path": path, "sha256": "0" * 64} for path in named if path and "://" not in path]
+    return {**document, "workload": {"kind": "trainer", "files": files}}
 
 
 def options(command: str) -> set[str]:

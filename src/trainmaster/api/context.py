@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster import __version__
 from trainmaster.api.exchange import TokenExchange
+from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.retention import Collector
 from trainmaster.coordinator.subscribing import Subscriptions
@@ -75,6 +76,10 @@ class ApiContext:
     """Where couriers of this server work."""
     token_exchange: TokenExchange | None = None
     """Where tokens come from that a request does not pass on; None: from nowhere."""
+    data_checks: DataChecks | None = None
+    """Looks at training data; None: nobody does."""
+    allow_trust_remote_code: bool = False
+    """Whether code that comes with a model may run."""
     leads: Callable[[], bool] = _leads_not
     """Whether this process leads."""
     rate_limit_per_s: float = 0.0

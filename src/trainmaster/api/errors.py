@@ -32,6 +32,7 @@ from typing import Any
 from trainmaster.api.exchange import CredentialsRefusedError, ExchangeUnavailableError
 from trainmaster.core.errors import (
     ConflictError,
+    ForbiddenError,
     IdempotencyMismatchError,
     InvalidTransitionError,
     NewerVersionError,
@@ -152,6 +153,7 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
     {
         SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
         RefusedError: HTTPStatus.BAD_REQUEST,
+        ForbiddenError: HTTPStatus.FORBIDDEN,
         NotFoundError: HTTPStatus.NOT_FOUND,
         ConflictError: HTTPStatus.CONFLICT,
         IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -14,7 +14,7 @@ from trainmaster.api.envelope import ErrorEnvelope
 from trainmaster.api.sse import EVENT_STREAM
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.spec.problems import MAX_PROBLEMS
-from trainmaster.core.spec.suggest import nearest, shown
+from trainmaster.core.suggest import nearest, shown
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

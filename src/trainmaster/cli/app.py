@@ -15,6 +15,7 @@ from trainmaster.cli.commands import (
     cancel,
     checkpoints,
     config,
+    data,
     delete,
     doctor,
     down,
@@ -24,6 +25,7 @@ from trainmaster.cli.commands import (
     enable,
     events,
     gc,
+    init,
     keys,
     logs,
     metrics,
@@ -33,6 +35,7 @@ from trainmaster.cli.commands import (
     queues,
     resume,
     retry,
+    run,
     serve,
     show,
     simulate,
@@ -47,7 +50,7 @@ from trainmaster.sdk.errors import SdkError
 
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "Run": (submit, cancel, pause, resume, retry, edit, delete),
+        "Run": (init, data, submit, run, cancel, pause, resume, retry, edit, delete),
         "Look": (ps, show, logs, metrics, events, checkpoints, download, why),
         "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
         "Server": (up, down, serve, config, webhooks, gc, simulate, doctor),

@@ -1,8 +1,4 @@
-"""Job files: YAML or JSON, with values set from the command line.
-
-YAML as people mean it: `on` and `no` are words, `1e-4` is a number, a date is text, and a key that is there twice is
-an error rather than a surprise.
-"""
+"""Job files: YAML or JSON, with values set from the command line."""
 
 from __future__ import annotations
 
@@ -13,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainmaster.cli.exits import UsageError
+from trainmaster.plain_yaml import YamlError, parse_yaml
 
 STDIN = "-"
-_TAG = "tag:yaml.org,2002:"
 
 
 def load(file: str) -> tuple[dict[str, Any], Path]:
@@ -104,36 +98,6 @@ def _json(text: str, file: str) -> Any:
 
 def _yaml(text: str, file: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else file
-        raise UsageError(f"{where}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file} is not valid YAML: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's idea of a word, a number and a truth value."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag in (f"{_TAG}null", f"{_TAG}merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-for _name, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_pattern})$"), list(_first))
+        return parse_yaml(text, file)
+    except YamlError as error:
+        raise UsageError(str(error)) from error

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 RATE_WINDOW_S = 15.0
 """Long enough to be steady, short enough to follow a change."""
 SHOWN_METRICS = ("loss", "eval_loss")
+PREPARED_PERCENT = "prepare_percent"
+"""The metric by which a training says how much of its model and data is there."""
 
 
 def percent(job: JobSummary) -> float | None:
-    """How much of the work is done, if the job says so."""
+    """How much of the work is done, if the job says so; of the preparation while there is one."""
+    if job["status"] == "PREPARING":
+        return job["metrics"].get(PREPARED_PERCENT)
     progress = job["progress"]
     if progress["percent"] is not None:
         return min(max(progress["percent"], 0.0), 100.0)
@@ -37,6 +41,8 @@ def steps(job: JobSummary) -> str:
 def brief(job: JobSummary) -> str:
     """Progress for a column."""
     done = percent(job)
+    if job["status"] == "PREPARING":
+        return f"{done:.0f}% prepared" if done is not None else ""
     return " ".join(part for part in (f"{done:.0f}%" if done is not None else "", steps(job)) if part)
 
 

@@ -46,7 +46,7 @@ def has_several_ranks(job: Job) -> bool:
     resources, training = job["resource_config"], job["training_config"]
     if resources["node_count"] > 1:
         return True
-    if job["workload"] is not None:
+    if job["workload"] is not None and job["kind"] == job["workload"]["kind"] != "trainer":
         return bool(job["workload"]["ranks_per_node"] > 1)
     world_size = training["framework"]["distributed"]["world_size"] if training else None
     return (world_size or resources["gpu_count"] or 1) > 1

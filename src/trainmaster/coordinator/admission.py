@@ -1,58 +1,84 @@
-"""Admission: the checks that need the outside, done once before a job is queued."""
+"""Admission: the checks that need the outside, done once before a job is queued.
+
+What needs the network is left to the job's own preparing step, which has the caller's tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+import importlib
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from trainmaster.coordinator.tenants import LOCAL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
 from trainmaster.core.spec import SubmitJobRequest, load_stored
+from trainmaster.core.training.document import training_document
+from trainmaster.core.training.sources import file_path, scheme_of
+from trainmaster.core.training.support import missing, missing_options
+from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.core.workloads.script import ScriptSpec
+from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths
+
+SERVICES = ("scaidrive", "scaiatlas")
+"""Schemes, and sources of models, that lead to a service whose address a server has to know."""
+
+
+def importable(package: str) -> bool:
+    """Whether the Python of this process, which is that of local workers, has a package; without importing it."""
+    importlib.invalidate_caches()  # it may have been installed since
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        return False
 
 
 class Admission:
     """Lets jobs in, or says why not."""
 
-    def __init__(self, *, data_roots: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        data_roots: Sequence[Path] = (),
+        services: Collection[str] = (),
+        installed: Callable[[str], bool] = importable,
+    ) -> None:
+        """Take what this server has: where files may lie, the services that it knows, what local workers can import."""
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
+        self._services = frozenset(services)
+        self._installed = installed
 
     def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
         """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
         workload = effective_workload(request)
-        if workload.working_directory is not None or self._server_script(workload) is not None:
+        if is_training(request.workload) or workload.working_directory is not None:
             return None
-        return admit(job, now=job.created_at)
+        return None if self._server_script(workload) is not None else admit(job, now=job.created_at)
 
     def decide(self, job: Job, *, now: float) -> Change | None:
         """Queue a job, or fail it with the reason."""
         try:
-            problem = self._problem(job)
+            problem = next(self._problems(job), None)
         except TrainmasterError as error:
             problem = error.message
         except (OSError, ValueError) as error:
             problem = f"what it names on the server cannot be looked at: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
-    def _problem(self, job: Job) -> str | None:
-        workload = effective_workload(load_stored(job.spec_version, job.spec))
+    def _problems(self, job: Job) -> Iterator[str]:
+        request = load_stored(job.spec_version, job.spec)
+        workload = effective_workload(request)
         if workload.working_directory is not None:
-            problem = self._outside(workload.working_directory, "working directory")
-            if problem:
-                return problem
+            yield from self._outside(workload.working_directory, "working directory")
         script = self._server_script(workload)
-        if script is None:
-            return None
-        if not script.is_absolute():
-            return (
-                f"script {script} is a relative path, and the server cannot know to what; "
-                "name it absolutely, or make it the path of a script workload, which `trainmaster submit` ships"
-            )
-        return self._outside(str(script), "script") or (
-            None if script.is_file() else f"there is no script {script} on the server; ship it, or check the path"
-        )
+        if script is not None:
+            yield from self._wrong_script(script)
+        if is_training(request.workload):
+            yield from self._wrong_training(job, request, workload)
 
     def _server_script(self, workload: WorkloadSpec) -> Path | None:
         """The script on the server that a workload names; None when it ships it, or is no script."""
@@ -60,12 +86,43 @@ class Admission:
             return None
         return Path(workload.working_directory or "", workload.path)
 
-    def _outside(self, path: str, what: str) -> str | None:
+    def _wrong_script(self, script: Path) -> Iterator[str]:
+        if not script.is_absolute():
+            yield (
+                f"script {script} is a relative path, and the server cannot know to what; "
+                "name it absolutely, or submit the job with `trainmaster submit`, which sends it along"
+            )
+        yield from self._outside(str(script), "script")
+        if not script.is_file():
+            yield f"there is no script {script} on the server; ship it, or check the path"
+
+    def _wrong_training(self, job: Job, request: SubmitJobRequest, workload: WorkloadSpec) -> Iterator[str]:
+        training, data = configs_of(request)
+        if training.framework.type is not FrameworkType.CUSTOM and job.backend == LOCAL:
+            parameters = training_document(request)["training_config"]["hyperparameters"]
+            absent = missing(training.framework.type, self._installed) or missing_options(parameters, self._installed)
+            if absent is not None:
+                yield absent
+        for field, path in local_paths(request):
+            where = Path(workload.working_directory or "", path)
+            if where.is_absolute() and not field.endswith("custom_script_path"):
+                yield from self._outside(str(where), f"{field}:")
+                if not where.exists() and not glob.glob(str(where)):
+                    yield f"{field}: there is no {where} on the server; check the path"
+        named = [str(training.base_model.source), scheme_of(training.base_model.model_id)]
+        named += [scheme_of(source.path) for source in data.sources]
+        for service in SERVICES:
+            if service in named and service not in self._services:
+                yield f"this server knows no {service}: its operator can set {service}_url"
+        output = file_path(request.output_config.output_path or "")
+        if output:
+            yield from self._outside(output, "output_config.output_path:")
+
+    def _outside(self, path: str, what: str) -> Iterator[str]:
         resolved = Path(path).resolve()
-        if any(resolved.is_relative_to(root) for root in self._data_roots):
-            return None
-        roots = ", ".join(map(str, self._data_roots))
-        return (
-            f"{what} {path} lies outside the directories that this server allows ({roots}); "
-            "ship the files, or start the server with a --data-root that holds it"
-        )
+        if not any(resolved.is_relative_to(root) for root in self._data_roots):
+            roots = ", ".join(map(str, self._data_roots))
+            yield (
+                f"{what} {path} lies outside the directories that this server allows ({roots}); "
+                "ship the files, or start the server with a --data-root that holds it"
+            )

@@ -1,4 +1,4 @@
-"""Commands on checkpoints: pin, unpin, delete. The pure decisions are in `core.retention`."""
+"""Commands on checkpoints: pin, unpin, delete, and pruning. The pure decisions are in `core.retention`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmaster.coordinator.commands import Commands, Idempotency, Outcome
 from trainmaster.core import retention
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Change, Checkpoint, Job
-from trainmaster.store import checkpoints
+from trainmaster.store import checkpoints, jobs
 from trainmaster.store.scope import Scope
 
 
@@ -57,6 +57,26 @@ def delete(
         return change
 
     return commands.change(scope, job_id, decide, idempotency=idempotency)
+
+
+def prune(connection: Connection, job: Job) -> Job:
+    """Take the checkpoints of a job beyond its limit out of sight, in a transaction; the job afterwards.
+
+    Their files go with the next sweep (`coordinator.retention`).
+    """
+    scope = Scope(job.account_id)
+    present = checkpoints.of_job(connection, scope, job.job_id)
+    surplus = retention.surplus_checkpoints(job, present, in_use=())
+    if not surplus:
+        return job
+    in_use = checkpoints.users(connection, scope, [checkpoint.checkpoint_id for checkpoint in surplus])
+    doomed = retention.surplus_checkpoints(job, present, in_use=in_use)
+    others = [checkpoint for checkpoint in present if checkpoint not in doomed]
+    change = retention.prune(job, doomed, others=others, now=job.updated_at)
+    if not doomed or change is None or not jobs.apply(connection, scope, change):
+        return job
+    checkpoints.hide(connection, scope, job, [checkpoint.checkpoint_id for checkpoint in doomed])
+    return change.job
 
 
 def _among(connection: Connection, job: Job, checkpoint_id: str) -> tuple[Checkpoint, list[Checkpoint]]:

@@ -85,6 +85,7 @@ class Chores:
         with self._database.read() as connection:
             buried = jobs.to_purge(connection, _EVERYTHING)
         for job_id in buried:
+            self._collector.purge_checkpoints(job_id)
             for root in (ARTIFACTS, RUNS):
                 self._roots.remove(Location(root=root, path=job_id))
 

@@ -21,6 +21,7 @@ from trainmaster.coordinator.tenants import LOCAL, Tenants
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
 from trainmaster.core.errors import (
+    ForbiddenError,
     NotFoundError,
     Problem,
     RefusedError,
@@ -28,6 +29,7 @@ from trainmaster.core.errors import (
     StaleWriteError,
 )
 from trainmaster.core.job import Change, Checkpoint, Job, merge
+from trainmaster.core.retention import best_checkpoint
 from trainmaster.core.spec import SubmitJobRequest, secret_values, with_server_defaults
 from trainmaster.core.states import TERMINAL
 from trainmaster.core.submission import check_retry, child_request, in_queue, new_job_id, submit
@@ -78,9 +80,11 @@ class Commands:
         vault: Vault,
         hint: Callable[[str], None],
         tenants: Tenants | None = None,
+        allow_trust_remote_code: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Take what commands work on; `tenants` knows whose jobs may run on this machine."""
+        self._allow_trust_remote_code = allow_trust_remote_code
         self._database = database
         self._tenants = tenants
         self._vault = vault
@@ -232,6 +236,12 @@ class Commands:
         if request.backend is not None and request.backend not in self._backends:
             known = ", ".join(sorted(self._backends))
             raise RefusedError(f"backend {request.backend!r} is not available on this server; it has: {known}")
+        trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
+        if trusts and not self._allow_trust_remote_code:
+            raise ForbiddenError(
+                "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
+                "a model; its operator can allow that with the setting allow_trust_remote_code"
+            )
         change = submit(
             request,
             account_id=scope.account,
@@ -262,12 +272,9 @@ class Commands:
             self._tenants.require(connection, scope, job.account_id)
         _check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if job.resume_checkpoint_id and job.parent_job_id is None:
-            try:
-                checkpoints.get(connection, scope, job.resume_checkpoint_id)
-            except NotFoundError:
-                message = f"there is no committed checkpoint {job.resume_checkpoint_id!r}"
-                problem = Problem(field="training_config.resume_from_checkpoint", message=message)
-                raise SpecError([problem]) from None
+            chosen = _named_checkpoint(connection, scope, job, job.resume_checkpoint_id)
+            job = job.evolve(resume_checkpoint_id=chosen.checkpoint_id)
+            change = Change(job=job, events=change.events)
         jobs.insert(connection, scope, change)
         sealed_secrets.put(connection, scope, job, sealed)
         try:
@@ -343,6 +350,18 @@ def _check_queue(connection: Connection, scope: Scope, queue: str, field: str) -
     if not queues.exists(connection, scope, queue):
         known = ", ".join(queue.name for queue in queues.all(connection, scope))
         raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
+
+
+def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """What a new job goes on from: the checkpoint that it names, of any job of the account, or that job's best."""
+    try:
+        named = checkpoints.get(connection, scope, checkpoint_id)
+    except NotFoundError:
+        message = f"there is no committed checkpoint {checkpoint_id!r}"
+        raise SpecError([Problem(field="training_config.resume_from_checkpoint", message=message)]) from None
+    if not job.resumes_from_best:
+        return named
+    return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named
 
 
 def _checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:

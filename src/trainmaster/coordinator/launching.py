@@ -12,7 +12,7 @@ from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, checkpoints_path, class_checkpoints_path
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
 
 JOB_CLASS = "job_class"
 """The kind of workload whose checkpoints belong to a name, not to one job."""
@@ -61,10 +61,10 @@ def attempt_request(
             )
             for share in attempt.shares
         ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints(job))),
+        checkpoint_dir=str(roots.path(ARTIFACTS, checkpoints_home(job))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
         owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
-        resume_from=str(roots.path(resume.root, resume.path)) if resume else None,
+        resume_from=_place_of(resume, roots) if resume else None,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
@@ -72,13 +72,18 @@ def attempt_request(
         uid=uid,
         log_cap_bytes=log_cap_bytes,
         cache_dir=str(cache / job.account_id) if cache else None,
-        environment=environment,
+        environment=dict(environment),
     )
 
 
-def _checkpoints(job: Job) -> str:
+def checkpoints_home(job: Job) -> str:
+    """Below which the checkpoints of a job lie in the root of artifacts; a job class has it in common with others."""
     # Whoever runs a class under the same name again finds what was saved before.
     return class_checkpoints_path(job.account_id) if job.workload_kind == JOB_CLASS else checkpoints_path(job.job_id)
+
+
+def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:
+    return checkpoint.path if checkpoint.root == URI else str(roots.path(checkpoint.root, checkpoint.path))
 
 
 def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.checkpoints import prune
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.reporting import NodeReports, freed_real_gpus
 from trainmaster.coordinator.waking import Alarm
@@ -330,7 +331,7 @@ class Coordinator:
 
         def work(connection: Connection) -> list[Job]:
             leases.check(connection, _EVERYTHING, epoch)
-            return [change.job for change in wanted if jobs.apply(connection, _EVERYTHING, change)]
+            return [job for change in wanted if (job := _apply(connection, change)) is not None]
 
         try:
             applied = self._database.write_now(work)
@@ -348,13 +349,13 @@ class Coordinator:
         applied = []
         for change in wanted:
 
-            def work(connection: Connection, change: Change = change) -> bool:
+            def work(connection: Connection, change: Change = change) -> Job | None:
                 leases.check(connection, _EVERYTHING, epoch)
-                return jobs.apply(connection, _EVERYTHING, change)
+                return _apply(connection, change)
 
             try:
-                if self._database.write_now(work):
-                    applied.append(change.job)
+                if (job := self._database.write_now(work)) is not None:
+                    applied.append(job)
             except (NotLeaderError, StoreUnavailableError):
                 raise
             except Exception:
@@ -366,6 +367,13 @@ class Coordinator:
             return {}
         with self._database.read() as connection:
             return activity.all(connection, _EVERYTHING)
+
+
+def _apply(connection: Connection, change: Change) -> Job | None:
+    """Store a change, and prune what it makes too many; the job afterwards, or None when somebody else was first."""
+    if not jobs.apply(connection, _EVERYTHING, change):
+        return None
+    return prune(connection, change.job) if change.checkpoints else change.job
 
 
 def _add(changes: dict[str, Change], change: Change | None) -> None:

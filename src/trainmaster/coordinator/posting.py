@@ -27,12 +27,11 @@ import httpx
 
 from trainmaster import __version__
 from trainmaster.core.job import Event, Job
+from trainmaster.protocol.addresses import is_public
 
 TIMEOUT_S = 10.0
 """For one delivery, from the look-up of the name to the first line of the answer."""
 MAX_URL_LENGTH = 2048
-
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class DeliveryError(Exception):
@@ -115,17 +114,6 @@ def url_problem(url: str, *, private_addresses: bool) -> str | None:
     except ValueError:
         return None
     return None if private_addresses or is_public(address) else _not_public(host)
-
-
-def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is one of the public Internet, whatever it is wrapped into."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast
 
 
 class Poster:

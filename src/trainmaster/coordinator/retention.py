@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from trainmaster.coordinator.launching import JOB_CLASS, checkpoints_home
 from trainmaster.core import commands, retention
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import Keep
@@ -107,12 +108,36 @@ class Collector:
             except OSError as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
 
-    def _remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def purge_checkpoints(self, job_id: str) -> None:
+        """Remove what lies outside the directory of a job that is purged, unless somebody goes on from it.
+
+        Raises:
+            OSError: something could not be removed.
+        """
         with self._database.read() as connection:
-            others = checkpoints.of_job(connection, _EVERYTHING, checkpoint.job_id)
-        if retention.owns_files(checkpoint, others, root=ARTIFACTS):
-            self._roots.remove(Location(root=ARTIFACTS, path=checkpoint.path))
+            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+            if job.workload_kind != JOB_CLASS:
+                return
+            own = checkpoints.of_job(connection, _EVERYTHING, job_id)
+            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in own])
+        for checkpoint in own:
+            if checkpoint.checkpoint_id not in in_use:
+                self._remove_files(checkpoint)
+
+    def _remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._remove_files(checkpoint)
         self._database.write_now(lambda connection: checkpoints.drop(connection, _EVERYTHING, checkpoint))
+
+    def _remove_files(self, checkpoint: Checkpoint) -> None:
+        with self._database.read() as connection:
+            job = jobs.get(connection, _EVERYTHING, checkpoint.job_id, deleted=True)
+            others = [c for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id) if c != checkpoint]
+            if job.workload_kind == JOB_CLASS:
+                others += checkpoints.elsewhere(connection, Scope(job.account_id), checkpoint)
+        if retention.owns_files(checkpoint, others, root=ARTIFACTS, home=checkpoints_home(job)):
+            aside = f"{_GOING}{secrets.token_hex(8)}"
+            self._roots.set_aside(Location(root=ARTIFACTS, path=checkpoint.path), aside)
+            self._roots.remove(Location(root=ARTIFACTS, path=aside))
 
     def _directories(self) -> Iterator[tuple[str, Job | None]]:
         """All directories of jobs by their names, with the jobs that are known."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainmaster.coordinator.launching import JOB_CLASS, checkpoints_home
 from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
@@ -18,7 +19,7 @@ from trainmaster.protocol.rundir import (
     read_lines,
     worker_stream,
 )
-from trainmaster.storage import ARTIFACTS, Location, Roots, checkpoints_path
+from trainmaster.storage import ARTIFACTS, URI, Location, Roots
 
 LONGEST_LINE = 1 << 20
 """A longer one is passed over: no report needs it, and one must not stop all that come after it."""
@@ -29,6 +30,8 @@ MOST_BYTES = 1024 * LONGEST_LINE
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
+IDENTITY = ("project", "group", "name")
+"""What the path of a job class's checkpoints begins with."""
 
 
 def look(
@@ -157,14 +160,19 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 
 
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
-    """Where a checkpoint lies: directly in its job's directory for them, and nowhere else.
+    """Where a checkpoint lies: directly in its job's directory for them, or on an object store.
 
     What is registered is shown, fetched and removed with the rights of the server, on the word of the job. So it may
-    be nothing of another's, and nothing behind a link.
+    be nothing of another's, and nothing behind a link. What lies on an object store is only ever named.
     """
+    if path.startswith("s3://"):
+        return Location(root=URI, path=path)
     location = roots.locate(path)
-    parent, _, name = location.path.rpartition("/")
-    if (location.root, parent) != (ARTIFACTS, checkpoints_path(job.job_id)) or not name:
+    home = f"{checkpoints_home(job)}/"
+    names = location.path.removeprefix(home).split("/") if location.path.startswith(home) else []
+    # All classes of an account share a directory; their own are those below project, group and name.
+    own = len(names) > len(IDENTITY) if job.workload_kind == JOB_CLASS else len(names) == 1
+    if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
     return location
 

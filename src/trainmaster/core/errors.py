@@ -3,6 +3,7 @@
     TrainmasterError
     ├── SpecError                    the request has a wrong shape or value
     ├── RefusedError                 the request is well-formed, and we will not do it
+    ├── ForbiddenError               the server's policy does not allow it
     ├── NotFoundError                no such thing, or not yours to see
     │   └── JobNotFoundError
     ├── ConflictError                not now
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,7 @@ class SpecError(TrainmasterError):
     code = "VALIDATION_ERROR"
 
     def __init__(self, problems: Sequence[Problem], message: str | None = None) -> None:
-        first = problems[0]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__(message or f"{first.field}: {first.message}{more}")
+        super().__init__(message or _first_of(problems))
         self._problems = tuple(problems)
 
     @property
@@ -75,6 +75,26 @@ class RefusedError(TrainmasterError):
     """The request is refused."""
 
     code = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str | None = None, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self._problems = tuple(problems)
+
+    @classmethod
+    def because(cls, problems: Sequence[Problem]) -> Self:
+        """Of fields that are to blame."""
+        return cls(_first_of(problems), problems)
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The fields that are to blame, if any."""
+        return self._problems
+
+
+class ForbiddenError(TrainmasterError):
+    """This server does not allow that."""
+
+    code = "FORBIDDEN"
 
 
 class NotFoundError(TrainmasterError):
@@ -156,3 +176,9 @@ class NewerSpecError(NewerVersionError):
 
 class NewerDatabaseError(NewerVersionError):
     """This database belongs to a newer version of Trainmaster; upgrade this server."""
+
+
+def _first_of(problems: Sequence[Problem]) -> str:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{first.field}: {first.message}{more}"

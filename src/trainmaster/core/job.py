@@ -225,9 +225,13 @@ class Job:
     @property
     def own_checkpoint_id(self) -> str | None:
         """The checkpoint of its own that the job goes on from: the latest, or the best where that was asked for."""
+        return (self.best_checkpoint_id if self.resumes_from_best else None) or self.latest_checkpoint_id
+
+    @property
+    def resumes_from_best(self) -> bool:
+        """Goes on from the best checkpoint, not from the latest."""
         wanted = (self.spec.get("output_config") or {}).get("checkpoint") or {}
-        best = self.best_checkpoint_id if wanted.get("resume_from_best") else None
-        return best or self.latest_checkpoint_id
+        return bool(wanted.get("resume_from_best"))
 
     @property
     def live(self) -> Attempt:

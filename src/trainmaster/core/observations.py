@@ -211,6 +211,9 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
         best = job.best_metric_value
         if best is None or (value > best if job.best_is_greater else value < best):
             draft.set(best_checkpoint_id=checkpoint.checkpoint_id, best_metric_value=value)
+    elif job.best_metric is None and record.get("is_best") is True:
+        # Nobody named a metric to go by: the job's own word counts.
+        draft.set(best_checkpoint_id=checkpoint.checkpoint_id)
     draft.note(
         "checkpoint",
         actor=Actor.WORKER,

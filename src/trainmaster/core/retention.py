@@ -18,6 +18,8 @@ from trainmaster.core.states import TERMINAL, Actor
 COMMITTED = "COMMITTED"
 DELETING = "DELETING"
 """Of a checkpoint that nobody sees any more, and whose files are about to go."""
+_PRUNED_SINCE = 3
+"""The version of job specs from which on `save_total_limit` has an effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,39 @@ def delete_checkpoint(
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
 
 
+def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str]) -> list[Checkpoint]:
+    """The checkpoints of a job beyond its `save_total_limit`, the oldest first.
+
+    The best, pinned ones and those that a job goes on from do not count; the latest does, and stays.
+
+    Args:
+        job: whose they are.
+        checkpoints: all of them, the oldest first.
+        in_use: those that jobs which have not ended go on from.
+    """
+    limit = _limit(job)
+    if limit is None:
+        return []
+    apart = {*in_use, job.best_checkpoint_id, job.resume_checkpoint_id}
+    counted = [c for c in checkpoints if not c.pinned and c.checkpoint_id not in apart]
+    return [c for c in counted[:-limit] if c.checkpoint_id != job.latest_checkpoint_id]
+
+
+def prune(job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float) -> Change | None:
+    """Remove checkpoints beyond the job's limit."""
+    return _without(job, doomed, others, actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {_limit(job)}")
+
+
+def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The best of some checkpoints by the metric that a job names; None when it names none, or none has it."""
+    measured = [c for c in checkpoints if job.best_metric is not None and job.best_metric in c.metrics]
+    if not measured:
+        return None
+    # Of equals the first, as when they were registered one after the other.
+    sign = -1.0 if job.best_is_greater else 1.0
+    return min(measured, key=lambda checkpoint: sign * checkpoint.metrics[job.best_metric or ""])
+
+
 def expired_checkpoints(
     job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
 ) -> list[Checkpoint]:
@@ -115,27 +150,33 @@ def ended_before(job: Job, moment: float) -> bool:
     return job.status in TERMINAL and job.attempt is None and (job.finished_at or job.updated_at) < moment
 
 
-def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str) -> bool:
+def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, home: str | None = None) -> bool:
     """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's.
 
     Code inside the job says where a checkpoint lies, and may say anything.
+
+    Args:
+        checkpoint: whose files they are.
+        others: checkpoints that may lie at the same place.
+        root: of files that can be removed; what lies anywhere else is not ours.
+        home: the directory of that root in which the job saves; None: the one with the job's id.
     """
     path = PurePosixPath(checkpoint.path)
-    if checkpoint.root != root or len(path.parts) < 2 or path.parts[0] != checkpoint.job_id:
+    if checkpoint.root != root or PurePosixPath(home or checkpoint.job_id) not in path.parents:
         return False
     theirs = [PurePosixPath(other.path) for other in others if other.root == root]
     return not any(other == path or path in other.parents or other in path.parents for other in theirs)
 
 
 def _without(
-    job: Job, gone: Sequence[Checkpoint], left: Sequence[Checkpoint], *, actor: Actor, now: float
+    job: Job, gone: Sequence[Checkpoint], left: Sequence[Checkpoint], *, actor: Actor, now: float, why: str = ""
 ) -> Change | None:
     names = {checkpoint.checkpoint_id for checkpoint in gone}
     draft = Draft(job, now)
     if job.latest_checkpoint_id in names:
         draft.set(latest_checkpoint_id=left[-1].checkpoint_id if left else None)
     if job.best_checkpoint_id in names:
-        best = _best(job, left)
+        best = best_checkpoint(job, left)
         value = best.metrics[job.best_metric] if best and job.best_metric else None
         draft.set(best_checkpoint_id=best.checkpoint_id if best else None, best_metric_value=value)
     if job.resume_checkpoint_id in names:
@@ -144,7 +185,7 @@ def _without(
         draft.note(
             "checkpoint_deleted",
             actor=actor,
-            message=f"checkpoint {checkpoint.checkpoint_id} at step {checkpoint.step} was deleted",
+            message=f"checkpoint {checkpoint.checkpoint_id} at step {checkpoint.step} was deleted{why}",
             data={
                 "checkpoint_id": checkpoint.checkpoint_id,
                 "latest_checkpoint_id": draft.job.latest_checkpoint_id,
@@ -154,10 +195,11 @@ def _without(
     return draft.change()
 
 
-def _best(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    measured = [c for c in checkpoints if job.best_metric is not None and job.best_metric in c.metrics]
-    if not measured:
+def _limit(job: Job) -> int | None:
+    """How many checkpoints a job keeps; None: all that it makes."""
+    # A service saves what its users ask it to. Jobs that were stored before had the field without an effect.
+    if job.is_service or job.spec_version < _PRUNED_SINCE:
         return None
-    # Of equals the first, as when they were registered one after the other.
-    sign = -1.0 if job.best_is_greater else 1.0
-    return min(measured, key=lambda checkpoint: sign * checkpoint.metrics[job.best_metric or ""])
+    config = (job.spec.get("output_config") or {}).get("checkpoint") or {}
+    limit = config.get("save_total_limit")
+    return limit if isinstance(limit, int) and limit >= 1 else None

@@ -14,7 +14,7 @@ from trainmaster.core.job import Change, Event, Job
 from trainmaster.core.resources import Needs
 from trainmaster.core.spec import SPEC_VERSION, ResourceConfig, SubmitJobRequest, dump, load_stored, parse
 from trainmaster.core.states import TRANSITIONS, Action, Trigger
-from trainmaster.core.workloads import compile_launch, effective_workload
+from trainmaster.core.workloads import compile_launch, effective_workload, validate_workload
 from trainmaster.core.workloads.service import ServiceSpec
 
 _ALPHABET = string.digits + string.ascii_lowercase
@@ -115,9 +115,14 @@ def check_retry(job: Job, *, modify_resources: bool, new_resource_config: Mappin
 def child_request(job: Job, *, new_resource_config: Mapping[str, Any] | None) -> SubmitJobRequest:
     """The request of a retry: the parent's, with other resources if they were given. It has no handle."""
     document = {**job.spec, "handle": None}
-    if new_resource_config is not None:
-        document["resource_config"] = _resources(new_resource_config).model_dump(mode="json")
-    return load_stored(job.spec_version, document)
+    if new_resource_config is None:
+        return load_stored(job.spec_version, document)
+    resources = _resources(new_resource_config)
+    document["resource_config"] = resources.model_dump(mode="json")
+    document["training_config"] = _for_other_ranks(document.get("training_config"), resources)
+    request = load_stored(job.spec_version, document)
+    validate_workload(request)
+    return request
 
 
 def in_queue(request: SubmitJobRequest, queue: str) -> SubmitJobRequest:
@@ -125,6 +130,17 @@ def in_queue(request: SubmitJobRequest, queue: str) -> SubmitJobRequest:
     return request.model_copy(
         update={"scheduling_config": request.scheduling_config.model_copy(update={"queue": queue})}
     )
+
+
+def _for_other_ranks(training: Mapping[str, Any] | None, resources: ResourceConfig) -> Mapping[str, Any] | None:
+    """A stored training_config in which the number of ranks follows from the GPUs, where those are others now."""
+    if training is None or not resources.gpu_count:
+        return training
+    framework = training.get("framework") or {}
+    distributed = framework.get("distributed") or {}
+    if distributed.get("world_size") in (None, resources.gpu_count):
+        return training
+    return {**training, "framework": {**framework, "distributed": {**distributed, "world_size": None}}}
 
 
 def _resources(document: Mapping[str, Any]) -> ResourceConfig:

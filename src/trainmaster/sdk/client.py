@@ -7,17 +7,19 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast
 from urllib.parse import quote
 
 import httpx
 
-from trainmaster.protocol.environment import CA
+from trainmaster.protocol.environment import CA, TOKENS
+from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.sdk import local
 from trainmaster.sdk.admin import Admin
 from trainmaster.sdk.cluster import Cluster
 from trainmaster.sdk.connection import Address, Connection
+from trainmaster.sdk.data import Data
 from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.following import Following
 from trainmaster.sdk.results import Results
@@ -38,6 +40,8 @@ from trainmaster.sdk.webhooks import Webhooks
 
 URL_VARIABLE = "TRAINMASTER_URL"
 KEY_VARIABLE = "TRAINMASTER_API_KEY"
+TOKEN_HEADERS = {SCAIDRIVE_TOKEN: "X-ScaiDrive-Token", SCAIATLAS_TOKEN: "X-ScaiAtlas-Token"}
+"""In which header each of the caller's tokens is passed on."""
 PAGE_SIZE = 100
 
 
@@ -46,7 +50,9 @@ class Client:
 
     Without arguments: the server that TRAINMASTER_URL and TRAINMASTER_API_KEY name, else the local one, which is
     started when it does not run. `ca`, or TRAINMASTER_CA, names a file with certificates to trust instead of the
-    system's. Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
+    system's. `scaidrive_token` and `scaiatlas_token`, or the variables TRAINMASTER_SCAIDRIVE_TOKEN and
+    TRAINMASTER_SCAIATLAS_TOKEN, are passed on to the jobs that are submitted, resumed or retried, to fetch with.
+    Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
     are `SdkError`. A job is named by its id or its handle.
     """
 
@@ -56,9 +62,17 @@ class Client:
         api_key: str | None = None,
         *,
         ca: str | Path | None = None,
+        scaidrive_token: str | None = None,
+        scaiatlas_token: str | None = None,
         transport: httpx.BaseTransport | None = None,
         timeout: float = 30.0,
     ) -> None:
+        named = {SCAIDRIVE_TOKEN: scaidrive_token, SCAIATLAS_TOKEN: scaiatlas_token}
+        self._tokens = {
+            header: token
+            for name, header in TOKEN_HEADERS.items()
+            if (token := named[name] or os.environ.get(TOKENS[name]))
+        }
         trusted = str(ca) if ca else os.environ.get(CA) or None
         url = url or os.environ.get(URL_VARIABLE)
         api_key = api_key or os.environ.get(KEY_VARIABLE)
@@ -75,6 +89,8 @@ class Client:
         """Accounts and API keys."""
 
         self.webhooks = Webhooks(self._connection)
+        self.data = Data(self._connection)
+        """A look at training data."""
         self.results = Results(self._connection)
         """What jobs leave and what they used."""
 
@@ -99,7 +115,7 @@ class Client:
 
     def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> Submitted:
         """Submit a job. Sent again when the connection breaks, and still submitted once."""
-        return cast(Submitted, self._change("POST", "/v1/jobs", document, idempotency_key))
+        return cast(Submitted, self._change("POST", "/v1/jobs", document, idempotency_key, self._tokens))
 
     def get(self, job: str) -> Job:
         """A job, with all that the server knows about it."""
@@ -120,7 +136,8 @@ class Client:
 
     def resume(self, job: str, *, checkpoint_id: str = "") -> ControlledJob:
         """Queue a parked job again, from a checkpoint or else from the latest."""
-        return cast(ControlledJob, self._change("POST", _path(job, "resume"), {"checkpoint_id": checkpoint_id}))
+        body = {"checkpoint_id": checkpoint_id}
+        return cast(ControlledJob, self._change("POST", _path(job, "resume"), body, headers=self._tokens))
 
     def retry(
         self, job: str, *, checkpoint_id: str = "", new_resource_config: Mapping[str, Any] | None = None
@@ -129,7 +146,7 @@ class Client:
         body: dict[str, Any] = {"checkpoint_id": checkpoint_id}
         if new_resource_config is not None:
             body |= {"modify_resources": True, "new_resource_config": new_resource_config}
-        return cast(ControlledJob, self._change("POST", _path(job, "retry"), body))
+        return cast(ControlledJob, self._change("POST", _path(job, "retry"), body, headers=self._tokens))
 
     def edit(
         self,
@@ -249,10 +266,15 @@ class Client:
             params["page_token"] = page["next_page_token"]
 
     def _change(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return self._connection.call(method, path, json=body, headers=headers)
+        keyed = {**headers, "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._connection.call(method, path, json=body, headers=keyed)
 
 
 def _path(job: str, route: str = "") -> str:

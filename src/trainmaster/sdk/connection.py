@@ -107,8 +107,9 @@ class Connection:
         json: object = None,
         body: Callable[[], IO[bytes]] | None = None,
         headers: Mapping[str, str] | None = None,
+        patience_s: float | None = None,
     ) -> Any:
-        """Send a request; returns the `data` of the answer.
+        """Send a request; returns the `data` of the answer, which may take as long as usual, or `patience_s`.
 
         It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
         connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
@@ -122,7 +123,7 @@ class Connection:
         repeatable = method in IDEMPOTENT or "Idempotency-Key" in (headers or {})
         for delay in (*RETRY_DELAYS_S, None):
             try:
-                return self._call_once(method, path, params, json, body, headers)
+                return self._call_once(method, path, params, json, body, headers, patience_s)
             except (UnreachableError, UnavailableError, RateLimitedError) as error:
                 if delay is None or not _may_pass(error, repeatable):
                     raise
@@ -182,7 +183,9 @@ class Connection:
         json: object,
         body: Callable[[], IO[bytes]] | None,
         headers: Mapping[str, str] | None,
+        patience_s: float | None,
     ) -> Any:
+        usual = self._http.timeout
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._as_unreachable())
             content = stack.enter_context(body()) if body else None
@@ -193,6 +196,7 @@ class Connection:
                 json=json,
                 content=content,
                 headers=self._with_key(headers or {}),
+                timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
             )
         if not response.is_success:
             raise _error_of(response)

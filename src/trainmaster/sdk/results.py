@@ -12,6 +12,7 @@ from trainmaster.sdk.connection import Connection
 from trainmaster.sdk.download import Target, download, targets
 from trainmaster.sdk.errors import DownloadError
 from trainmaster.sdk.types import Artifact, Collection, JobCheckpoints, Usage
+from trainmaster.sdk.verifying import problems
 
 PAGE_SIZE = 1000
 LATEST, BEST = "latest", "best"
@@ -87,6 +88,16 @@ class Results:
         if found is None:
             raise DownloadError(f"the job has no {name} checkpoint")
         return str(found)
+
+    def verify_checkpoint(
+        self, job: str, checkpoint_id: str, *, progress: Callable[[int], None] = lambda _: None
+    ) -> list[str]:
+        """Read every file of a checkpoint; returns what is wrong, a line for each file.
+
+        `progress` is called with the number of bytes that were read in addition, from any thread.
+        """
+        artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
+        return problems(self._connection, job, checkpoint_id, artifacts, progress=progress)
 
     def pin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
         """Keep a checkpoint until it is unpinned."""

@@ -79,6 +79,16 @@ def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Chec
     return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 
+def elsewhere(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+    """What other jobs registered at the very place of a checkpoint: classes of one name share their directory."""
+    query = _SELECT.where(
+        _checkpoints.c.root == checkpoint.root,
+        _checkpoints.c.path == checkpoint.path,
+        _checkpoints.c.job_id != checkpoint.job_id,
+    )
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
 def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
     """Forget a hidden checkpoint, whose files are gone."""
     statement = delete(_checkpoints).where(

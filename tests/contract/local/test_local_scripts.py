@@ -12,7 +12,6 @@ import pathlib, sys
 print("hello", *sys.argv[1:], pathlib.Path(__file__).name, pathlib.Path("data/names.txt").exists())
 """
 TRAINING = {"training_type": "SFT", "base_model": {"model_id": "m"}}
-DATA = {"sources": [{"path": "file:///nowhere.jsonl"}]}
 
 
 def test_shipped_script_runs_with_its_files(server: LocalServer) -> None:
@@ -77,16 +76,46 @@ def test_script_that_is_not_there_is_refused_at_admission(server: LocalServer, s
     assert "missing.py" in job["error_message"]
 
 
-def test_custom_framework_runs_its_script(server: LocalServer, scripts: Path) -> None:
-    (scripts / "custom.py").write_text("import os; print('custom', os.environ['LEARNING'])")
+CUSTOM = """
+import json, os
+from pathlib import Path
+
+inputs, prepared = Path(os.environ["TRAINMASTER_INPUTS_DIR"]), Path(os.environ["TRAINMASTER_PREPARED_DIR"])
+training = json.loads((inputs / "training.json").read_text())
+[source] = json.loads((prepared / "prepared.json").read_text())["sources"]
+print("custom", os.environ["LEARNING"], training["training_config"]["hyperparameters"]["rate"])
+print(Path(source["files"][0]).read_text())
+"""
+
+
+def test_custom_framework_runs_its_script_with_data_and_configuration(server: LocalServer, scripts: Path) -> None:
+    (scripts / "custom.py").write_text(CUSTOM)
+    (scripts / "rows.jsonl").write_text('{"text": "hello"}')
     framework = {"type": "CUSTOM", "custom_script_path": str(scripts / "custom.py")}
     document: dict[str, Any] = {
         "name": "custom",
-        "training_config": {**TRAINING, "framework": framework, "environment": {"LEARNING": "slow"}},
-        "data_config": DATA,
+        "training_config": {
+            **TRAINING,
+            "framework": framework,
+            "environment": {"LEARNING": "slow"},
+            "hyperparameters": {"rate": 3},
+        },
+        "data_config": {"sources": [{"path": str(scripts / "rows.jsonl")}]},
         "resource_config": {"gpu_count": 0},
     }
     job_id = server.data("POST", "/v1/jobs", document)["job_id"]
     job = server.until(job_id)
     assert (job["status"], job["kind"]) == ("COMPLETED", "script")
-    assert server.lines(job_id) == ["custom slow"]
+    assert server.lines(job_id)[-2:] == ["custom slow 3", '{"text": "hello"}']
+
+
+def test_training_on_data_that_is_not_there_fails_at_admission(server: LocalServer, scripts: Path) -> None:
+    document: dict[str, Any] = {
+        "name": "tune",
+        "training_config": TRAINING,
+        "data_config": {"sources": [{"path": str(scripts / "missing.jsonl")}]},
+        "resource_config": {"gpu_count": 0},
+    }
+    job = server.until(server.data("POST", "/v1/jobs", document)["job_id"], "FAILED")
+    assert job["error_type"] == "ADMISSION"
+    assert f"data_config.sources[0].path: there is no {scripts / 'missing.jsonl'}" in job["error_message"]

@@ -20,6 +20,12 @@ CUSTOM: dict[str, Any] = {
     "data_config": {"sources": [{"path": "hf://org/data"}]},
 }
 
+LORA: dict[str, Any] = {
+    "name": "n",
+    "training_config": {"training_type": "LORA", "base_model": {"model_id": "org/model"}},
+    "data_config": {"sources": [{"path": "hf://org/data"}]},
+}
+
 
 def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     """A copy of a document in which the field at a dotted path has another value; `[0]` is a path part of its own."""

@@ -140,6 +140,14 @@ def test_best_checkpoint_follows_the_metric() -> None:
     assert (job.best_checkpoint_id, job.latest_checkpoint_id) == ("c2", "c3")
 
 
+def test_best_checkpoint_is_the_jobs_own_word_where_no_metric_was_named() -> None:
+    said = [checkpoint(1), {**checkpoint(2, loss=9), "is_best": True}, checkpoint(3)]
+    assert told(training(new_job()), *said).best_checkpoint_id == "c2"
+    output = {"checkpoint": {"metric_for_best_model": "loss"}}
+    job = told(training(new_job(output_config=output)), checkpoint(1, loss=3), *said[1:])
+    assert job.best_checkpoint_id == "c1"
+
+
 def test_pause_waits_for_the_attempt_to_stop_and_resume_queues_it() -> None:
     job = told(training(new_job()), checkpoint(10))
     job = settled(commands.pause(job, now=NOW))

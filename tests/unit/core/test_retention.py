@@ -16,9 +16,12 @@ from trainmaster.core.retention import (
     expired_checkpoints,
     owns_files,
     pin,
+    prune,
     runs_expired,
+    surplus_checkpoints,
 )
 from trainmaster.core.states import JobStatus
+from trainmaster.protocol.launch import Lifetime
 
 
 def checkpoint(step: int, **fields: Any) -> Checkpoint:
@@ -145,3 +148,57 @@ def test_files_go_with_a_checkpoint_only_when_they_are_its_own(path: str, others
     theirs = [checkpoint(n, path=other) for n, other in enumerate(others)]
     assert owns_files(checkpoint(9, path=path), theirs, root="artifacts") is owns
     assert not owns_files(checkpoint(9, path=path, root="runs"), theirs, root="artifacts")
+
+
+def limited(limit: int, **fields: Any) -> Job:
+    spec = {"output_config": {"checkpoint": {"save_total_limit": limit}}}
+    return saved(spec=spec, spec_version=3, **fields)
+
+
+def surplus(job: Job, checkpoints: list[Checkpoint] = ALL, in_use: tuple[str, ...] = ()) -> list[str]:
+    return [each.checkpoint_id for each in surplus_checkpoints(job, checkpoints, in_use=in_use)]
+
+
+def test_checkpoints_beyond_the_limit_are_the_oldest() -> None:
+    job = limited(2, best_checkpoint_id=None)
+    assert surplus(job) == ["c10"]
+    assert surplus(limited(3, best_checkpoint_id=None)) == []
+    assert surplus(limited(1, best_checkpoint_id=None)) == ["c10", "c20"]
+
+
+def test_best_pinned_and_used_checkpoints_do_not_count_towards_the_limit() -> None:
+    assert surplus(limited(1)) == ["c10"]  # c20 is the best
+    assert surplus(limited(2)) == []
+    assert surplus(limited(1), [checkpoint(10, pinned=True), *ALL[1:]]) == []
+    assert surplus(limited(1), in_use=("c10",)) == []
+    assert surplus(limited(1, resume_checkpoint_id="c10")) == []
+
+
+def test_latest_checkpoint_stays_whatever_its_age() -> None:
+    assert surplus(limited(1, latest_checkpoint_id="c10", best_checkpoint_id=None)) == ["c20"]
+
+
+def test_nothing_is_pruned_of_services_and_of_jobs_whose_limit_had_no_effect() -> None:
+    assert surplus(limited(1).evolve(spec_version=2)) == []
+    assert surplus(limited(1).evolve(lifetime=Lifetime.SERVICE)) == []
+    assert surplus(saved(spec={}, spec_version=3)) == []
+
+
+def test_pruning_says_why() -> None:
+    change = prune(limited(1), ALL[:1], others=ALL[1:], now=NOW)
+    assert change is not None
+    [event] = change.events
+    assert (event.type, event.message) == (
+        "checkpoint_deleted",
+        "checkpoint c10 at step 10 was deleted: save_total_limit is 1",
+    )
+    assert (change.job.latest_checkpoint_id, change.job.best_checkpoint_id) == ("c30", "c20")
+
+
+def test_files_of_a_class_lie_below_its_account_and_those_elsewhere_stay() -> None:
+    home = "classes/default"
+    own = checkpoint(10, path=f"{home}/general/default/n/10")
+    assert owns_files(own, [], root="artifacts", home=home)
+    assert not owns_files(own, [], root="artifacts", home="classes/other")
+    assert not owns_files(own, [checkpoint(11, path=own.path)], root="artifacts", home=home)
+    assert not owns_files(checkpoint(10, path="s3://bucket/key", root="uri"), [], root="artifacts")

@@ -66,6 +66,39 @@ def test_stored_spec_of_version_1_has_its_values_in_the_clear() -> None:
     assert "A" in compile_launch(load_stored(1, document)).secrets
 
 
+def stored_in_version_2(**source: Any) -> dict[str, Any]:
+    """What version 0.2.0 stored of a source of data."""
+    document = changed(dump(parse_submit(CUSTOM)), "data_config.sources", [{"path": "hf://a", **source}])
+    del document["data_config"]["preprocess"]["packing"]
+    return document
+
+
+def test_stored_spec_of_version_2_has_its_sampling_under_another_name() -> None:
+    stored = stored_in_version_2(sampling={"weight": 2.0, "ratio": None, "max": 5})
+    [source] = dump(load_stored(2, stored))["data_config"]["sources"]
+    assert source["sampling"] == {"weight": 2.0, "ratio": None, "max_samples": 5}
+    assert dump(load_stored(2, stored))["data_config"]["preprocess"]["packing"] is None
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        (None, None),
+        ([{"column": "a", "op": ">", "value": 1}], [{"column": "a", "op": "gt", "value": 1}]),
+        ({"column": "a", "op": "eq", "value": 1}, [{"column": "a", "op": "eq", "value": 1}]),
+        ({"anything": [1, None]}, None),
+        (["a > 1"], None),
+    ],
+)
+def test_stored_spec_of_version_2_keeps_filters_that_can_be_read(filters: Any, kept: Any) -> None:
+    [source] = dump(load_stored(2, stored_in_version_2(filters=filters)))["data_config"]["sources"]
+    assert source["filters"] == kept
+
+
+def test_stored_spec_of_version_2_without_data_is_read() -> None:
+    assert load_stored(2, dump(parse_submit(COMMAND))) == parse_submit(COMMAND)
+
+
 def test_repr_of_a_request_holds_no_secret() -> None:
     assert SECRET not in repr(with_secrets())
 

@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "training_config.base_model.revision": (None, ["main"], ["", 1]),
     "training_config.base_model.source": (
         None,
-        ["huggingface", "scaiatlas", "local", "s3", "url"],
+        ["huggingface", "scaiatlas", "s3", "url"],
         ["HuggingFace", "gcs"],
     ),
     "training_config.base_model.tokenizer_id": (None, ["org/tokenizer"], [""]),
@@ -59,8 +59,8 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "training_config.framework.distributed.config": ({}, [{"a": "b"}], [3]),
     "training_config.framework.custom_script_path": (
         None,
-        ["/srv/train.py", "train.sh"],
-        [None, "", "../train.py", "/srv/../train.py", "a\x00b"],
+        ["/srv/train.py", "/srv/train.sh"],
+        [None, "", "train.py", "../train.py", "/srv/../train.py", "a\x00b"],
     ),
     "training_config.hyperparameters": ({}, [{"learning_rate": "1e-4"}], [{"a": {}}, None]),
     "training_config.environment": (
@@ -87,13 +87,38 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "data_config.sources[0].columns": (None, [["a", "b"], []], ["a", [1], [""]]),
     "data_config.sources[0].filters": (
         None,
-        [[], [{"column": "a", "op": ">", "value": 1}], {"a": [1, None, True]}],
-        ["a > 1", 1, [float("nan")], {"a": "\ud800"}],
+        [
+            [],
+            [{"column": "a", "op": "gt", "value": 1}, {"column": "b", "op": "is_null", "value": None}],
+            [{"column": "a", "op": "not_in", "value": ["x", 1, 0.5, True]}],
+            [{"column": "a", "op": "matches", "value": r"^\w+$"}],
+        ],
+        [
+            "a > 1",
+            1,
+            [float("nan")],
+            [{"column": "a", "op": "gt"}],
+            [{"column": "a", "op": "like", "value": "x"}],
+            [{"column": "", "op": "eq", "value": 1}],
+            [{"column": "a", "op": "eq", "value": float("nan")}],
+            [{"column": "a", "op": "eq", "value": "\ud800"}],
+            [{"column": "a", "op": "eq", "value": {"b": 1}}],
+            [{"column": "a", "op": "eq", "value": [1]}],
+            [{"column": "a", "op": "in", "value": 1}],
+            [{"column": "a", "op": "in", "value": []}],
+            [{"column": "a", "op": "lt", "value": True}],
+            [{"column": "a", "op": "not_null", "value": 1}],
+            [{"column": "a", "op": "matches", "value": "("}],
+            [{"column": "a", "op": "matches", "value": "x" * 1001}],
+        ],
     ),
+    "data_config.sources[0].filters[0].column": (REQUIRED, ["a", "a b"], ["", None, 1]),
+    "data_config.sources[0].filters[0].op": (REQUIRED, ["eq", "ne", "lt", "le", "gt", "ge"], ["EQ", "=>", None, []]),
+    "data_config.sources[0].filters[0].value": (None, ["x", 1, 0.5], [None, {}, [1]]),
     "data_config.sources[0].sampling": (None, [{}], [1, "all"]),
     "data_config.sources[0].sampling.weight": (None, [0.5, 2], [0, -1, "1", float("inf")]),
     "data_config.sources[0].sampling.ratio": (None, [0.1, 1], [0, 1.1]),
-    "data_config.sources[0].sampling.max": (None, [1], [0, 1.5]),
+    "data_config.sources[0].sampling.max_samples": (None, [1], [0, 1.5]),
     "data_config.preprocess.tokenizer_id": (None, ["org/tokenizer"], [""]),
     "data_config.preprocess.tokenizer_config": ({}, [{"use_fast": "true"}], [[]]),
     "data_config.preprocess.add_bos": (None, [True, False], ["yes", 1]),
@@ -102,6 +127,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "data_config.preprocess.truncation": (None, [True, False], ["longest", 1]),
     "data_config.preprocess.chat_template": (None, ["{% for m in messages %}\n{{ m }}\n{% endfor %}"], [1]),
     "data_config.preprocess.field_mapping": ({}, [{"prompt": "question"}], [{"a": []}]),
+    "data_config.preprocess.packing": (None, [True, False], ["yes", 1]),
     "data_config.max_seq_length": (None, [1, 4096], [0, "1"]),
     "data_config.batch_size": (1, [1, 64], [0, 1.5]),
     "data_config.gradient_accumulation_steps": (1, [1, 8], [0, None]),
@@ -185,10 +211,16 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def base_for(path: str) -> dict[str, Any]:
-    base = CUSTOM
+    return with_parts(CUSTOM, path)
+
+
+def with_parts(document: dict[str, Any], path: str) -> dict[str, Any]:
+    """The document with what a field lies in, where that may be absent."""
     if ".sampling." in path:
-        base = changed(base, "data_config.sources[0].sampling", {})
-    return base
+        return changed(document, "data_config.sources[0].sampling", {})
+    if ".filters[0]." in path:
+        return changed(document, "data_config.sources[0].filters", [{"column": "a", "op": "eq", "value": 1}])
+    return document
 
 
 def cases(table: dict[str, tuple[Any, list[Any], list[Any]]], column: int) -> list[Any]:
@@ -209,8 +241,9 @@ def test_field_left_out_has_its_default(path: str) -> None:
     document = changed({**CUSTOM, "workload": COMMAND["workload"]}, "output_config", {})
     if path in ("training_config.framework.type", "training_config.framework.custom_script_path"):
         document = changed(document, "training_config.framework", {})
-    if ".sampling." in path:
-        document = changed(document, "data_config.sources[0].sampling", {})
+    document = with_parts(document, path)
+    if path.endswith("filters[0].value"):
+        document = changed(document, "data_config.sources[0].filters", [{"column": "a", "op": "is_null"}])
     if default is not REQUIRED:
         assert at(redacted(parse_submit(document)), path) == default
         return
@@ -229,7 +262,7 @@ def test_field_takes_value_and_shows_it(path: str, value: Any) -> None:
     elif path == "data_config.sources":
         assert [source["path"] for source in shown] == [source["path"] for source in value]
     elif path.endswith("sampling"):
-        assert shown == {"weight": None, "ratio": None, "max": None}
+        assert shown == {"weight": None, "ratio": None, "max_samples": None}
     else:
         assert shown == value
 
@@ -277,6 +310,11 @@ def test_workload_field_refuses_value_and_names_its_path(path: str, value: Any) 
         ("data_config.preprocess.padding", True, "longest"),
         ("data_config.preprocess.padding", False, "none"),
         ("name", "  trimmed ", "trimmed"),
+        (
+            "data_config.sources[0].filters",
+            {"column": "a", "op": ">=", "value": 1},
+            [{"column": "a", "op": "ge", "value": 1}],
+        ),
     ],
 )
 def test_field_given_in_another_form_is_shown_in_its_own(path: str, given: Any, stored: Any) -> None:

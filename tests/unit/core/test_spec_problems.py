@@ -9,6 +9,7 @@ from spec_documents import COMMAND, CUSTOM, changed
 
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import ResourceConfig, parse, parse_submit
+from trainmaster.core.workloads import kinds
 
 
 def problems_of(document: object) -> list[tuple[str, str]]:
@@ -50,7 +51,7 @@ def test_unknown_field_of_a_workload_is_matched_against_its_own_kind() -> None:
 
 def test_unknown_kind_is_refused_with_the_nearest_and_all_choices() -> None:
     assert problems_of(changed(COMMAND, "workload.kind", "comand")) == [
-        ("workload.kind", "unknown kind 'comand'; did you mean 'command'? Choices: command, script, service")
+        ("workload.kind", f"unknown kind 'comand'; did you mean 'command'? Choices: {', '.join(kinds())}")
     ]
 
 
@@ -58,7 +59,7 @@ def test_unknown_kind_is_refused_with_the_nearest_and_all_choices() -> None:
 def test_kind_that_is_no_name_is_refused_with_all_choices(kind: object) -> None:
     [(field, message)] = problems_of(changed(COMMAND, "workload.kind", kind))
     assert field == "workload.kind"
-    assert "command, script, service" in message
+    assert ", ".join(kinds()) in message
 
 
 def test_unknown_value_is_refused_with_the_nearest_and_all_choices() -> None:

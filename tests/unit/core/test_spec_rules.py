@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spec_documents import COMMAND, CUSTOM, changed
 
-from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import dump, load_stored, parse_submit
 from trainmaster.core.spec.output import CheckpointConfig
 
@@ -80,12 +80,6 @@ def test_configs_missing_beside_other_problems_are_named_with_them() -> None:
 
 def test_configs_missing_with_a_wrong_workload_are_not_asked_for() -> None:
     assert set(problems_of({"name": "n", "workload": {"kind": "command"}})) == {"workload.argv"}
-
-
-@pytest.mark.parametrize("framework", ["HF_TRAINER", "DEEPSPEED", "FSDP", "MEGATRON"])
-def test_built_in_trainer_is_refused_with_what_to_do_instead(framework: str) -> None:
-    with pytest.raises(RefusedError, match=r"not available in this version.*CUSTOM.*explicit workload"):
-        parse_submit(custom(training_config__framework={"type": framework}))
 
 
 def test_built_in_framework_beside_an_explicit_workload_is_accepted() -> None:

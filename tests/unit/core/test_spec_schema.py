@@ -18,7 +18,13 @@ def schema() -> dict[str, Any]:
 
 def test_schema_shows_the_workload_as_one_of_the_registered_kinds(schema: dict[str, Any]) -> None:
     union, null = schema["properties"]["workload"]["anyOf"]
-    names = {"command": "CommandSpec", "script": "ScriptSpec", "service": "ServiceSpec"}
+    names = {
+        "command": "CommandSpec",
+        "job_class": "JobClassSpec",
+        "script": "ScriptSpec",
+        "service": "ServiceSpec",
+        "trainer": "TrainerSpec",
+    }
     assert null == {"type": "null"}
     assert union["oneOf"] == [{"$ref": f"#/$defs/{name}"} for name in names.values()]
     assert union["discriminator"] == {

@@ -41,8 +41,8 @@ def problems_of(workload: dict[str, Any]) -> list[str]:
     return [problem.field for problem in caught.value.problems]
 
 
-def test_kinds_are_the_built_in_three() -> None:
-    assert kinds() == ("command", "script", "service")
+def test_kinds_are_the_built_in_ones() -> None:
+    assert kinds() == ("command", "job_class", "script", "service", "trainer")
     for kind in kinds():
         assert kind == module_for(kind).KIND
 
@@ -198,12 +198,13 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     request = parse_submit(document)
     assert request.workload is None
     assert effective_workload(request).kind == "script"
-    assert compile_launch(request) == Launch(
-        kind="script",
-        steps=(Step(name="main", argv=("/srv/train.py",), python=True),),
-        secrets={"A": "secret:env.A"},
-        ranks_per_node=4,
-    )
+    compiled = compile_launch(request)
+    fetch, script = compiled.steps
+    assert fetch == Step(name="prepare", argv=("-m", "trainmaster.trainers.fetching"), python=True, tokens=True)
+    assert script == Step(name="main", argv=("/srv/train.py",), python=True)
+    assert (compiled.kind, compiled.ranks_per_node, compiled.secrets) == ("script", 4, {"A": "secret:env.A"})
+    assert json.loads(compiled.inputs["training.json"])["data_config"]["sources"][0]["path"] == "hf://org/data"
+    assert not compiled.reports_phases
 
 
 def test_explicit_workload_is_the_effective_one() -> None:

@@ -196,6 +196,24 @@ def test_retry_with_new_resources_says_that_it_changes_them() -> None:
     assert body == {"checkpoint_id": "", "modify_resources": True, "new_resource_config": {"gpu_count": 0}}
 
 
+def test_tokens_are_passed_on_with_what_starts_a_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINMASTER_SCAIATLAS_TOKEN", "atlas")
+    server = Server(*(ok({"job_id": "job-1"}) for _ in range(4)))
+    client = Client("http://server.test", "a-key", scaidrive_token="drive", transport=httpx.MockTransport(server))
+
+    client.submit({"name": "n"})
+    client.resume("job-1")
+    client.retry("job-1")
+    client.get("job-1")
+
+    *starting, other = [
+        (request.headers.get("X-ScaiDrive-Token"), request.headers.get("X-ScaiAtlas-Token"))
+        for request in server.requests
+    ]
+    assert starting == [("drive", "atlas")] * 3
+    assert other == (None, None)
+
+
 def test_request_that_came_too_soon_is_sent_again_when_the_server_says() -> None:
     server = Server(refusal(429, "RATE_LIMITED", retry_after=1), ok({"job_id": "job-1"}))
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.sdk import Client, ShippingError
+from trainmaster.sdk.local import LocalServer
 from trainmaster.sdk.shipping import ship
 
 
@@ -128,3 +132,168 @@ def test_file_that_the_server_has_is_not_sent_again(client: Client, blobs: Blobs
 def test_source_that_cannot_be_sent_is_named(client: Client, tmp_path: Path, entry: dict[str, str], says: str) -> None:
     with pytest.raises(ShippingError, match=says):
         ship(client, {"workload": {"kind": "command", "files": [entry]}}, tmp_path)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with a job file's neighbours."""
+    project = tmp_path / "project"
+    (project / "data").mkdir(parents=True)
+    (project / "data" / "a.jsonl").write_bytes(b"a")
+    (project / "data" / "b.jsonl").write_bytes(b"b")
+    (project / "model").mkdir()
+    (project / "model" / "config.json").write_bytes(b"{}")
+    (project / "model" / ".hidden").write_bytes(b"x")
+    (project / "train.py").write_bytes(b"print(1)")
+    (tmp_path / "above.jsonl").write_bytes(b"above")
+    return project
+
+
+def training(path: str = "data/a.jsonl", **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "n",
+        "training_config": {
+            "training_type": "SFT",
+            "base_model": {"model_id": "org/model", **changes.pop("base_model", {})},
+            **changes,
+        },
+        "data_config": {"sources": [{"path": path}]},
+    }
+
+
+def path_of(document: dict[str, Any]) -> str:
+    return str(document["data_config"]["sources"][0]["path"])
+
+
+def paths_in(document: dict[str, Any]) -> list[str]:
+    return [file["path"] for file in document["workload"]["files"]]
+
+
+def test_data_beside_the_job_file_is_sent_to_another_machine(client: Client, blobs: Blobs, project: Path) -> None:
+    told: list[str] = []
+    document = training("./data/a.jsonl")
+
+    shipped = ship(client, document, project, tell=told.append)
+
+    assert shipped["workload"] == {"kind": "trainer", "files": [{"path": "data/a.jsonl", "sha256": digest(b"a")}]}
+    assert path_of(shipped) == "data/a.jsonl"
+    assert blobs.kept == {digest(b"a"): b"a"}
+    assert told == ["Sends data/a.jsonl (1 B)"]
+    assert path_of(document) == "./data/a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("path", "named", "files"),
+    [
+        ("data", "data", ["data/a.jsonl", "data/b.jsonl"]),
+        ("data/*.jsonl", "data/*.jsonl", ["data/a.jsonl", "data/b.jsonl"]),
+        ("file://data/a.jsonl", "data/a.jsonl", ["data/a.jsonl"]),
+        ("../above.jsonl", "shipped/0/above.jsonl", ["shipped/0/above.jsonl"]),
+        ("../*.jsonl", "shipped/0", ["shipped/0/0-above.jsonl"]),
+    ],
+)
+def test_directories_patterns_and_what_lies_above_are_sent(
+    client: Client, project: Path, path: str, named: str, files: list[str]
+) -> None:
+    shipped = ship(client, training(path), project)
+    assert path_of(shipped) == named
+    assert paths_in(shipped) == files
+
+
+def test_model_that_lies_beside_the_job_file_is_sent_without_what_is_hidden(client: Client, project: Path) -> None:
+    shipped = ship(client, training("hf://org/data", base_model={"model_id": "model"}), project)
+    assert shipped["training_config"]["base_model"] == {"model_id": "model", "source": "local"}
+    assert paths_in(shipped) == ["model/config.json"]
+
+
+def test_tokenizer_that_is_sent_is_still_named_by_a_path(client: Client, project: Path) -> None:
+    document = training("hf://org/data", base_model={"tokenizer_id": "model"})
+    document["data_config"]["preprocess"] = {"tokenizer_id": "./model"}
+    shipped = ship(client, document, project)
+    assert shipped["training_config"]["base_model"]["tokenizer_id"] == "./model"
+    assert shipped["data_config"]["preprocess"]["tokenizer_id"] == "./model"
+    assert paths_in(shipped) == ["model/config.json"]
+
+
+def test_script_of_ones_own_is_sent(client: Client, project: Path) -> None:
+    framework = {"type": "CUSTOM", "custom_script_path": "train.py"}
+    shipped = ship(client, training("s3://bucket/rows", framework=framework), project)
+    assert shipped["training_config"]["framework"]["custom_script_path"] == "train.py"
+    assert paths_in(shipped) == ["train.py"]
+
+
+@pytest.mark.parametrize("path", ["hf://org/data", "s3://bucket/rows", "https://host/rows.jsonl", "/srv/rows.jsonl"])
+def test_what_lies_elsewhere_is_left_alone(client: Client, project: Path, path: str) -> None:
+    assert ship(client, training(path), project) == training(path)
+
+
+def test_name_with_another_type_than_a_file_is_left_alone(client: Client, project: Path) -> None:
+    document = training()
+    document["data_config"]["sources"] = [{"path": "data/a.jsonl", "type": "hf"}]
+    assert ship(client, document, project) == document
+
+
+def test_files_that_are_declared_are_not_sent_twice(client: Client, blobs: Blobs, project: Path) -> None:
+    document = {**training("data/a.jsonl"), "workload": {"kind": "trainer", "files": [{"source": "data"}]}}
+    shipped = ship(client, document, project)
+    assert paths_in(shipped) == ["data/a.jsonl", "data/b.jsonl"]
+    assert path_of(shipped) == "data/a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (training("absent.jsonl"), "data_config.sources[0].path"),
+        (training("hf://a/b", base_model={"model_id": "./absent"}), "training_config.base_model.model_id"),
+        (training("hf://a/b", base_model={"model_id": "m", "source": "local"}), "training_config.base_model.model_id"),
+        (
+            training("hf://a/b", framework={"type": "CUSTOM", "custom_script_path": "absent.py"}),
+            "training_config.framework.custom_script_path",
+        ),
+    ],
+)
+def test_file_of_a_training_that_is_not_there_is_an_error(
+    client: Client, project: Path, document: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ShippingError, match=f"{re.escape(field)}: there is no .* in {re.escape(str(project))}"):
+        ship(client, document, project)
+
+
+def test_local_server_finds_files_of_the_users_home_where_they_are(
+    client: Client, blobs: Blobs, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = LocalServer(
+        url=client.url,
+        api_key="",
+        version="",
+        process=ProcessIdentity(pid=1, start_time=0, boot_id=""),
+        data_dir=project,
+    )
+    monkeypatch.setattr("trainmaster.sdk.shipping.running", lambda: home)
+    monkeypatch.setenv("HOME", str(project))
+    shipped = ship(client, training(base_model={"model_id": "./model"}), project)
+    assert path_of(shipped) == str(project / "data" / "a.jsonl")
+    assert shipped["training_config"]["base_model"] == {"model_id": str(project / "model"), "source": "local"}
+    assert "workload" not in shipped
+    monkeypatch.setenv("HOME", "/somewhere/else")
+    assert paths_in(ship(client, training(), project)) == ["data/a.jsonl"]
+
+
+def test_file_that_the_server_finds_too_large_says_what_to_do(project: Path) -> None:
+    def refuses(request: httpx.Request) -> httpx.Response:
+        if request.method == "HEAD":
+            return httpx.Response(404)
+        error = {"code": "PAYLOAD_TOO_LARGE", "message": "at most 1 byte"}
+        return httpx.Response(413, json={"status": "error", "error": error, "meta": {}})
+
+    client = Client("http://server.test", "a-key", transport=httpx.MockTransport(refuses))
+    with pytest.raises(ShippingError, match=r"a\.jsonl: at most 1 byte; put it where the server finds it"):
+        ship(client, training(), project)
+
+
+def test_directory_of_too_many_files_says_what_to_do(
+    client: Client, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.sdk.shipping.MAX_FILES", 1)
+    with pytest.raises(ShippingError, match=r"sources\[0\]\.path: has 2 files, at most 1 go along"):
+        ship(client, training("data"), project)

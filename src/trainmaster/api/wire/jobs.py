@@ -26,6 +26,7 @@ from trainmaster.coordinator.explain import Waiting
 from trainmaster.core.job import Attempt, Checkpoint, Job
 from trainmaster.core.spec import SubmitJobRequest, load_stored, redacted
 from trainmaster.core.states import Desired, JobStatus
+from trainmaster.core.workloads import trainer
 from trainmaster.storage import ARTIFACTS, Location
 
 CONFIGS = ("training_config", "data_config", "resource_config", "output_config", "scheduling_config")
@@ -60,7 +61,9 @@ class Links(Wire):
 class Output(Wire):
     """What a job leaves behind."""
 
-    model_uri: str | None = Field(description="Its output directory; null before it has ended well.")
+    model_uri: str | None = Field(
+        description="The model that it trained, or its output directory; null before it has ended well."
+    )
     hub_url: str | None
 
 
@@ -170,7 +173,7 @@ def job_resource(view: JobView) -> JobResource:
 
 def controlled_job(view: JobView) -> ControlledJob:
     """A job after a command that has to do with a checkpoint."""
-    chosen = view.job.resume_checkpoint_id or view.job.latest_checkpoint_id
+    chosen = view.job.resume_checkpoint_id or view.job.own_checkpoint_id
     return ControlledJob(**_whole(view), checkpoint_id=chosen)
 
 
@@ -245,7 +248,7 @@ def _whole(view: JobView) -> dict[str, Any]:
         "attempts": [attempt_resource(attempt) for attempt in view.attempts],
         "checkpoints": checkpoint_resources(job, view.checkpoints),
         "error": failure_of(job, view.attempts),
-        "output": _output(job),
+        "output": _output(job, request),
         "can_save": job.can_save,
         "stalled_at": instant(job.stalled_at),
         "last_activity_at": instant(max(filter(None, (view.used_at, job.last_activity_at)), default=None)),
@@ -257,9 +260,14 @@ def _links(job: Job) -> Links:
     return Links(self=own, logs=f"{own}/logs", metrics=f"{own}/metrics", events=f"{own}/events")
 
 
-def _output(job: Job) -> Output:
-    location = Location(root=ARTIFACTS, path=f"{job.job_id}/output")
-    return Output(model_uri=location.uri if job.status is JobStatus.COMPLETED else None, hub_url=None)
+def _output(job: Job, request: SubmitJobRequest) -> Output:
+    if job.status is not JobStatus.COMPLETED:
+        return Output(model_uri=None, hub_url=None)
+    below, named = "", None
+    if job.workload_kind == trainer.KIND:
+        below, named = f"/{trainer.RESULT}", trainer.result_uri(request.output_config)
+    location = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}")
+    return Output(model_uri=clean(named or location.uri), hub_url=None)
 
 
 def _effective_batch_size(request: SubmitJobRequest) -> int | None:

@@ -34,6 +34,7 @@ def run(
     ] = None,
     runs_root: Annotated[Path | None, typer.Option("--runs-root", help="Where run directories lie.")] = None,
     artifacts_root: Annotated[Path | None, typer.Option("--artifacts-root", help="Where checkpoints lie.")] = None,
+    cache_root: Annotated[Path | None, typer.Option("--cache-root", help="Where fetched models and data lie.")] = None,
     data_root: Annotated[
         list[Path] | None,
         typer.Option(
@@ -80,6 +81,7 @@ def run(
         "database_url": database,
         "runs_root": runs_root,
         "artifacts_root": artifacts_root,
+        "cache_root": cache_root,
         "data_roots": data_root,
         "roles": roles,
         "transport": transport,

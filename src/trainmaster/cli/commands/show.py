@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from trainmaster.cli.formatting import clock, duration, number, seconds_between
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
 from trainmaster.cli.output import draw, facts, print_json, status_text, table
-from trainmaster.cli.progress import brief
+from trainmaster.cli.progress import PREPARED_PERCENT, brief
 from trainmaster.cli.session import connect
 from trainmaster.cli.summary import failure_lines
+from trainmaster.sdk.training_files import TRAINER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,10 +52,13 @@ def _parts(job: Job) -> Iterator[RenderableType]:
 def _facts(job: Job) -> dict[str, Any]:
     return {
         "handle": job["handle"],
+        "trains": _training(job),
         "waits": job["pending_reason"],
         "reason": None if job["error"] else _reason(job),
         "progress": brief(job),
-        "metrics": "  ".join(f"{name} {number(value)}" for name, value in job["metrics"].items()),
+        "metrics": "  ".join(
+            f"{name} {number(value)}" for name, value in job["metrics"].items() if name != PREPARED_PERCENT
+        ),
         "queue": f"{job['queue']}, priority {job['priority']}"
         + (f", number {job['queue_position']}" if job["queue_position"] else ""),
         "where": _placement(job),
@@ -87,6 +91,18 @@ def _attempts(job: Job) -> str | None:
         return None
     retries = f", {job['retries_used']} of {job['max_retries']} retries used" if job["max_retries"] else ""
     return f"{job['attempt']}{retries}"
+
+
+def _training(job: Job) -> str | None:
+    training, data = job["training_config"], job["data_config"]
+    if training is None or data is None or (job["workload"] or {"kind": TRAINER})["kind"] != TRAINER:
+        return None
+    base, framework = training["base_model"], training["framework"]
+    revision = f"@{base['revision']}" if base["revision"] else ""
+    does = framework["custom_script_path"] or framework["type"]
+    sources = [source["path"] for source in data["sources"]]
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return f"{base['model_id']}{revision}, {training['training_type']} with {does}, on {sources[0]}{more}"
 
 
 def _command(job: Job) -> str | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import EXIT_OF_STATUS, ExitCode, say
+from trainmaster.cli.exits import EXIT_OF_STATUS, ExitCode, UsageError, say
 from trainmaster.cli.options import JsonOption, LabelOption, SetOption
 from trainmaster.cli.output import print_json, print_json_line
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
     from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Submitted
+    from trainmaster.sdk.types import Job, Submitted
+
+PENDING = "PENDING"
+ADMISSION_WAIT_S = 3.0
+"""How long a command waits to see whether the job is let in; a moment is enough unless the server is busy."""
 
 
 def run(
@@ -21,12 +26,17 @@ def run(
     settings: SetOption = [],  # noqa: B006 - typer copies it
     name: Annotated[str | None, typer.Option("--name", help="The job's name, instead of the file's.")] = None,
     label: LabelOption = [],  # noqa: B006
+    restore: Annotated[
+        str | None,
+        typer.Option("--restore", metavar="REL_PATH", help="For a job class: begin from another run's checkpoint."),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show its log and progress until it ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Hand a job in.
 
-    Files that the job names and that are here (workload.files[].source, or the path of a script) are sent along.
+    Files that the job names and that are here (workload.files[].source, the path of a script, the module of a job
+    class, data and models of a training) are sent along, or found where they are by the local server.
     """
     from trainmaster.cli.jobfile import load, pairs, set_values
     from trainmaster.sdk.shipping import ship
@@ -37,16 +47,23 @@ def run(
         document["name"] = name
     if label:
         document["labels"] = {**(document.get("labels") or {}), **pairs(label, "--label")}
+    if restore is not None:
+        document["workload"] = _restored(document.get("workload"), restore)
     with connect() as client:
-        submitted = client.submit(ship(client, document, base))
+        submitted = client.submit(ship(client, document, base, tell=say))
         if not follow:
-            _tell(submitted, document, as_json)
-            return
+            raise typer.Exit(_tell(client, submitted, as_json))
         if as_json:
             print_json_line({"job": submitted})
         else:
             say(f"Submitted {submitted['job_id']} ({document.get('name')})")
         raise typer.Exit(follow_to_the_end(client, submitted["job_id"], as_json=as_json))
+
+
+def _restored(workload: object, rel_path: str) -> dict[str, object]:
+    if not isinstance(workload, dict) or workload.get("kind") != "job_class":
+        raise UsageError("--restore is for jobs with a workload of kind job_class")
+    return {**workload, "restore": rel_path}
 
 
 def follow_to_the_end(client: Client, job_id: str, *, as_json: bool) -> ExitCode:
@@ -64,9 +81,27 @@ def follow_to_the_end(client: Client, job_id: str, *, as_json: bool) -> ExitCode
     return EXIT_OF_STATUS[job["status"]]
 
 
-def _tell(submitted: Submitted, document: dict[str, object], as_json: bool) -> None:
+def _tell(client: Client, submitted: Submitted, as_json: bool) -> ExitCode:
+    """Say what became of the job; one that is refused at admission is so at once, and its owner is still here."""
     if as_json:
         print_json(submitted)
-        return
-    typer.echo(f"{submitted['job_id']} ({document.get('name')}) is {submitted['status']}")
+        return ExitCode.OK
+    job = _once_admitted(client, submitted["job_id"]) if submitted["status"] == PENDING else None
+    status = job["status"] if job else submitted["status"]
+    typer.echo(f"{submitted['job_id']} ({submitted['name']}) is {status}")
+    if job is not None and job["error"]:
+        from trainmaster.cli.summary import failure_lines
+
+        say("\n".join(failure_lines(job["error"])))
+        return EXIT_OF_STATUS[job["status"]]
     say(f"Follow it with `trainmaster logs -f {submitted['job_id']}`.")
+    return ExitCode.OK
+
+
+def _once_admitted(client: Client, job_id: str) -> Job:
+    deadline = time.monotonic() + ADMISSION_WAIT_S
+    while True:
+        job = client.get(job_id)
+        if job["status"] != PENDING or time.monotonic() > deadline:
+            return job
+        time.sleep(0.05)

@@ -12,8 +12,9 @@ from trainmaster.core.spec.problems import problems_from
 from trainmaster.core.spec.resources import ResourceConfig
 from trainmaster.core.spec.scheduling import SchedulingConfig
 from trainmaster.core.spec.submit import SubmitJobRequest
-from trainmaster.core.spec.training import FrameworkType, TrainingConfig, TrainingType
+from trainmaster.core.spec.training import TrainingConfig
 from trainmaster.core.spec.versions import SPEC_VERSION, load_stored, unsealed_values
+from trainmaster.core.training.types import FrameworkType, TrainingType
 
 __all__ = [
     "SPEC_VERSION",

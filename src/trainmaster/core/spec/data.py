@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic_core import PydanticCustomError
 
 from trainmaster.core.fields import (
@@ -20,17 +18,16 @@ from trainmaster.core.fields import (
     StringMap,
     Text,
     Verbatim,
-    is_unicode,
     null_means,
 )
-from trainmaster.core.spec.suggest import choice_message
+from trainmaster.core.spec.filters import Filters
+from trainmaster.core.suggest import choice_message
+from trainmaster.core.training.sources import scheme_of
 
 SCHEMES = ("file", "hf", "s3", "http", "https", "scaidrive", "scaiatlas")
 """Of data sources. A path without a scheme is a file."""
 MAX_SEED = 2**32 - 1
 """The largest that every framework takes."""
-MAX_PREDICATE_DEPTH = 32
-"""Far above any filter that a person writes, far below what any reader of JSON refuses."""
 
 
 class DataFormat(StrEnum):
@@ -53,34 +50,10 @@ class Padding(StrEnum):
 
 
 def _known_scheme(path: str) -> str:
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", path)
-    if found and found[1] not in SCHEMES:
-        raise PydanticCustomError("rule", choice_message("scheme", found[1], SCHEMES))
+    scheme = scheme_of(path)
+    if scheme is not None and scheme not in SCHEMES:
+        raise PydanticCustomError("rule", choice_message("scheme", scheme, SCHEMES))
     return path
-
-
-def _predicates(value: object) -> object:
-    if not isinstance(value, list | dict):
-        raise PydanticCustomError("rule", "must be a list of row predicates, or an object")
-    if not _is_json(value, MAX_PREDICATE_DEPTH):
-        message = f"must be plain JSON with finite numbers, not nested deeper than {MAX_PREDICATE_DEPTH}"
-        raise PydanticCustomError("rule", message)
-    return value
-
-
-def _is_json(value: object, depth: int) -> bool:
-    match value:
-        case dict():
-            keys = all(isinstance(key, str) and is_unicode(key) for key in value)
-            return depth > 0 and keys and all(_is_json(item, depth - 1) for item in value.values())
-        case list():
-            return depth > 0 and all(_is_json(item, depth - 1) for item in value)
-        case str():
-            return is_unicode(value)
-        case float():
-            return math.isfinite(value)
-        case _:
-            return value is None or isinstance(value, int)
 
 
 def _padding_of_flag(value: object) -> object:
@@ -97,7 +70,7 @@ class Sampling(Model):
     ratio: Annotated[float, Strict(), Field(gt=0, le=1)] | None = Field(
         default=None, description="Fraction of its rows that is used."
     )
-    max: Count | None = Field(default=None, description="Most rows that are used.")
+    max_samples: Count | None = Field(default=None, description="Most rows that are used.")
 
 
 class DataSource(Model):
@@ -110,14 +83,7 @@ class DataSource(Model):
     split: Text | None = Field(default=None, description="Such as train; inferred when null.")
     format: DataFormat | None = Field(default=None, description="How rows are written; inferred when null.")
     columns: Names | None = Field(default=None, description="The columns that are read; all when null.")
-    filters: (
-        Annotated[
-            object,
-            AfterValidator(_predicates),
-            WithJsonSchema({"anyOf": [{"type": "array"}, {"type": "object"}]}),
-        ]
-        | None
-    ) = Field(default=None, description="Row predicates.")
+    filters: Filters | None = Field(default=None, description="Which rows are used: those that pass all of these.")
     sampling: Sampling | None = Field(default=None, description="Which part of the source is used; all when null.")
 
 
@@ -134,6 +100,10 @@ class PreprocessConfig(Model):
     truncation: Flag | None = Field(default=None, description="Cut samples at max_seq_length.")
     chat_template: Verbatim | None = Field(default=None, description="How messages become text.")
     field_mapping: StringMap = Field(default_factory=dict, description="Our name of a field to the row's own.")
+    packing: Flag | None = Field(
+        default=None,
+        description="Fill sequences of max_seq_length with several samples. Null: only with CONTINUED_PRETRAIN.",
+    )
 
 
 class DataConfig(Model):

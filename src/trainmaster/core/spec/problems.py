@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainmaster.core.errors import Problem
-from trainmaster.core.spec.suggest import choice_message, nearest, shown
+from trainmaster.core.suggest import choice_message, nearest, shown
 from trainmaster.core.workloads.base import WorkloadSpec
 from trainmaster.core.workloads.registry import kinds, module_for
 

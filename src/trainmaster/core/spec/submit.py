@@ -13,8 +13,10 @@ from trainmaster.core.spec.data import DataConfig
 from trainmaster.core.spec.output import OutputConfig
 from trainmaster.core.spec.resources import ResourceConfig
 from trainmaster.core.spec.scheduling import SchedulingConfig
-from trainmaster.core.spec.training import LORA_TYPES, TrainingConfig
+from trainmaster.core.spec.training import TrainingConfig
+from trainmaster.core.training.types import LORA_TYPES
 from trainmaster.core.workloads.registry import AnyWorkload
+from trainmaster.core.workloads.trainer import TrainerSpec, is_training
 
 ConfigT = TypeVar("ConfigT", bound="TrainingConfig | DataConfig | None")
 
@@ -87,21 +89,21 @@ class SubmitJobRequest(Model):
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes of a job that names no workload."""
+        """Ranks over all nodes of a training: a job whose workload is left to its training_config."""
         training = self.training_config
         named = training.framework.distributed.world_size if training else None
         return named or self.resource_config.gpu_count or self.resource_config.node_count
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node of a job that names no workload."""
+        """Ranks on each node of a training."""
         return self.world_size // self.resource_config.node_count
 
     @field_validator("training_config", "data_config")
     @classmethod
     def _given_without_a_workload(cls, value: ConfigT, info: ValidationInfo) -> ConfigT:
         # A workload that is there but wrong is absent from info.data, and is reported for itself.
-        if value is None and "workload" in info.data and info.data["workload"] is None:
+        if value is None and "workload" in info.data and is_training(info.data["workload"]):
             raise PydanticCustomError("rule", "required, unless a workload says what runs")
         return value
 
@@ -138,8 +140,11 @@ class SubmitJobRequest(Model):
             yield Broken(field, f"is {world_size}, but resource_config.gpu_count is {gpu_count}; they must be equal")
         elif world_size is not None and world_size % node_count:
             yield Broken(field, f"must be divisible by resource_config.node_count ({node_count})")
-        elif self.workload is None and self.ranks_per_node > MAX_RANKS_PER_NODE:
+        elif is_training(self.workload) and self.ranks_per_node > MAX_RANKS_PER_NODE:
             yield Broken(field, f"gives {self.ranks_per_node} ranks on a node; the most is {MAX_RANKS_PER_NODE}")
+        elif isinstance(self.workload, TrainerSpec) and self.workload.ranks_per_node not in (1, self.ranks_per_node):
+            message = "follows from training_config.framework.distributed.world_size; leave it out"
+            yield Broken(("workload", "ranks_per_node"), message)
 
     def _unify(self, training: TrainingConfig) -> None:
         """Give both places of a shared field its one value, so that whoever reads either is right."""

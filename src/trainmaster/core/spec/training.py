@@ -21,32 +21,8 @@ from trainmaster.core.fields import (
     refuse,
 )
 from trainmaster.core.spec.scheduling import DEFAULT_PRIORITY, Priority, Retries
-
-
-class TrainingType(StrEnum):
-    """What kind of training it is."""
-
-    SFT = "SFT"
-    LORA = "LORA"
-    QLORA = "QLORA"
-    DPO = "DPO"
-    RLHF = "RLHF"
-    CONTINUED_PRETRAIN = "CONTINUED_PRETRAIN"
-    FULL_FINETUNE = "FULL_FINETUNE"
-
-
-LORA_TYPES = frozenset({TrainingType.LORA, TrainingType.QLORA})
-"""The types that train an adapter beside the base model."""
-
-
-class ModelSource(StrEnum):
-    """Where a base model comes from."""
-
-    HUGGINGFACE = "huggingface"
-    SCAIATLAS = "scaiatlas"
-    LOCAL = "local"
-    S3 = "s3"
-    URL = "url"
+from trainmaster.core.training.sources import ModelSource
+from trainmaster.core.training.types import FrameworkType, TrainingType
 
 
 class Dtype(StrEnum):
@@ -56,16 +32,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-
-
-class FrameworkType(StrEnum):
-    """What does the training. CUSTOM is a script of the user's own."""
-
-    HF_TRAINER = "HF_TRAINER"
-    DEEPSPEED = "DEEPSPEED"
-    FSDP = "FSDP"
-    MEGATRON = "MEGATRON"
-    CUSTOM = "CUSTOM"
 
 
 class CollectiveBackend(StrEnum):
@@ -79,9 +45,9 @@ class CollectiveBackend(StrEnum):
 class BaseModelConfig(Model):
     """The model to start from."""
 
-    model_id: Text = Field(description="A Hugging Face name, a registry id or a path. Resolved at admission.")
+    model_id: Text = Field(description="A Hugging Face name, a path, or a URI: hf, s3, http, https or scaiatlas.")
     revision: Text | None = Field(default=None, description="Branch, tag or commit of the model.")
-    source: ModelSource | None = Field(default=None, description="Where the model lies; inferred when null.")
+    source: ModelSource | None = Field(default=None, description="Where the model lies; null: as model_id says.")
     tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the model's own when null.")
     dtype: Annotated[Dtype, null_means(Dtype.AUTO, Dtype)] = Field(
         default=Dtype.AUTO, description="Number format of the weights."
@@ -133,7 +99,10 @@ class TrainingConfig(Model):
     training_type: TrainingType = Field(description="What kind of training it is.")
     base_model: BaseModelConfig = Field(description="The model to start from.")
     framework: FrameworkConfig = Field(default_factory=FrameworkConfig, description="What does the training.")
-    hyperparameters: StringMap = Field(default_factory=dict, description="Read by the framework's own table.")
+    hyperparameters: StringMap = Field(
+        default_factory=dict,
+        description="Read by the table of the training type; a CUSTOM script gets them as they are.",
+    )
     environment: Environment = Field(
         default_factory=dict,
         repr=False,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from trainmaster.core.errors import NewerSpecError, SpecError
 from trainmaster.core.spec.documents import secret_values
+from trainmaster.core.spec.filters import Filters
 from trainmaster.core.spec.problems import problems_from
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.workloads.registry import STORED
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 """Stored beside every document; raised whenever an old document would be read wrongly."""
 
 Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -21,7 +22,28 @@ Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _SEALED_SINCE = 2
 """From this version on the values of secrets are not in the document; version 1 has them in the clear."""
 
-UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document}
+
+def _with_checked_rows(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """From version 2: `sampling.max` has another name, and filters, which had no effect, were not checked."""
+    data = document.get("data_config")
+    if not isinstance(data, Mapping):
+        return document
+    return {**document, "data_config": {**data, "sources": [_with_checked(source) for source in data["sources"]]}}
+
+
+def _with_checked(source: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(source)
+    sampling = source.get("sampling")
+    if isinstance(sampling, Mapping):
+        changed["sampling"] = {("max_samples" if name == "max" else name): value for name, value in sampling.items()}
+    try:
+        TypeAdapter(Filters | None).validate_python(source.get("filters"))
+    except ValidationError:
+        changed["filters"] = None
+    return changed
+
+
+UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document, 2: _with_checked_rows}
 """From a version to the next one. Every version below ours has one."""
 
 

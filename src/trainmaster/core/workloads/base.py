@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 from pydantic import Field, Strict, model_validator
@@ -93,6 +94,8 @@ def launch_of(
     lifetime: Lifetime = Lifetime.BATCH,
     port_environment: str | None = None,
     readiness: Readiness | None = None,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+    reports_phases: bool = False,
 ) -> Launch:
     """The launch of a workload: its steps, with all that the kinds have in common."""
     training = request.training_config
@@ -101,12 +104,14 @@ def launch_of(
         kind=spec.kind,
         steps=steps,
         secrets={name: reference_to(variable_secret(name)) for name in variables},
+        inputs=dict(inputs),
         blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
         working_directory=spec.working_directory,
         ranks_per_node=spec.ranks_per_node,
         lifetime=lifetime,
         port_environment=port_environment,
         readiness=readiness,
+        reports_phases=reports_phases,
         can_save=spec.can_save,
         grace_s=DEFAULT_GRACE_S if spec.grace_period_s is None else spec.grace_period_s,
         retry_exit_codes=spec.retry_exit_codes,

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainmaster.core.errors import RefusedError
+from trainmaster.core.training.document import TRAINING_FILE, training_text
+from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads.base import WorkloadSpec
 from trainmaster.core.workloads.registry import module_for
 from trainmaster.core.workloads.script import ScriptSpec
+from trainmaster.core.workloads.trainer import FETCH, TrainerSpec, check_shipped, configs_of, is_training
 from trainmaster.protocol.launch import Launch
 
 if TYPE_CHECKING:
     from trainmaster.core.spec.submit import SubmitJobRequest
 
+_SHARED = WorkloadSpec.model_fields.keys() - {"kind"}
+
 
 def effective_workload(request: SubmitJobRequest) -> WorkloadSpec:
-    """The workload that a request names, or the script that its CUSTOM framework stands for.
-
-    Raises:
-        RefusedError: the request asks for a built-in trainer.
-    """
-    if request.workload is not None:
-        return request.workload
-    if request.training_config is None:
-        raise ValueError("a request has a workload or a training_config")
-    framework = request.training_config.framework
-    if framework.custom_script_path is None:
-        raise RefusedError(
-            f"built-in trainers are not available in this version (framework {framework.type}); use framework type "
-            "CUSTOM with custom_script_path, or give an explicit workload"
-        )
-    return ScriptSpec(kind="script", path=framework.custom_script_path, ranks_per_node=request.ranks_per_node)
+    """The workload that a request names, or the one that its training stands for: a trainer, or a CUSTOM script."""
+    named = request.workload
+    if named is not None and not is_training(named):
+        return named
+    framework = configs_of(request)[0].framework
+    shared = {name: getattr(named, name) for name in _SHARED} if named is not None else {}
+    shared["ranks_per_node"] = request.ranks_per_node
+    if framework.custom_script_path is not None:
+        return ScriptSpec(kind="script", path=framework.custom_script_path).model_copy(update=shared)
+    return TrainerSpec(kind="trainer").model_copy(update=shared)
 
 
 def validate_workload(request: SubmitJobRequest) -> None:
@@ -40,14 +39,26 @@ def validate_workload(request: SubmitJobRequest) -> None:
         SpecError: something is wrong with it.
         RefusedError: it asks for something that is not available.
     """
-    workload = effective_workload(request)
-    if request.workload is not None:
-        module_for(workload.kind).validate(request)
+    if _is_custom(request):
+        check_shipped(request)
+    else:
+        workload = effective_workload(request)
+        module_for(workload.kind).validate(_running(request, workload))
 
 
 def compile_launch(request: SubmitJobRequest) -> Launch:
     """What to run. Pure: the same request always gives the same launch."""
     workload = effective_workload(request)
-    if request.workload is None:
-        request = request.model_copy(update={"workload": workload})
-    return module_for(workload.kind).compile(request)
+    launch = module_for(workload.kind).compile(_running(request, workload))
+    if not _is_custom(request):
+        return launch
+    return replace(launch, steps=(FETCH, *launch.steps), inputs={TRAINING_FILE: training_text(request)})
+
+
+def _running(request: SubmitJobRequest, workload: WorkloadSpec) -> SubmitJobRequest:
+    return request if request.workload is workload else request.model_copy(update={"workload": workload})
+
+
+def _is_custom(request: SubmitJobRequest) -> bool:
+    training = request.training_config
+    return is_training(request.workload) and training is not None and training.framework.type is FrameworkType.CUSTOM

@@ -1,0 +1,86 @@
+"""The page of the built-in trainers' tables: `docs/hyperparameters.md`."""
+
+from __future__ import annotations
+
+from trainmaster.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.core.training.support import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA
+from trainmaster.core.training.types import TrainingType
+from trainmaster.core.training.values import Hyperparameter, Kind, Value
+
+ORDER = [training_type for training_type in TrainingType if training_type in BUILT_IN]
+
+INTRODUCTION = f"""\
+# Frameworks and hyperparameters
+
+This page is made from the tables that check a submission (`trainmaster.core.training`) by `make docs`; `make check`
+fails when it is out of date.
+
+## Which framework trains what
+
+`training_config.framework.type` says what does the training. The built-in ones need `{TRAIN_EXTRA}` in the
+Python of the workers; where a package is missing the job is FAILED with ADMISSION, and says which.
+"""
+EXCLUDED = """
+What is empty is refused with 400. DEEPSPEED and MEGATRON are FAILED with ADMISSION, with the reason.
+"""
+HYPERPARAMETERS_BEGIN = """
+## Hyperparameters
+
+`training_config.hyperparameters` of a built-in trainer. Values are written as text or as numbers and truth values; one
+that is not in this table, or cannot be read, is refused with 400 and the nearest name that is. A CUSTOM script gets
+whatever is there, as text.
+
+Batch size, accumulation, sequence length, packing and seed are in `data_config`; when to save, and which checkpoint is
+the best, in `output_config.checkpoint` ([job-fields.md](job-fields.md)).
+"""
+
+
+def hyperparameters_page() -> str:
+    """Frameworks, and a row for every hyperparameter."""
+    lines = [INTRODUCTION, f"| framework | {' | '.join(TrainingType)} | what it is |"]
+    lines.append("|---" * (len(TrainingType) + 2) + "|")
+    for name, framework in FRAMEWORKS.items():
+        cells = ["yes" if training_type in framework.types else "" for training_type in TrainingType]
+        lines.append(f"| {name} | {' | '.join(cells)} | {framework.meaning} |")
+    lines += [EXCLUDED]
+    lines += [f"- {name} has no built-in trainer in this version: {instead}." for name, instead in LATER.items()]
+    lines += [HYPERPARAMETERS_BEGIN, "| name | for | value | default | meaning |", "|---|---|---|---|---|"]
+    for known in HYPERPARAMETERS.values():
+        cells = [f"`{known.name}`", _types(known), _value(known), _default(known), known.meaning]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _types(known: Hyperparameter) -> str:
+    return "all" if known.types >= BUILT_IN else ", ".join(name for name in ORDER if name in known.types)
+
+
+def _value(known: Hyperparameter) -> str:
+    choices = ", ".join(f"`{choice}`" for choice in known.choices)
+    match known.kind:
+        case Kind.CHOICE:
+            return choices
+        case Kind.FLAG_OR_CHOICE:
+            return f"`true`, `false`, {choices}"
+        case Kind.NAMES if choices:
+            return f"{known.kind}, or {choices}"
+    bounds = [("≥", known.minimum), (">", known.above), ("<", known.below)]
+    words = ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+    return f"{known.kind} ({words})" if words else str(known.kind)
+
+
+def _default(known: Hyperparameter) -> str:
+    defaults: dict[str, list[str]] = {}
+    for training_type in ORDER:
+        if training_type in known.types:
+            defaults.setdefault(_shown(known.default_for(training_type)), []).append(training_type)
+    usual, *others = defaults.items()
+    return ", ".join([usual[0], *(f"{shown} for {', '.join(types)}" for shown, types in others)])
+
+
+def _shown(value: Value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"

@@ -1,0 +1,274 @@
+"""The job file that `trainmaster init` writes: commented, complete, and made from the tables that check it."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from types import MappingProxyType
+
+from trainmaster.cli.exits import UsageError
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.fields import Model
+from trainmaster.core.spec import SubmitJobRequest, parse
+from trainmaster.core.spec.data import DataConfig, DataSource, PreprocessConfig
+from trainmaster.core.spec.output import CheckpointConfig, OutputConfig
+from trainmaster.core.spec.resources import ResourceConfig
+from trainmaster.core.spec.scheduling import SchedulingConfig
+from trainmaster.core.spec.training import BaseModelConfig
+from trainmaster.core.suggest import choice_message
+from trainmaster.core.training.hyperparameters import hyperparameters_of
+from trainmaster.core.training.support import unavailable
+from trainmaster.core.training.types import LORA_TYPES, FrameworkType, TrainingType
+from trainmaster.core.training.values import Kind
+from trainmaster.plain_yaml import YamlError, parse_yaml
+
+TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "sft": "all weights learn the answers in conversations or pairs of prompt and completion",
+        "lora": "a small adapter beside the model learns the answers; takes the least memory",
+        "full_finetune": "all weights learn every token of the rows",
+        "continued_pretrain": "all weights learn plain text, packed into full sequences",
+    }
+)
+"""What may be chosen, and what it does."""
+
+_TALK = '{"messages": [{"role": "user", "content": ...}, ...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
+_ROWS = {
+    TrainingType.SFT: _TALK,
+    TrainingType.LORA: _TALK,
+    TrainingType.FULL_FINETUNE: _TALK,
+    TrainingType.CONTINUED_PRETRAIN: '{"text": ...}',
+}
+_OFTEN_CHANGED = frozenset(
+    {"learning_rate", "num_train_epochs", "warmup_steps", "lr_scheduler_type", "lora_r", "lora_alpha"}
+)
+"""Hyperparameters that are not commented out."""
+_EXAMPLES: Mapping[str, object] = MappingProxyType(
+    {
+        "labels": {"project": "first-steps"},
+        "revision": "main",
+        "tokenizer_id": "org/tokenizer",
+        "eval_strategy": "epoch",
+        "eval_steps": 100,
+        "attn_implementation": "sdpa",
+        "neftune_noise_alpha": 5,
+        "tracker_project": "trainmaster",
+        "modules_to_save": "lm_head",
+        "format": "jsonl",
+        "filters": [{"column": "language", "op": "eq", "value": "en"}],
+        "sampling": {"max_samples": 1000},
+        "field_mapping": {"prompt": "question", "completion": "answer"},
+        "seed": 42,
+        "gpu_type": "H100",
+        "metric_for_best_model": "eval_loss",
+        "max_runtime_seconds": 86400,
+    }
+)
+"""What is shown, commented out, of fields that are empty by default."""
+_WIDTH = 119
+_COMMENT_COLUMN = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    text: str
+    comment: str = ""
+    depth: int = 0
+    active: bool = True
+
+
+def training_type_of(text: str) -> TrainingType:
+    """The training type that a person names, in any case and with dashes or underscores.
+
+    Raises:
+        UsageError: there is none, or no trainer does it in this version.
+    """
+    name = text.strip().upper().replace("-", "_")
+    if name not in TrainingType.__members__:
+        raise UsageError(f"--type: {choice_message('training type', text, TYPES)}")
+    training_type = TrainingType(name)
+    if (why := unavailable(FrameworkType.HF_TRAINER, training_type)) is not None:
+        raise UsageError(f"--type: {why}")
+    return training_type
+
+
+def job_file(training_type: TrainingType, *, model: str, data: str, file: str) -> str:
+    """The text of a job file: what is usually changed, and all else commented out with its default.
+
+    Args:
+        training_type: One that has a built-in trainer.
+        model: The base model, as the file is to name it.
+        data: The training data, likewise.
+        file: What the comments call the file.
+
+    Raises:
+        UsageError: the model or the data is nothing that a job can name.
+    """
+    lines = [*_header(training_type, file), *_job(training_type, model, data)]
+    text = "".join(f"{line}\n" for each in lines for line in _rendered(each))
+    try:
+        parse(SubmitJobRequest, parse_yaml(text, file))
+    except (TrainmasterError, YamlError) as error:
+        raise UsageError(f"such a job would be refused: {error}") from error
+    return text
+
+
+def rows_of(training_type: TrainingType) -> str:
+    """What the rows of its data look like."""
+    return _ROWS[training_type]
+
+
+def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
+    page = training_type.lower().replace("_", "-")
+    yield _Line(text=f"# {training_type}: {TYPES[training_type.lower()]} (docs/training/{page}.md).")
+    yield _Line(text=f"#   trainmaster data check {file}           reads rows, and shows what the model will see")
+    yield _Line(text=f"#   trainmaster submit {file} --follow      trains")
+    yield _Line(text="# A line that begins with # and a name shows a default, or an example where there is none.")
+
+
+def _job(training_type: TrainingType, model: str, data: str) -> Iterator[_Line]:
+    yield _set(SubmitJobRequest, "name", 0, _name(training_type, model))
+    yield _unset(SubmitJobRequest, "labels", 0)
+    yield _Line(text="")
+    yield _Line(text="training_config:")
+    yield _Line(text=f"training_type: {training_type}", depth=1)
+    yield _Line(text="base_model:", depth=1)
+    yield _set(BaseModelConfig, "model_id", 2, model)
+    yield _unset(BaseModelConfig, "revision", 2)
+    yield _unset(BaseModelConfig, "tokenizer_id", 2)
+    yield _unset(BaseModelConfig, "dtype", 2)
+    yield _unset(BaseModelConfig, "trust_remote_code", 2)
+    yield _Line(text="hyperparameters:", depth=1)
+    yield from _hyperparameters(training_type)
+    yield _Line(text="")
+    yield from _data(training_type, data)
+    yield _Line(text="")
+    yield _Line(text="resource_config:")
+    yield _set(ResourceConfig, "gpu_count", 1, None)
+    yield _unset(ResourceConfig, "gpu_type", 1)
+    yield _Line(text="")
+    yield from _output(training_type)
+    yield _Line(text="")
+    yield _Line(text="scheduling_config:")
+    yield _set(SchedulingConfig, "max_retries", 1, 2)
+    for name in ("priority", "preemptible", "queue", "max_runtime_seconds"):
+        yield _unset(SchedulingConfig, name, 1)
+
+
+def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
+    table = hyperparameters_of(training_type).values()
+    for known in sorted(table, key=lambda each: each.name not in _OFTEN_CHANGED):
+        default = known.default_for(training_type)
+        choices = f" One of {', '.join(known.choices)}." if known.kind is Kind.CHOICE else ""
+        yield _Line(
+            text=f"{known.name}: {_written(_EXAMPLES[known.name] if default is None else default)}",
+            comment=known.meaning + choices,
+            depth=2,
+            active=known.name in _OFTEN_CHANGED,
+        )
+
+
+def _data(training_type: TrainingType, data: str) -> Iterator[_Line]:
+    yield _Line(text="data_config:")
+    yield _Line(text=f"# Rows: {rows_of(training_type)}", depth=1)
+    yield _Line(text="sources:", depth=1)
+    path = _set(DataSource, "path", 2, data)
+    yield _Line(text=f"- {path.text}", comment=path.comment, depth=2)
+    for name in ("format", "filters", "sampling"):
+        yield _unset(DataSource, name, 3)
+    yield _Line(text="preprocess:", depth=1)
+    yield _set(PreprocessConfig, "packing", 2, training_type is TrainingType.CONTINUED_PRETRAIN)
+    yield _unset(PreprocessConfig, "field_mapping", 2)
+    yield _set(DataConfig, "max_seq_length", 1, 1024)
+    yield _set(DataConfig, "batch_size", 1, 4)
+    yield _set(DataConfig, "gradient_accumulation_steps", 1, 4)
+    yield _set(DataConfig, "validation_split", 1, 0.05)
+    yield _unset(DataConfig, "seed", 1)
+    yield _unset(DataConfig, "num_workers", 1)
+
+
+def _output(training_type: TrainingType) -> Iterator[_Line]:
+    yield _Line(text="output_config:")
+    if training_type in LORA_TYPES:
+        yield _set(OutputConfig, "merge_lora", 1, True)
+    yield _unset(OutputConfig, "export_format", 1)
+    yield _Line(text="checkpoint:", depth=1)
+    yield _set(CheckpointConfig, "save_steps", 2, 100)
+    for name in ("save_strategy", "save_total_limit", "metric_for_best_model", "resume_from_best"):
+        yield _unset(CheckpointConfig, name, 2)
+
+
+def _set(model: type[Model], name: str, depth: int, value: object) -> _Line:
+    """A field with a value; its comment is what the model says of it."""
+    field = model.model_fields[name]
+    comment = field.description or ""
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    if default not in (None, value):
+        comment += f" Default: {_written(default)}."
+    return _Line(text=f"{name}: {_written(value)}", comment=comment, depth=depth)
+
+
+def _unset(model: type[Model], name: str, depth: int) -> _Line:
+    """A field that is commented out, with its default or an example."""
+    field = model.model_fields[name]
+    value = _EXAMPLES.get(name, field.get_default(call_default_factory=True))
+    return _Line(text=f"{name}: {_written(value)}", comment=field.description or "", depth=depth, active=False)
+
+
+def _name(training_type: TrainingType, model: str) -> str:
+    stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(model).name.lower()).strip("-.") or "model"
+    return f"{stem[:64]}-{training_type.lower().replace('_', '-')}"
+
+
+def _rendered(line: _Line) -> Iterator[str]:
+    text = "  " * line.depth + ("" if line.active else "#") + line.text
+    if not line.comment:
+        yield text.rstrip()
+        return
+    column = max(_COMMENT_COLUMN, len(text) + 2)
+    # A long value leaves no room beside it.
+    room = max(_WIDTH - column - 2, 40)
+    first, *rest = textwrap.wrap(line.comment, room, break_long_words=False)
+    yield f"{text:{column}}# {first}"
+    for more in rest:
+        yield f"{'':{column}}# {more}"
+
+
+def _written(value: object) -> str:
+    """A value as it stands behind a key."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return _number(value)
+        case int():
+            return str(value)
+        case list():
+            return f"[{', '.join(map(_written, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_written(key)}: {_written(each)}' for key, each in value.items())}}}"
+        case _:
+            return _text(str(value))
+
+
+def _number(value: float) -> str:
+    """As people write it: 0.05, and 2e-5."""
+    if abs(value) >= 1e-3 or value == 0:
+        return f"{value:g}"
+    digits, _, exponent = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def _text(text: str) -> str:
+    """Without quotes where nobody could take it for something else, wherever it stands."""
+    try:
+        plain = parse_yaml(f"[{text}]", "") == [text]
+    except YamlError:
+        plain = False
+    return text if plain else json.dumps(text, ensure_ascii=False)

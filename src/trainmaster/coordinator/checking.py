@@ -1,0 +1,199 @@
+"""Looking at the data of a job before it is submitted: real rows, read by a process of the account's own.
+
+The server itself has nothing of the training stack. The process may take so much time and memory, runs as the user
+as whom the account's jobs run, and may reach what a job may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainmaster.coordinator.admission import importable
+from trainmaster.coordinator.running import fetching_environment
+from trainmaster.coordinator.tenants import runs_as
+from trainmaster.core.accounts import Account
+from trainmaster.core.errors import ConflictError, RefusedError
+from trainmaster.core.training.support import TRAIN_EXTRA
+from trainmaster.protocol.environment import CACHE_DIR, RESERVED_PREFIX, TOKENS
+from trainmaster.protocol.trees import remove_tree
+from trainmaster.settings import Settings
+
+TIMEOUT_S = 120.0
+MEMORY_BYTES = 8 << 30
+"""Of address space: libraries map more than they use."""
+AT_ONCE_OF_AN_ACCOUNT = 2
+NEEDED = ("transformers", "datasets")
+"""Packages without which nothing can be looked at."""
+_NOBODYS_GROUP = 65534
+_PASSED = re.compile(r"AWS_|HF_TOKEN$|HF_ENDPOINT$|HUGGING_FACE_HUB_TOKEN$")
+"""Variables of the caller's that reach the process. Others may name programs or modules, which are a job's affair."""
+_ENDPOINTS = frozenset({"HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCheck:
+    """What to look at."""
+
+    document: Mapping[str, Any]
+    """As `training.json` has it."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Where shipped files go in the working directory, and where their content lies."""
+    environment: Mapping[str, str] = field(repr=False, default_factory=dict)
+    tokens: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """By the names of secrets."""
+    limit: int = 3
+
+
+class DataChecks:
+    """Runs checks. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, *, installed: Callable[[str], bool] = importable) -> None:
+        self._settings = settings
+        self._installed = installed
+        self._under_way: Counter[str] = Counter()
+
+    async def run(self, account: Account, check: DataCheck) -> dict[str, Any]:
+        """What was found.
+
+        Raises:
+            RefusedError: it cannot be looked at; the message says why.
+            ConflictError: others of the account are under way.
+        """
+        absent = [name for name in NEEDED if not self._installed(name)]
+        if absent:
+            names = ", ".join(absent)
+            raise RefusedError(f"this server cannot read training data: it lacks {names}; {TRAIN_EXTRA}")
+        self._require_usual_endpoints(check.environment)
+        uid = runs_as(account, self._settings)
+        if self._under_way[account.account_id] >= AT_ONCE_OF_AN_ACCOUNT:
+            raise ConflictError("other checks of your account are under way; wait for them")
+        self._under_way[account.account_id] += 1
+        try:
+            return await asyncio.to_thread(self._run, check, uid)
+        finally:
+            self._under_way[account.account_id] -= 1
+
+    def _require_usual_endpoints(self, variables: Mapping[str, str]) -> None:
+        if not self._settings.private_sources and (named := [name for name in variables if name in _ENDPOINTS]):
+            raise RefusedError(
+                f"environment.{named[0]}: a check on this server asks the usual services alone; its operator can allow "
+                "others with the setting private_urls"
+            )
+
+    def _run(self, check: DataCheck, uid: int | None) -> dict[str, Any]:
+        directory = _laid_out(check.files, uid)
+        try:
+            return self._answer(check, directory, uid)
+        finally:
+            remove_tree(directory)
+
+    def _answer(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, Any]:
+        request = {"document": check.document, "limit": check.limit, "memory_bytes": MEMORY_BYTES}
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trainmaster.trainers.checking"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=directory / "work",
+                env=self._environment(check, directory, uid),
+                start_new_session=True,
+                **_identity(uid),
+            )
+        except PermissionError as error:
+            raise RefusedError(
+                f"uid {uid}, as whom jobs of this account run, may not execute {error.filename}: install Trainmaster "
+                "where it may"
+            ) from error
+        try:
+            output, errors = process.communicate(json.dumps(request).encode(), timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise RefusedError(
+                f"the check took longer than {TIMEOUT_S:g} s, and was ended; look at fewer or smaller sources"
+            ) from None
+        finally:
+            # Whatever it started is in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        if process.returncode != 0:
+            raise RefusedError(_failure(process.returncode, errors))
+        answer: dict[str, Any] = json.loads(output)
+        return answer
+
+    def _environment(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
+        return {
+            **inherited,
+            **({} if uid is None else {"HOME": str(directory / "work")}),
+            **{name: value for name, value in check.environment.items() if _PASSED.match(name)},
+            **fetching_environment(self._settings),
+            **{TOKENS[name]: token for name, token in check.tokens.items() if name in TOKENS},
+            CACHE_DIR: str(directory / "work" / ".cache"),
+        }
+
+
+def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
+    """A directory of the check's own, whose `work` belongs to the user and holds the shipped files."""
+    directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
+    try:
+        work = directory / "work"
+        work.mkdir()
+        for name, content in files.items():
+            target = work / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _place(content, target, linked=uid is None)
+        if uid is not None:
+            directory.chmod(0o711)
+            for path in (work, *work.rglob("*")):
+                os.chown(path, uid, -1, follow_symlinks=False)
+    except OSError:
+        remove_tree(directory)
+        raise
+    return directory
+
+
+def _place(content: Path, target: Path, *, linked: bool) -> None:
+    if linked:
+        try:
+            os.link(content, target)
+        except OSError:
+            pass  # another file system
+        else:
+            return
+    shutil.copyfile(content, target)
+
+
+def _identity(uid: int | None) -> dict[str, Any]:
+    """As whom the process runs."""
+    if uid is None:
+        return {}
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return {"user": uid, "group": _NOBODYS_GROUP, "extra_groups": []}
+    groups: Sequence[int] = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return {"user": uid, "group": entry.pw_gid, "extra_groups": groups}
+
+
+def _failure(code: int, errors: bytes) -> str:
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    last = lines[-1][:500] if lines else "it said nothing"
+    if "MemoryError" in last or "bad_alloc" in last or code == -signal.SIGABRT:
+        return f"the check needed more than {MEMORY_BYTES >> 30} GiB of memory: {last}"
+    return f"the check failed: {last}"

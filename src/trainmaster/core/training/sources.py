@@ -1,0 +1,86 @@
+"""Where models and data are named to lie. Pure: nobody looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class ModelSource(StrEnum):
+    """Where a base model comes from."""
+
+    HUGGINGFACE = "huggingface"
+    SCAIATLAS = "scaiatlas"
+    LOCAL = "local"
+    S3 = "s3"
+    URL = "url"
+
+
+_SOURCE_OF_SCHEME = {
+    "file": ModelSource.LOCAL,
+    "hf": ModelSource.HUGGINGFACE,
+    "s3": ModelSource.S3,
+    "http": ModelSource.URL,
+    "https": ModelSource.URL,
+    "scaiatlas": ModelSource.SCAIATLAS,
+}
+SOURCE_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "file": "file",
+        "local": "file",
+        "hf": "hf",
+        "huggingface": "hf",
+        "s3": "s3",
+        "http": "http",
+        "https": "https",
+        "url": "https",
+        "scaidrive": "scaidrive",
+        "scaiatlas": "scaiatlas",
+    }
+)
+"""What `type` of a data source may say, and the scheme that its path then has, where it names none."""
+_LOCAL_START = re.compile(r"/|\.{1,2}(/|$)|~")
+
+
+def model_source(model_id: str, named: ModelSource | None = None) -> ModelSource:
+    """Where a model lies: where the request says, or else what its id looks like.
+
+    >>> [str(model_source(name)) for name in ("org/model", "/srv/model", "./model", "s3://bucket/model")]
+    ['huggingface', 'local', 'local', 's3']
+    """
+    if named is not None:
+        return named
+    scheme = scheme_of(model_id)
+    if scheme is None:
+        return ModelSource.LOCAL if _LOCAL_START.match(model_id) else ModelSource.HUGGINGFACE
+    return _SOURCE_OF_SCHEME.get(scheme, ModelSource.URL)
+
+
+def file_path(path: str) -> str | None:
+    """The path of a file, where a data source or a place for results is one; None where it is something else.
+
+    >>> file_path("data/train.jsonl"), file_path("file:///srv/train.jsonl"), file_path("hf://org/data")
+    ('data/train.jsonl', '/srv/train.jsonl', None)
+    """
+    scheme = scheme_of(path)
+    if scheme is None:
+        return path
+    return path.removeprefix("file://") if scheme == "file" else None
+
+
+def data_path(path: str, named_type: str | None = None) -> str | None:
+    """The path of a file, where a data source is one; None where it is something else.
+
+    >>> data_path("org/data"), data_path("org/data", "hf")
+    ('org/data', None)
+    """
+    typed = SOURCE_TYPES.get((named_type or "file").lower(), "file")
+    return file_path(path) if scheme_of(path) is not None or typed == "file" else None
+
+
+def scheme_of(path: str) -> str | None:
+    """The scheme of a URI; None of a plain path."""
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", path)
+    return found[1] if found else None

@@ -1,0 +1,64 @@
+"""The tokenizer of a job, with the job's own options and chat template; and how long its samples may be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainmaster.trainers.data.config import Preprocess
+from trainmaster.trainers.errors import InputError
+from trainmaster.trainers.values import parsed
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_NO_LENGTH = 10**9
+"""Tokenizers that know no limit say a number beyond this."""
+
+
+def load_tokenizer(directory: Path, preprocess: Preprocess, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a directory.
+
+    Raises:
+        InputError: it cannot be loaded, or not with these options.
+    """
+    from transformers import AutoTokenizer
+
+    options = {name: parsed(text) for name, text in preprocess.tokenizer_config.items()}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=trust_remote_code, **options
+        )
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        with_options = f" with the options {', '.join(options)}" if options else ""
+        raise InputError(f"the tokenizer in {directory} cannot be loaded{with_options}: {error}") from error
+    if preprocess.chat_template is not None:
+        tokenizer.chat_template = preprocess.chat_template
+    return tokenizer
+
+
+def sample_length(wanted: int | None, *directories: Path) -> int:
+    """The most tokens of a sample: what the job says, or what its model or else its tokenizer was made for.
+
+    Raises:
+        InputError: nobody says.
+    """
+    if wanted is not None:
+        return wanted
+    for directory in directories:
+        config = _json(directory / "config.json")
+        for part in (config, config.get("text_config") or {}):
+            for name in _LENGTHS:
+                if isinstance(part.get(name), int):
+                    return int(part[name])
+        length = _json(directory / "tokenizer_config.json").get("model_max_length")
+        if isinstance(length, int | float) and length < _NO_LENGTH:
+            return int(length)
+    raise InputError("neither model nor tokenizer says how long a sample may be; set data_config.max_seq_length")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

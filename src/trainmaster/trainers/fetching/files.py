@@ -1,0 +1,70 @@
+"""Local paths: below the server's data roots, or shipped into the job's working directory."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+from trainmaster.core.training.sources import file_path
+from trainmaster.trainers.errors import InputError
+from trainmaster.trainers.fetching.access import Access
+
+_WILD = frozenset("*?[")
+
+
+def local_path(path: str, access: Access) -> Path:
+    """Where a path leads that a job names.
+
+    Raises:
+        InputError: there is nothing, or it lies where jobs may not read.
+    """
+    named = file_path(path) or path
+    found = access.working_directory / named
+    _require_allowed(path, found, access)
+    if not found.exists():
+        raise InputError(_nothing(path, named))
+    return found
+
+
+def local_files(path: str, access: Access) -> list[Path]:
+    """All files that a path stands for, sorted: itself, those of a directory, or those that a pattern matches.
+
+    Raises:
+        InputError: there are none, or one of them lies where jobs may not read.
+    """
+    named = file_path(path) or path
+    if not _WILD & set(named):
+        found = local_path(path, access)
+        files = sorted(each for each in found.rglob("*") if _is_plain(each, found)) if found.is_dir() else [found]
+        if not files:
+            raise InputError(f"{path}: the directory is empty")
+    else:
+        _require_allowed(path, access.working_directory / named.partition("*")[0].rpartition("/")[0], access)
+        pattern = str(access.working_directory / named)
+        files = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if Path(each).is_file()]
+        if not files:
+            raise InputError(f"{path}: no file matches this pattern")
+    for file in files:
+        _require_allowed(path, file, access)
+    return files
+
+
+def _is_plain(path: Path, directory: Path) -> bool:
+    return path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+
+
+def _require_allowed(path: str, found: Path, access: Access) -> None:
+    """Refuse what lies elsewhere, wherever a link or `..` leads."""
+    if access.data_roots is None:
+        return
+    real = found.resolve()
+    roots = [root.resolve() for root in (access.working_directory, *access.data_roots)]
+    if not any(real == root or root in real.parents for root in roots):
+        allowed = ", ".join(map(str, access.data_roots)) or "none"
+        raise InputError(f"{path}: this server lets jobs read below its data roots alone ({allowed}); put it there")
+
+
+def _nothing(path: str, named: str) -> str:
+    if named.startswith("/"):
+        return f"{path}: there is no such file or directory on the machine that runs the job"
+    return f"{path}: there is no such file in the job's working directory; was it shipped with the job?"

@@ -1,0 +1,114 @@
+"""The base model and its tokenizer, as directories on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from trainmaster.core.training.sources import ModelSource, model_source, scheme_of
+from trainmaster.trainers.errors import InputError
+from trainmaster.trainers.fetching import files
+from trainmaster.trainers.fetching.access import Access
+from trainmaster.trainers.fetching.archives import MARK, checkpoint_in, unpack
+from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
+from trainmaster.trainers.progress import Tell, tell_nobody
+
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+_TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
+
+
+def fetch_model(base_model: Mapping[str, Any], access: Access, tell: Tell = tell_nobody) -> Path:
+    """The directory of a base model.
+
+    Raises:
+        InputError: there is no such model.
+        CredentialsError: its source refuses the credentials, or wants some.
+        UnavailableError: its source does not answer.
+    """
+    name, revision = base_model["model_id"], base_model.get("revision")
+    source = model_source(name, _named(base_model))
+    if source is ModelSource.HUGGINGFACE:
+        from trainmaster.trainers.fetching import hub
+
+        return hub.model(name.removeprefix("hf://"), revision, access, tell)
+    return _directory(name, source, revision, access, tell, MARK)
+
+
+def fetch_tokenizer(
+    base_model: Mapping[str, Any], tokenizer_id: str | None, access: Access, tell: Tell = tell_nobody
+) -> Path:
+    """The directory of a tokenizer: the one that is named, or the base model's, without its weights.
+
+    Raises: as `fetch_model`.
+    """
+    name = tokenizer_id or base_model.get("tokenizer_id") or base_model["model_id"]
+    same = name == base_model.get("model_id")
+    source = model_source(name, _named(base_model) if same else None)
+    revision = base_model.get("revision") if same else None
+    if source is ModelSource.HUGGINGFACE:
+        from trainmaster.trainers.fetching import hub
+
+        directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, tell)
+    else:
+        directory = _directory(name, source, revision, access, tell, None)
+    if not any((directory / mark).is_file() for mark in _TOKENIZER_MARKS):
+        raise InputError(f"{name} holds no tokenizer ({' or '.join(_TOKENIZER_MARKS)}); name one with tokenizer_id")
+    return directory
+
+
+def left_to_the_script(base_model: Mapping[str, Any]) -> bool:
+    """Whether a CUSTOM script loads the model itself: its id is a mere name, and no source is given."""
+    name = base_model["model_id"]
+    return not base_model.get("source") and scheme_of(name) is None and model_source(name) is ModelSource.HUGGINGFACE
+
+
+def _named(base_model: Mapping[str, Any]) -> ModelSource | None:
+    source = base_model.get("source")
+    return ModelSource(source) if source else None
+
+
+def _directory(
+    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+) -> Path:
+    match source:
+        case ModelSource.LOCAL:
+            directory = files.local_path(name, access)
+            if not directory.is_dir():
+                raise InputError(f"{name} is no directory; expected one of a model, as save_pretrained writes it")
+        case ModelSource.S3 if not name.endswith(_ARCHIVES):
+            from trainmaster.trainers.fetching import s3
+
+            directory = s3.directory(name if scheme_of(name) else f"s3://{name}", access, tell)
+        case _:
+            return _unpacked(name, source, revision, access, tell, mark)
+    if mark is not None and not (directory / mark).is_file():
+        raise InputError(f"{name} holds no {mark}; expected the directory of a model, as save_pretrained writes it")
+    return directory
+
+
+def _unpacked(
+    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+) -> Path:
+    """The model in an archive."""
+    from trainmaster.trainers.fetching import http, s3
+    from trainmaster.trainers.fetching.sources import service_target
+
+    match source:
+        case ModelSource.S3:
+            uri = name if scheme_of(name) else f"s3://{name}"
+            shown, fetched = name, s3.fetch(uri, s3.find(uri), access, tell)[0]
+        case ModelSource.SCAIATLAS:
+            path = name if scheme_of(name) else f"scaiatlas://{name}"
+            query = f"?{urlencode({'revision': revision})}" if revision else ""
+            shown, fetched = path, http.download(service_target("scaiatlas", path, access, query), access, tell)
+        case _:
+            target = http.target_of(name if scheme_of(name) else f"https://{name}")
+            shown, fetched = target.shown, http.download(target, access, tell)
+    if not fetched.whole:
+        raise InputError(f"{shown} is too large to be unpacked for a check; name the tokenizer with tokenizer_id")
+    cache = Cache(access.cache)
+    key = key_of("archive", cache.digest(fetched.path))
+    directory = cache.entry("models", key, lambda draft: unpack(fetched.path, emptied(draft), shown))
+    return checkpoint_in(directory, shown, mark or MARK)

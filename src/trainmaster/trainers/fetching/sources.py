@@ -1,0 +1,161 @@
+"""Each of `data_config.sources` as files on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from trainmaster.core.training.sources import scheme_of
+from trainmaster.trainers.data.config import LocalSource, Source
+from trainmaster.trainers.data.formats import BEGINNING_SUFFICES, format_of
+from trainmaster.trainers.errors import InputError
+from trainmaster.trainers.fetching import files
+from trainmaster.trainers.fetching.access import Access
+from trainmaster.trainers.fetching.choosing import CARD, card_data, choose, choose_from_hub
+from trainmaster.trainers.progress import Tell, tell_nobody
+
+if TYPE_CHECKING:
+    from trainmaster.trainers.fetching import http
+
+
+_SCHEME_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {
+        "file": "file",
+        "local": "file",
+        "hf": "hf",
+        "huggingface": "hf",
+        "s3": "s3",
+        "http": "http",
+        "https": "https",
+        "url": "https",
+        "scaidrive": "scaidrive",
+        "scaiatlas": "scaiatlas",
+    }
+)
+
+
+def fetch_source(source: Source, access: Access, tell: Tell = tell_nobody) -> LocalSource:
+    """Bring a source here.
+
+    Raises:
+        InputError: there is nothing that could be read, or it must not be.
+        CredentialsError: the source refuses the credentials, or wants some.
+        UnavailableError: it does not answer.
+    """
+    scheme = _scheme(source)
+    path = source.path if scheme_of(source.path) else f"{scheme}://{source.path}"
+    match scheme:
+        case "hf":
+            return _from_hub(source, path, access, tell)
+        case "s3":
+            return _from_s3(source, path, access, tell)
+        case "http" | "https":
+            return _from_url(source, path, access, tell)
+        case "scaidrive" | "scaiatlas":
+            return _from_service(source, scheme, path, access, tell)
+        case _:
+            return _from_files(source, access)
+
+
+def _scheme(source: Source) -> str:
+    scheme = scheme_of(source.path)
+    if source.type is None:
+        return scheme or "file"
+    typed = _SCHEME_OF_TYPE.get(source.type.lower())
+    if typed is None:
+        known = ", ".join(sorted(set(_SCHEME_OF_TYPE.values())))
+        raise InputError(f"{source.path}: there is no type '{source.type}'; use one of {known}, or leave it out")
+    if scheme is not None and {scheme, typed} not in ({scheme}, {"http", "https"}):
+        raise InputError(f"{source.path}: its type is {source.type}, and its path begins with {scheme}://; change one")
+    return scheme or typed
+
+
+def _from_files(source: Source, access: Access) -> LocalSource:
+    found = files.local_files(source.path, access)
+    # What lies above all of them says nothing about any.
+    top = Path(os.path.commonpath([file.parent for file in found]))
+    names = [file.relative_to(top).as_posix() for file in found]
+    chosen = choose(names, source.path, format=source.format, split=source.split)
+    return LocalSource(path=source.path, files=tuple(top / name for name in chosen.names), format=chosen.format)
+
+
+def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.trainers.fetching import hub
+
+    name = hub.dataset_name(path)
+    names = hub.dataset_files(name, access)
+    card = hub.dataset(name, [CARD], access)[0].read_text(errors="replace") if CARD in names else ""
+    chosen = choose_from_hub(
+        names, source.path, path=name.path, format=source.format, split=source.split, card=card_data(card)
+    )
+    fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
+    whole = len(fetched) == len(chosen.names)
+    return LocalSource(path=source.path, files=tuple(fetched), format=chosen.format, whole=whole)
+
+
+def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.trainers.fetching import s3
+
+    chosen = choose(s3.find(path), source.path, format=source.format, split=source.split)
+    fetched = s3.fetch(path, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
+    whole = len(fetched) == len(chosen.names) and all(each.whole for each in fetched)
+    local = LocalSource(path=source.path, files=tuple(each.path for each in fetched), format=chosen.format, whole=whole)
+    return _readable(local, access)
+
+
+def _from_url(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.trainers.fetching import http
+
+    target = http.target_of(path)
+    return _downloaded(source, target.shown, http.download(target, access, tell), access)
+
+
+def _from_service(source: Source, scheme: str, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.trainers.fetching import http
+
+    return _downloaded(source, source.path, http.download(service_target(scheme, path, access), access, tell), access)
+
+
+def service_target(scheme: str, path: str, access: Access, query: str = "") -> http.Target:
+    """What a path of ScaiDrive or ScaiAtlas stands for: a file below the service's URL, asked for with the token.
+
+    Raises:
+        InputError: the server knows no such service, or the path leads out of it.
+        CredentialsError: there is no token.
+    """
+    from trainmaster.trainers.fetching import http
+
+    service = access.service(scheme, path)
+    inner = path.removeprefix(f"{scheme}://").strip("/")
+    if not inner or {"..", "."} & set(inner.split("/")):
+        raise InputError(f"{path}: a path of {scheme} names what lies in it, without '.' and '..'")
+    return http.Target(
+        url=f"{service.url}/{quote(inner)}{query}",
+        shown=path,
+        headers={"Authorization": f"Bearer {service.token}"},
+        trusted=True,
+    )
+
+
+def _downloaded(source: Source, shown: str, fetched: http.Fetched, access: Access) -> LocalSource:
+    name = fetched.path.name
+    # A name that tells nothing may belong to a file that does.
+    found = source.format or format_of(name) or format_of(source.path)
+    chosen = choose([name], shown, format=found, split=None)
+    return _readable(LocalSource(path=shown, files=(fetched.path,), format=chosen.format, whole=fetched.whole), access)
+
+
+def _readable(local: LocalSource, access: Access) -> LocalSource:
+    if not local.whole and local.format not in BEGINNING_SUFFICES and len(local.files) == 1 and (
+        access.beginning_bytes is not None and local.files[0].stat().st_size >= access.beginning_bytes
+    ):  # fmt: skip
+        limit = access.beginning_bytes >> 20
+        raise InputError(
+            f"{local.path} has more than {limit} MiB, and rows of {local.format} cannot be read from its beginning; "
+            "check a smaller file of the same kind"
+        )
+    return local

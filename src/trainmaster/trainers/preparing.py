@@ -1,0 +1,170 @@
+"""The preparing step of a built-in trainer: `python -m trainmaster.trainers.preparing`.
+
+Fetches the model and the data, and makes the token sequences that the ranks train on. They are kept in the account's
+cache under a key of everything that they depend on: another attempt, or another job with the same data, finds them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainmaster.jobs import inputs
+from trainmaster.trainers import steps
+from trainmaster.trainers.data.config import DataConfig, LocalSource
+from trainmaster.trainers.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.trainers.fetching import Access, fetch_model, fetch_sources, fetch_tokenizer, tell_model
+from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
+from trainmaster.trainers.fetching.hub import TOKENIZER_PATTERNS
+from trainmaster.trainers.progress import Progress, note, say
+
+_FORM = 1
+"""Of what is kept: another number, and nothing that is kept is taken any more."""
+_SUMMARY = "summary.json"
+
+
+def main() -> None:
+    """Prepare the job of this process's environment."""
+    document = inputs.training()
+    config = DataConfig.from_document(document)
+    base_model = document["training_config"]["base_model"]
+    access = Access.from_environ(os.environ)
+    progress = Progress()
+    progress.begin("model")
+    model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
+    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
+    tokenizer = fetch_tokenizer(base_model, named, access) if named else model
+    tell_model(base_model["model_id"], model, access)
+    progress.begin("data")
+    sources = fetch_sources(config, access, progress)
+    progress.begin("tokens")
+    length = sample_length(config.max_seq_length, model, tokenizer)
+    cache = Cache(access.cache)
+    key = fingerprint(config, sources, tokenizer, length, cache)
+    work = _Work(document, config, sources, tokenizer, length, progress)
+    entry = cache.entry("prepared", key, work.make)
+    summary = json.loads((entry / _SUMMARY).read_text())
+    _tell(summary, length)
+    steps.leave(
+        {
+            "model_path": str(model),
+            "tokenizer_path": str(entry / "tokenizer" if (entry / "tokenizer").is_dir() else tokenizer),
+            "train_path": str(entry / "train"),
+            "eval_path": str(entry / "eval") if (entry / "eval").is_dir() else None,
+            "train_rows": summary["train_rows"],
+            "eval_rows": summary["eval_rows"],
+            "train_tokens": summary["train_tokens"],
+            "max_seq_length": length,
+            "fingerprint": key,
+            "sources": [source.to_json() for source in sources],
+        }
+    )
+    cache.forget_unused()
+    progress.finish()
+
+
+def fingerprint(
+    config: DataConfig, sources: Sequence[LocalSource], tokenizer: Path, max_seq_length: int, cache: Cache
+) -> str:
+    """A key of everything that decides which tokens a job trains on, in which order."""
+    return key_of(
+        _FORM,
+        {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
+        max_seq_length,
+        {
+            **asdict(config),
+            "num_workers": None,
+            "sources": [
+                {**asdict(source), "path": None, "type": None, "split": None, "format": local.format}
+                for source, local in zip(config.sources, sources, strict=True)
+            ],
+        },
+        [[cache.digest(file) for file in local.files] for local in sources],
+        {
+            path.name: cache.digest(path)
+            for path in sorted(tokenizer.iterdir())
+            if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in TOKENIZER_PATTERNS)
+        },
+    )
+
+
+class _Work:
+    """Makes one entry of the cache."""
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        config: DataConfig,
+        sources: Sequence[LocalSource],
+        tokenizer: Path,
+        max_seq_length: int,
+        progress: Progress,
+    ) -> None:
+        self._document = document
+        self._config = config
+        self._sources = sources
+        self._tokenizer = tokenizer
+        self._max_seq_length = max_seq_length
+        self._progress = progress
+
+    def make(self, target: Path) -> None:
+        """Build the datasets, and save them with what the ranks need to read them."""
+        from trainmaster.trainers.data.building import build
+
+        say("reading and tokenizing rows")
+        # Worker processes are forked from this one, and rows are tokenized in one thread in each of them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if self._config.num_workers > 1 else "true")
+        preprocess = self._config.preprocess
+        trusted = bool(self._document["training_config"]["base_model"].get("trust_remote_code"))
+        tokenizer = load_tokenizer(self._tokenizer, preprocess, trust_remote_code=trusted)
+        scratch = emptied(target) / "scratch"
+        scratch.mkdir()
+        try:
+            built = build(
+                self._document,
+                tokenizer,
+                self._sources,
+                max_seq_length=self._max_seq_length,
+                directory=scratch,
+                progress=lambda share: self._progress.at(share, "tokenizing"),
+            )
+            built.train.save_to_disk(str(target / "train"))
+            if built.evaluation is not None:
+                built.evaluation.save_to_disk(str(target / "eval"))
+            if preprocess.chat_template is not None or preprocess.tokenizer_config:
+                tokenizer.save_pretrained(str(target / "tokenizer"))
+            summary = {
+                "train_rows": len(built.train),
+                "eval_rows": 0 if built.evaluation is None else len(built.evaluation),
+                "train_tokens": built.train_tokens,
+                "cut": built.cut,
+                "left_out": built.left_out,
+                "sources": [asdict(source) for source in built.sources],
+            }
+            (target / _SUMMARY).write_text(json.dumps(summary))
+        finally:
+            shutil.rmtree(scratch)
+
+
+def _tell(summary: Mapping[str, Any], max_seq_length: int) -> None:
+    """Say what the ranks will train on, and what was left out on the way."""
+    for source in summary["sources"]:
+        if source["used"] < source["rows"]:
+            note(f"{source['path']}: {source['used']:,} of {source['rows']:,} rows are used")
+    if summary["cut"]:
+        note(f"{summary['cut']:,} samples are longer than {max_seq_length:,} tokens: their ends are cut off")
+    if summary["left_out"]:
+        note(f"{summary['left_out']:,} of those are left out, as nothing that is trained on is left of them")
+    validation = f" and {summary['eval_rows']:,} for validation" if summary["eval_rows"] else ""
+    note(f"{summary['train_rows']:,} samples with {summary['train_tokens']:,} tokens to train on{validation}")
+
+
+if __name__ == "__main__":
+    steps.run(main)

@@ -1,0 +1,38 @@
+"""What the preparing steps have in common: how they end, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.training.support import TRAIN_EXTRA
+from trainmaster.jobs import report
+from trainmaster.jobs.inputs import PREPARED_FILE
+from trainmaster.protocol import environment
+from trainmaster.protocol.reasons import Phase, Reason
+from trainmaster.trainers.errors import PreparingError
+
+
+def run(step: Callable[[], None]) -> None:
+    """Do a step's work; what goes wrong on purpose ends the process with its reason and one line."""
+    report.phase(Phase.PREPARING)
+    try:
+        step()
+    except PreparingError as error:
+        report.fail(error.reason, str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("trainmaster"):
+            raise
+        report.fail(Reason.BAD_INPUT, f"the package {error.name} is not installed where jobs run: {TRAIN_EXTRA}")
+
+
+def leave(prepared: Mapping[str, Any]) -> None:
+    """Write `prepared.json` for the ranks of this node."""
+    directory = Path(os.environ[environment.PREPARED_DIR])
+    directory.mkdir(parents=True, exist_ok=True)
+    draft = directory / f".{PREPARED_FILE}"
+    draft.write_text(json.dumps(prepared, indent=2) + "\n")
+    os.replace(draft, directory / PREPARED_FILE)

@@ -1,0 +1,61 @@
+"""`trainmaster data check`: what the model will see, and what is wrong with which row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from data_tokenizer import make_tokenizer
+
+pytestmark = pytest.mark.usefixtures("connected")
+
+Tm = Callable[..., Result]
+
+
+def written(directory: Path, rows: list[dict[str, Any]], **training: Any) -> str:
+    """A job file with its data and its tokenizer beside it."""
+    make_tokenizer().save_pretrained(directory / "model")
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {
+        "name": "tune",
+        "training_config": {"training_type": "SFT", "base_model": {"model_id": "./model"}, **training},
+        "data_config": {"sources": [{"path": "rows.jsonl"}], "max_seq_length": 12},
+    }
+    (directory / "job.json").write_text(json.dumps(document))
+    return str(directory / "job.json")
+
+
+def test_rows_are_shown_with_what_is_trained_on_and_wrong_ones_named(tm: Tm, tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "long:", "completion": "12345678"}, {"prompt": "x"}]
+    result = tm("data", "check", written(tmp_path, rows), "--rows", "2")
+    assert result.exit_code == 1
+    shown = result.stdout
+    assert "rows.jsonl\n  format   jsonl, 1 file\n  rows     3\n" in shown
+    assert "6 to 14 in a row, median 10 (of 2 rows)" in shown
+    assert "cut off  1 rows, at 12 tokens" in shown
+    assert "  row 1, prompt and completion, 6 tokens, 2 trained on\n  ‹2+2=›4</s>\n" in shown
+    assert "  row 2, prompt and completion, 14 tokens, 7 trained on, end cut off\n  ‹long:›1234567\n" in shown
+    assert "error: rows.jsonl, line 3: has no `messages`, no `prompt` with `completion` and no `text`" in shown
+
+
+def test_good_data_of_a_script_is_read_and_not_tokenized(tm: Tm, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    framework = {"type": "CUSTOM", "custom_script_path": "train.py"}
+    file = written(tmp_path, [{"anything": [1, 2]}], framework=framework, hyperparameters={"mine": "1"})
+    result = tm("data", "check", file, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["ok"]
+    assert json.loads(found["sources"][0]["samples"][0]["values"]) == {"anything": [1, 2]}
+
+
+def test_file_without_data_is_refused(tm: Tm, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: n\nworkload: {kind: command, argv: [echo]}\n")
+    result = tm("data", "check", str(tmp_path / "job.yaml"))
+    assert result.exit_code == 2
+    assert "has no data_config" in result.stderr

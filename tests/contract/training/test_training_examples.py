@@ -1,0 +1,122 @@
+"""Every example is a job that trains: it learns, says how it went, and leaves a model that loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_servers import LocalServer
+from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit
+
+pytestmark = pytest.mark.timeout(400)
+COMMAND = Path(sys.executable).with_name("trainmaster")
+
+
+def submit_example(server: LocalServer, name: str, model: Path, *settings: str) -> str:
+    arguments = ["submit", str(EXAMPLES / name), "--set", f"training_config.base_model.model_id={model}"]
+    for setting in settings:
+        arguments += ["--set", setting]
+    environment = {**os.environ, "TRAINMASTER_URL": server.url, "TRAINMASTER_API_KEY": server.key}
+    told = subprocess.run([COMMAND, *arguments], env=environment, check=True, capture_output=True, text=True)
+    return told.stdout.split()[0]
+
+
+@pytest.fixture(scope="module")
+def pretrained(shared_server: LocalServer, tiny_model: Path) -> str:
+    """The job that taught the model of random weights what the others build upon."""
+    return submit_example(shared_server, "pretrain.yaml", tiny_model)
+
+
+@pytest.fixture(scope="module")
+def model(shared_server: LocalServer, pretrained: str) -> Path:
+    finish(shared_server, pretrained)
+    return output(shared_server, pretrained) / "model"
+
+
+def test_pretraining_learns_and_leaves_a_model_that_loads(server: LocalServer, pretrained: str) -> None:
+    finish(server, pretrained)
+    check_course(server, pretrained, "EVALUATING")
+
+
+@pytest.mark.parametrize("name", ["lora.yaml", "sft.yaml", "full_finetune.yaml"])
+def test_fine_tuning_learns_and_leaves_a_model_that_loads(server: LocalServer, model: Path, name: str) -> None:
+    job_id = submit_example(server, name, model)
+    finish(server, job_id)
+    check_course(server, job_id, *([] if name == "full_finetune.yaml" else ["EVALUATING"]))
+
+
+def check_course(server: LocalServer, job_id: str, *phases: str) -> None:
+    """It got better, told how, and left what it should."""
+    job = server.job(job_id)
+    losses = [value for _, value in series(server, job_id, "loss")]
+    assert losses[-1] < 0.6 * losses[0], losses
+    assert {"PREPARING", "TRAINING", "CHECKPOINTING", "EXPORTING", *phases} <= set(statuses(server, job_id))
+    for metric in ("learning_rate", "grad_norm", "tokens_per_s", "samples_per_s"):
+        assert series(server, job_id, metric), metric
+    if phases:
+        evals = [value for _, value in series(server, job_id, "eval_loss")]
+        assert evals[-1] < evals[0]
+    assert job["output"]["model_uri"]
+    assert loaded(output(server, job_id) / "model").num_parameters() > 400_000
+    assert not pickles(server.directory / "artifacts" / job_id)
+    assert not pickles(server.directory / "runs" / job_id)
+
+
+def loaded(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(model)
+    return AutoModelForCausalLM.from_pretrained(model)
+
+
+def test_training_that_is_not_available_is_refused_with_what_to_do(server: LocalServer, tiny_model: Path) -> None:
+    for training_type, framework in (("DPO", "HF_TRAINER"), ("QLORA", "HF_TRAINER"), ("RLHF", "FSDP")):
+        job = {
+            "name": "later",
+            "training_config": {
+                "training_type": training_type,
+                "base_model": {"model_id": str(tiny_model)},
+                "framework": {"type": framework},
+            },
+            "data_config": {"sources": [{"path": str(EXAMPLES / "data" / "questions.jsonl")}]},
+        }
+        answer = server.ask("POST", "/v1/jobs", job)
+        assert answer.status_code == 400
+        assert training_type in answer.json()["error"]["message"]
+
+
+def test_unknown_hyperparameter_is_refused_with_the_nearest_name(server: LocalServer, tiny_model: Path) -> None:
+    job = {
+        "name": "typo",
+        "training_config": {
+            "training_type": "LORA",
+            "base_model": {"model_id": str(tiny_model)},
+            "hyperparameters": {"learning_rat": "1"},
+        },
+        "data_config": {"sources": [{"path": str(EXAMPLES / "data" / "questions.jsonl")}]},
+    }
+    answer = server.ask("POST", "/v1/jobs", job)
+    assert answer.status_code == 400
+    assert "learning_rate" in answer.text
+
+
+def test_row_that_cannot_be_trained_on_is_named(server: LocalServer, tiny_model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "fine"}\n{"txet": "not fine"}\n')
+    job_id = submit(
+        server,
+        {
+            "name": "bad-row",
+            "training_config": {"training_type": "FULL_FINETUNE", "base_model": {"model_id": str(tiny_model)}},
+            "data_config": {"sources": [{"path": str(data)}]},
+            "resource_config": {"gpu_count": 0},
+        },
+    )
+    job = server.until(job_id, "FAILED", "COMPLETED", timeout_s=120)
+    assert (job["status"], job["error_type"]) == ("FAILED", "BAD_INPUT")
+    assert "rows.jsonl" in job["error_message"]
+    assert "2" in job["error_message"]

@@ -1,0 +1,74 @@
+"""What needs torch to be looked at; called in forked processes, and fails by raising."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def merged_like_adapter(base: str, adapter: str, merged: str) -> None:
+    """The merged model says what the base model with the adapter says."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(merged)("the cat sat on a mat", return_tensors="pt").input_ids
+    plain = _logits(AutoModelForCausalLM.from_pretrained(base), tokens)
+    beside = _logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter), tokens)
+    whole = _logits(AutoModelForCausalLM.from_pretrained(merged), tokens)
+    torch.testing.assert_close(whole, beside, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(whole, plain, atol=1e-2), "the adapter does nothing"
+
+
+def exported_like_checkpoint(exported: str, checkpoint: str) -> None:
+    """The weights of an exported model are those of a checkpoint."""
+    import torch
+    from safetensors.torch import load_file
+
+    ours = load_file(Path(exported) / "model.safetensors")
+    theirs = _saved(Path(checkpoint))
+    assert ours
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
+
+
+def checkpoint_holds(checkpoint: str, part: str) -> None:
+    """All weights in a checkpoint have this in their names, and there are some."""
+    names = _saved(Path(checkpoint))
+    assert names
+    assert all(part in name for name in names), names.keys()
+
+
+def generates(model: str) -> None:
+    """An exported model can be used by others."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokens = tokenizer("the cat", return_tensors="pt").input_ids
+    made = AutoModelForCausalLM.from_pretrained(model).generate(tokens, max_new_tokens=3)
+    assert made.shape[1] > tokens.shape[1]
+    assert tokenizer.chat_template
+
+
+def tracked_once(project: str, steps: int) -> None:
+    """The tracker has one run, with the loss of every step once."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (run,) = SQLiteStorage.get_runs(project)
+    found = [row["step"] for row in SQLiteStorage.get_logs(project, run) if "loss" in row]
+    assert found == list(range(1, steps + 1)), found
+
+
+def _saved(checkpoint: Path) -> dict[str, Any]:
+    from trainmaster.jobs import trees
+
+    assert json.loads((checkpoint / "manifest.json").read_text())["kind"] == "trainer"
+    return trees.read(checkpoint)["model"]
+
+
+def _logits(model: Any, tokens: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model.eval()(tokens).logits

@@ -1,0 +1,203 @@
+"""Checkpoints of trainers: what they refuse, what they fall back to, and what they do not wait for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from trainings import Job, Make, Zygote
+
+from trainmaster.protocol import environment
+from trainmaster.protocol.reasons import StopCause
+
+
+def refusal(job: Job) -> str:
+    """Why the latest attempt refused."""
+    assert job.finish() == [1] * job.ranks, job.log()
+    failed = [event for event in job.events() if event["type"] == "failed"]
+    assert [event["reason"] for event in failed] == ["BAD_INPUT"]
+    return str(failed[0]["message"])
+
+
+def test_resume_without_the_file_of_the_optimizer_refuses(make_job: Make) -> None:
+    job = make_job()
+    job.interrupt(StopCause.PAUSE, 4)
+    arrays = next(job.latest().glob("arrays-*.safetensors"))
+    arrays.unlink()
+    job.start(resume_from=job.latest())
+    message = refusal(job)
+    assert arrays.name in message
+    assert "resume from another checkpoint" in message
+
+
+@pytest.mark.parametrize("part", ["optimizer", "scheduler", "model"])
+def test_resume_from_a_checkpoint_that_lacks_a_part_refuses(make_job: Make, part: str) -> None:
+    job = make_job()
+    job.interrupt(StopCause.PAUSE, 4)
+    document = json.loads((job.latest() / "tree.json").read_text())
+    document["tree"]["dict"] = [entry for entry in document["tree"]["dict"] if entry[0] != part]
+    rewrite(job.latest(), "tree.json", json.dumps(document))
+    job.start(resume_from=job.latest())
+    assert f"lacks {part}" in refusal(job)
+
+
+def test_resume_without_the_random_numbers_of_a_rank_refuses(make_job: Make) -> None:
+    job = make_job()
+    job.interrupt(StopCause.PAUSE, 4)
+    manifest = json.loads((job.latest() / "manifest.json").read_text())
+    manifest["files"] = [file for file in manifest["files"] if not file["path"].startswith("rng-")]
+    (job.latest() / "manifest.json").write_text(json.dumps(manifest))
+    job.start(resume_from=job.latest())
+    assert "random-number generators" in refusal(job)
+
+
+def test_resume_with_another_adapter_refuses(make_job: Make) -> None:
+    job = make_job("LORA", hyperparameters={"lora_r": 4})
+    job.interrupt(StopCause.PAUSE, 4)
+    job.document["training_config"]["hyperparameters"]["lora_r"] = 8
+    job.start(resume_from=job.latest())
+    assert "shape" in refusal(job)
+
+
+def test_corrupt_checkpoint_is_passed_over_for_the_one_before(make_job: Make) -> None:
+    whole, job = make_job(), make_job()
+    whole.train()
+    job.interrupt(StopCause.PAUSE, 7)
+    assert {path.name for path in job.committed()} >= {"checkpoint-3", "checkpoint-6"}
+    corrupt = job.latest()
+    path = next(corrupt.glob("arrays-*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    job.train(resume_from=corrupt)
+    notes = [event["message"] for event in job.events() if event["type"] == "note"]
+    assert any(f"{corrupt.name} is corrupt" in note for note in notes)
+    assert job.result() == whole.result()
+
+
+def test_stop_without_a_save_leaves_at_once(make_job: Make) -> None:
+    job = make_job(checkpoint={"save_steps": 100})
+    job.interrupt(StopCause.CANCEL, 4, save=False)
+    assert job.committed() == []
+
+
+def test_save_on_request_does_not_stop_the_training(make_job: Make) -> None:
+    job = make_job(checkpoint={"save_steps": 100})
+    job.start(hook={"step": 4, "control": {"seq": 1, "save": True, "grace_s": 30.0}, "during": "step"})
+    assert job.finish() == [0], job.log()
+    steps = sorted(event["step"] for event in job.events() if event["type"] == "checkpoint")
+    assert len(steps) == 2
+    assert 4 <= steps[0] <= 6
+    assert steps[1] == 12
+
+
+def test_pause_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make) -> None:
+    parts = {
+        "evaluate": True,
+        "hyperparameters": {"eval_strategy": "steps", "eval_steps": 4, "lr_scheduler_type": "reduce_lr_on_plateau"},
+        "data": {"batch_size": 4},
+        "checkpoint": {"save_steps": 100, "metric_for_best_model": "eval_loss"},
+    }
+    whole, job = make_job(**parts), make_job(**parts)
+    whole.train()
+    evaluated = whole.series("eval_loss")
+    job.interrupt(StopCause.PAUSE, 4, during="evaluation")
+    assert job.series("eval_loss") == []
+    assert job.latest().name == "checkpoint-4"
+    job.train(resume_from=job.latest())
+    assert job.series("eval_loss") == evaluated
+    assert job.result() == whole.result()
+
+
+def test_fewer_ranks_go_on_at_the_same_place_with_a_note(make_job: Make) -> None:
+    job = make_job(ranks=2, data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
+    job.interrupt(StopCause.PREEMPT, 3)
+    manifest = json.loads((job.latest() / "manifest.json").read_text())
+    child = make_job(data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
+    child.train(resume_from=job.latest())
+    notes = [event["message"] for event in child.events() if event["type"] == "note"]
+    assert any("saved by 2 ranks, and 1 go on" in note for note in notes)
+    first = child.metrics()[0]
+    assert (first["step"], first["total_steps"]) == (2 * manifest["step"], 24)
+    assert child.metrics()[-1]["step"] == 24
+    assert child.series("learning_rate")[-1] < child.series("learning_rate")[0]
+
+
+def test_another_job_goes_on_from_a_checkpoint_with_options_of_its_own(make_job: Make) -> None:
+    first = make_job()
+    first.interrupt(StopCause.PAUSE, 6)
+    step = int(first.latest().name.split("-")[1])
+    options = {"learning_rate": 0.5, "num_train_epochs": 2.0, "lr_scheduler_type": "constant"}
+    second = make_job(hyperparameters=options)
+    second.train(resume_from=first.latest())
+    assert second.series("learning_rate") == [0.5] * (24 - step)
+    assert second.metrics()[-1]["total_steps"] == 24
+
+
+def test_second_training_from_the_same_checkpoint_replaces_nothing(make_job: Make) -> None:
+    job = make_job()
+    job.train()
+    before = {path: (path / "manifest.json").read_bytes() for path in job.committed()}
+    job.train(resume_from=job.checkpoints / "checkpoint-6")
+    assert {path: (path / "manifest.json").read_bytes() for path in before} == before
+    assert (job.checkpoints / "checkpoint-9-attempt-2").is_dir()
+
+
+def test_every_node_saves_when_that_is_asked_for(make_job: Make) -> None:
+    job = make_job(checkpoint={"save_on_each_node": True, "save_total_limit": 2})
+    job.train(**{environment.NODE: "1"})
+    copies = sorted(path.name for path in (job.checkpoints / "node-1").iterdir() if not path.name.startswith("."))
+    assert copies == ["checkpoint-12", "checkpoint-9"]
+    told = [event["path"] for event in job.events() if event["type"] == "checkpoint"]
+    assert not any("node-1" in path for path in told)
+    job.train(resume_from=job.checkpoints / "node-1" / "checkpoint-9")
+
+
+def test_last_checkpoint_has_the_last_evaluation_also_in_the_middle_of_an_epoch(make_job: Make) -> None:
+    job = make_job(evaluate=True, hyperparameters={"max_steps": 5})
+    job.train()
+    (last,) = [event for event in job.events() if event["type"] == "checkpoint" and event["step"] == 5]
+    assert [last["metrics"]["eval_loss"]] == job.series("eval_loss")
+
+
+def test_checkpoint_that_cannot_be_written_ends_the_attempt_for_another_try(make_job: Make) -> None:
+    job = make_job()
+    no_directory = job.directory / "file"
+    no_directory.write_text("")
+    job.start(**{environment.CHECKPOINT_DIR: str(no_directory / "checkpoints")})
+    assert job.finish() == [1]
+    assert [event["reason"] for event in job.events() if event["type"] == "failed"] == ["STORAGE_UNAVAILABLE"]
+    assert "Traceback" not in job.log()
+
+
+def test_attempt_that_no_longer_owns_its_job_commits_nothing(make_job: Make) -> None:
+    job = make_job()
+    owner, token = job.directory / "owner.json", job.directory / "token"
+    owner.write_text(json.dumps({"token": "another"}))
+    token.write_text("mine")
+    job.start(**{environment.OWNER_FILE: str(owner), environment.TOKEN_FILE: str(token)})
+    assert job.finish() == [1]
+    assert job.committed() == []
+    assert "no longer owns its job" in job.log()
+    assert "Traceback" not in job.log()
+
+
+def test_tracker_sees_one_run_whatever_the_number_of_attempts(make_job: Make, zygote: Zygote) -> None:
+    job = make_job(hyperparameters={"tracker": "trackio", "tracker_project": "mine"})
+    job.interrupt(StopCause.PAUSE, 4)
+    job.train(resume_from=job.latest())
+    log, where = job.directory / "check.log", str(job.output / "tracker")
+    pid = zygote.start({"TRACKIO_DIR": where}, log, call="checks:tracked_once", arguments=["mine", 12])
+    assert zygote.wait(pid) == 0, log.read_text()
+
+
+def rewrite(checkpoint: Path, name: str, text: str) -> None:
+    """Change a file as if it had been committed like that."""
+    (checkpoint / name).write_text(text)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for file in manifest["files"]:
+        if file["path"] == name:
+            file |= {"size": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))

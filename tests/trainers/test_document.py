@@ -1,0 +1,106 @@
+"""A trainer reads what the server writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.core.spec.parse import parse_submit
+from trainmaster.core.training.document import training_text
+from trainmaster.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.core.training.support import BUILT_IN
+from trainmaster.trainers.document import Document, DocumentError, Hyperparameters, Prepared
+from trainmaster.trainers.recipes import RECIPES
+from trainmaster.trainers.values import parsed
+
+REQUEST: dict[str, Any] = {
+    "name": "tune",
+    "training_config": {
+        "training_type": "LORA",
+        "base_model": {"model_id": "org/model", "dtype": "bfloat16", "model_kwargs": {"use_cache": "false"}},
+        "framework": {"type": "FSDP", "distributed": {"world_size": 2, "config": {"cpu_offload": "true"}}},
+        "hyperparameters": {"lora_r": "4", "warmup_steps": "0.1", "lora_target_modules": "q_proj, v_proj"},
+    },
+    "data_config": {
+        "sources": [{"path": "hf://org/rows"}],
+        "batch_size": 3,
+        "seed": 5,
+        "preprocess": {"padding": True},
+    },
+    "resource_config": {"gpu_count": 0},
+    "output_config": {"merge_lora": True, "checkpoint": {"save_steps": 7, "metric_for_best_model": "loss"}},
+}
+
+
+def read(tmp_path: Path, request: dict[str, Any]) -> Document:
+    path = tmp_path / "training.json"
+    path.write_text(training_text(parse_submit(request)))
+    return Document.read(path)
+
+
+def test_document_of_the_server_is_read_whole(tmp_path: Path) -> None:
+    document = read(tmp_path, REQUEST)
+    assert (document.name, document.training_type) == ("tune", "LORA")
+    assert (document.base_model.dtype, document.base_model.model_kwargs) == ("bfloat16", {"use_cache": "false"})
+    assert document.framework.sharded
+    assert document.framework.distributed_config == {"cpu_offload": "true"}
+    parameters = document.hyperparameters
+    assert (parameters.lora_r, parameters.warmup_steps, parameters.learning_rate) == (4, 0.1, 2e-4)
+    assert parameters.lora_target_modules == "q_proj,v_proj"
+    assert (document.data.batch_size, document.data.seed, document.data.padding) == (3, 5, "longest")
+    assert not document.data.packing
+    assert (document.output.save_steps, document.output.merge_lora) == (7, True)
+    assert not document.output.best_is_greater
+
+
+def test_pretraining_packs_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    request = {**REQUEST, "training_config": {**REQUEST["training_config"], "training_type": "CONTINUED_PRETRAIN"}}
+    request["training_config"] = {**request["training_config"], "hyperparameters": {}}
+    request["output_config"] = {}
+    assert read(tmp_path, request).data.packing
+    request["data_config"] = {**REQUEST["data_config"], "preprocess": {"packing": False}}
+    assert not read(tmp_path, request).data.packing
+
+
+def test_tables_of_server_and_trainer_name_the_same() -> None:
+    assert set(HYPERPARAMETERS) == {item.name for item in fields(Hyperparameters)}
+    assert set(BUILT_IN) == set(RECIPES)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"name": "x", "training_config": {}, "data_config": {}, "output_config": {}}']
+)
+def test_what_is_no_document_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "training.json"
+    path.write_text(text)
+    with pytest.raises(DocumentError, match=r"training\.json is no training document"):
+        Document.read(path)
+
+
+def test_prepared_without_a_path_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prepared.json"
+    path.write_text(json.dumps({"model_path": "/m"}))
+    with pytest.raises(DocumentError, match="does not say what was prepared"):
+        Prepared.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("1e-3", 1e-3),
+        (".5", 0.5),
+        ("True", True),
+        ("none", None),
+        ('{"a": [1]}', {"a": [1]}),
+        ("sdpa", "sdpa"),
+        ("NaN", "NaN"),
+        ("1e999", "1e999"),
+    ],
+)
+def test_text_is_read_as_what_it_means(text: str, value: object) -> None:
+    assert parsed(text) == value

@@ -1,0 +1,74 @@
+"""An interrupted training ends with the very same bits as one that nobody interrupted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from trainings import Job, Make
+
+from trainmaster.protocol.reasons import StopCause
+
+INTERRUPTIONS = {"killed": None, "paused": StopCause.PAUSE, "preempted": StopCause.PREEMPT}
+PARTS: dict[str, dict[str, Any]] = {
+    "SFT": {},
+    "LORA": {"hyperparameters": {"lora_r": 4, "lora_dropout": 0.1, "num_train_epochs": 2.0, "learning_rate": 1e-2}},
+    "CONTINUED_PRETRAIN": {"data": {"batch_size": 1}},
+}
+
+
+def two_epochs(make_job: Make, training_type: str, ranks: int) -> Job:
+    """Two epochs of six steps or so with an evaluation after each, and a checkpoint every three steps."""
+    parts = {"hyperparameters": {"num_train_epochs": 2.0}, "data": {"batch_size": 8 // ranks}, **PARTS[training_type]}
+    return make_job(training_type, ranks=ranks, evaluate=True, **parts)
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[tuple[str, int], tuple[str, str]]:
+    return {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+@pytest.mark.parametrize("training_type", PARTS)
+def test_interrupted_training_ends_with_the_bits_of_an_uninterrupted_one(
+    make_job: Make, training_type: str, how: str, ranks: int, references: dict[tuple[str, int], tuple[str, str]]
+) -> None:
+    if (training_type, ranks) not in references:
+        whole = two_epochs(make_job, training_type, ranks)
+        whole.train()
+        references[training_type, ranks] = whole.result(), whole.state()
+    steps = 6
+    job = two_epochs(make_job, training_type, ranks)
+    step = random.randint(4, steps + 3)
+    job.interrupt(INTERRUPTIONS[how], step)
+    job.train(resume_from=job.latest())
+    assert (job.result(), job.state()) == references[training_type, ranks], f"interrupted at step {step}"
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "sgd", "adagrad"])
+def test_interruption_is_exact_with_other_optimizers(make_job: Make, optim: str) -> None:
+    whole, job = (make_job(hyperparameters={"optim": optim, "max_steps": 8}) for _ in range(2))
+    whole.train()
+    job.interrupt(StopCause.PAUSE, 4)
+    job.train(resume_from=job.latest())
+    assert (job.result(), job.state()) == (whole.result(), whole.state())
+
+
+def test_interruption_is_exact_with_workers_accumulation_and_noise(make_job: Make) -> None:
+    parts: dict[str, Any] = {
+        "data": {"batch_size": 2, "gradient_accumulation_steps": 3, "num_workers": 2},
+        "hyperparameters": {
+            "neftune_noise_alpha": 5.0,
+            "gradient_checkpointing": True,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 0.25,
+            "weight_decay": 0.1,
+        },
+    }
+    whole, job = make_job("LORA", **parts), make_job("LORA", **parts)
+    whole.train()
+    job.interrupt(StopCause.PAUSE, 4)
+    job.train(resume_from=job.latest())
+    assert (job.result(), job.state()) == (whole.result(), whole.state())

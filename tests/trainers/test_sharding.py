@@ -1,0 +1,44 @@
+"""FSDP: weights and optimizer parted over two ranks, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from trainings import Make
+
+from trainmaster.protocol.reasons import StopCause
+
+OPTIONS = {"learning_rate": 1e-2, "gradient_checkpointing": True}
+FSDP = {"type": "FSDP", "distributed": {"backend": "nccl", "config": {"reshard_after_forward": "true"}}}
+
+
+@pytest.mark.parametrize("training_type", ["SFT", "LORA"])
+def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: Make, training_type: str) -> None:
+    parts = {"ranks": 2, "framework": FSDP, "data": {"batch_size": 4}, "hyperparameters": OPTIONS}
+    whole, job = make_job(training_type, **parts), make_job(training_type, **parts)
+    whole.train()
+    losses = whole.series("loss")
+    assert losses[-1] < 0.9 * losses[0]
+    assert len(list((whole.latest() / "sharded").iterdir())) == 2, "each rank writes its part"
+    job.interrupt(StopCause.PAUSE, 4)
+    job.train(resume_from=job.latest())
+    assert job.result() == whole.result()
+
+
+def test_checkpoint_of_a_sharded_training_is_resumed_by_a_single_rank(make_job: Make) -> None:
+    sharded = make_job(ranks=2, framework=FSDP, data={"batch_size": 4}, hyperparameters={"max_steps": 6})
+    sharded.interrupt(StopCause.PREEMPT, 3)
+    single = make_job(hyperparameters={"max_steps": 8})
+    single.train(resume_from=sharded.latest())
+    assert single.metrics()[-1]["step"] == 8
+
+
+def test_corrupt_checkpoint_of_a_sharded_training_is_passed_over(make_job: Make) -> None:
+    job = make_job(ranks=2, framework=FSDP, data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
+    job.interrupt(StopCause.PAUSE, 7)
+    path = next((job.latest() / "sharded").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    job.train(resume_from=job.latest())
+    notes = [event["message"] for event in job.events() if event["type"] == "note"]
+    assert any("is corrupt" in note for note in notes)

@@ -1,0 +1,131 @@
+"""A small language model with its tokenizer, and rows for it, made on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
+    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "in", "that", "old", "tree")
+
+
+def make_model(directory: Path, **changes: Any) -> Path:
+    """A Qwen3-like model of some ten thousand parameters, saved with a tokenizer of its own."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    specials = ["<pad>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
+    vocabulary = {word: index for index, word in enumerate([*specials, "<unk>", *WORDS])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=specials[2:]
+    )
+    tokenizer.chat_template = TEMPLATE
+    config = AutoConfig.for_model(
+        "qwen3",
+        **{
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "vocab_size": len(vocabulary),
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.1,  # so that random numbers matter
+            "initializer_range": 0.3,  # so that frozen embeddings can be told apart
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": None,
+            **changes,
+        },
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def make_rows(directory: Path, *, count: int = 48, seed: int = 0, masked: bool = True) -> Path:
+    """Rows in which each word says which comes next, as the preparing step would leave them."""
+    import random
+
+    from datasets import Dataset, Features, List, Value
+
+    chance = random.Random(seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
+    for _ in range(count):
+        length = chance.randint(6, 14)
+        first = chance.randrange(len(WORDS))
+        ids = [7 + (first + 3 * offset) % len(WORDS) for offset in range(length)] + [1]
+        rows["input_ids"].append(ids)
+        rows["completion_mask"].append([0, 0, *[1] * (len(ids) - 2)] if masked else [1] * len(ids))
+    kinds = Features({"input_ids": List(Value("int32")), "completion_mask": List(Value("int8"))})
+    Dataset.from_dict(rows, features=kinds).save_to_disk(str(directory))
+    return directory
+
+
+def make_all(directory: str) -> None:
+    """The model and the rows that most tests use; called in a process that has torch."""
+    make_model(Path(directory) / "model")
+    make_rows(Path(directory) / "train")
+    make_rows(Path(directory) / "eval", count=8, seed=1)
+
+
+def document(
+    training_type: str,
+    *,
+    evaluate: bool = False,
+    hyperparameters: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    output: dict[str, Any] | None = None,
+    checkpoint: dict[str, Any] | None = None,
+    framework: dict[str, Any] | None = None,
+    base_model: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A training document as the server would make it: 12 steps of 4 rows, a checkpoint every 3."""
+    return {
+        "name": "tiny",
+        "training_config": {
+            "training_type": training_type,
+            "base_model": {"model_id": "tiny", "dtype": "auto", "model_kwargs": {}, **(base_model or {})},
+            "framework": {"type": "HF_TRAINER", "config": {}, **(framework or {})},
+            "hyperparameters": {
+                "learning_rate": 3e-3,
+                "num_train_epochs": 1.0,
+                "logging_steps": 1,
+                "eval_strategy": "epoch" if evaluate else "no",
+                **(hyperparameters or {}),
+            },
+        },
+        "data_config": {"sources": [], "batch_size": 4, "seed": 7, "preprocess": {}, **(data or {})},
+        "output_config": {
+            "checkpoint": {"save_strategy": "steps", "save_steps": 3, **(checkpoint or {})},
+            **(output or {}),
+        },
+        "resource_config": {},
+    }
+
+
+def prepared(directory: Path, *, evaluate: bool = False) -> dict[str, Any]:
+    """What the preparing step would say."""
+    return {
+        "model_path": str(directory / "model"),
+        "tokenizer_path": str(directory / "model"),
+        "train_path": str(directory / "train"),
+        "eval_path": str(directory / "eval") if evaluate else None,
+        "train_rows": 48,
+        "eval_rows": 8 if evaluate else 0,
+        "train_tokens": 48 * 11,
+        "max_seq_length": 64,
+        "sources": [],
+    }

@@ -1,0 +1,123 @@
+"""A warm process from which ranks of trainers are forked: importing torch and TRL takes seconds, a fork none.
+
+Reads one JSON object a line from stdin: `{"start": {variables}, "stdout": path}` answers with a pid, `{"wait": pid}`
+with its exit status. It stays single-threaded, so that a fork is a clean copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trainmaster.jobs.control import LOOK_EVERY_S
+
+
+def main() -> None:
+    import datasets
+    import peft  # noqa: F401
+    import torch
+    import torch.distributed.checkpoint  # noqa: F401
+    import transformers  # noqa: F401
+    from trl import SFTTrainer  # noqa: F401
+
+    import trainmaster.trainers.running  # noqa: F401
+
+    datasets.disable_progress_bars()
+    assert threads() <= {"jemalloc_bg_thd"}, "such a thread would not survive the fork"
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+        else:
+            print(json.dumps(start(request)), flush=True)
+
+
+def threads() -> set[str]:
+    """Names of all threads but the main one. That of jemalloc knows what a fork is."""
+    others = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
+    return {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in others}
+
+
+def start(request: dict) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(request["start"])
+        code = run(request)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(request: dict) -> int:
+    import importlib
+
+    import torch
+
+    torch.set_num_threads(1)
+    from trainmaster.jobs import report
+
+    # The reporter of this process was made from the zygote's environment.
+    importlib.reload(report)
+    if (hook := request.get("hook")) is not None:
+        interrupt_at(**hook)
+    module, _, function = request.get("call", "trainmaster.trainers.__main__:main").partition(":")
+    getattr(importlib.import_module(module), function)(*request.get("arguments", []))
+    return 0
+
+
+def interrupt_at(step: int, control: dict | None, during: str) -> None:
+    """Have the loop interrupted at a step: by a control file that is there from then on, or by a kill."""
+    import transformers.trainer
+
+    class Interruption(transformers.TrainerCallback):
+        done = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if during == "step" and state.global_step == step:
+                self.interrupt()
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if during == "evaluation" and state.global_step >= step:
+                self.interrupt()
+
+        def interrupt(self) -> None:
+            if control is None:
+                while not list(Path(os.environ["TRAINMASTER_CHECKPOINT_DIR"]).glob("checkpoint-*/manifest.json")):
+                    time.sleep(0.01)  # there shall be something to go on from
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif not self.done:
+                self.done = True
+                path = Path(os.environ["TRAINMASTER_CONTROL_FILE"])
+                draft = path.with_name(f"{path.name}.{os.getpid()}")
+                draft.write_text(json.dumps(control))
+                draft.rename(path)
+                time.sleep(2 * LOOK_EVERY_S)  # so that the next look sees it
+
+    transformers.trainer.DEFAULT_CALLBACKS.append(Interruption)
+
+
+if __name__ == "__main__":
+    main()

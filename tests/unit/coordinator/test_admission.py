@@ -1,0 +1,157 @@
+"""Admission: what a job names on the server is looked at before it is queued."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.coordinator.admission import Admission, importable
+from trainmaster.core.job import Job
+from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.core.submission import new_job_id, submit
+
+COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "model").mkdir(parents=True)
+    (root / "rows.jsonl").write_text("{}\n")
+    return root
+
+
+def training(root: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "n",
+        "training_config": {
+            "training_type": "SFT",
+            "base_model": {"model_id": str(root / "model")},
+            **changes.pop("training_config", {}),
+        },
+        "data_config": {"sources": [{"path": str(root / "rows.jsonl")}]},
+        **changes,
+    }
+
+
+def pending(request: SubmitJobRequest, **fields: Any) -> Job:
+    made = submit(
+        request, account_id="a", job_id=new_job_id(), created_by="k", now=time.time(), default_backend="local"
+    )
+    return made.job.evolve(**fields)
+
+
+def decided(document: dict[str, Any], *, root: Path, backend: str = "local", **admission: Any) -> Job:
+    decision = Admission(data_roots=[root], **{"installed": lambda _: True, **admission}).decide(
+        pending(parse_submit(document), backend=backend), now=time.time()
+    )
+    assert decision is not None
+    return decision.job
+
+
+def refusal(document: dict[str, Any], *, root: Path, **admission: Any) -> str:
+    job = decided(document, root=root, **admission)
+    assert (job.status, job.reason) == ("FAILED", "ADMISSION")
+    return str(job.message)
+
+
+def test_training_whose_files_are_there_is_queued_once_they_were_looked_at(root: Path) -> None:
+    request = parse_submit(training(root))
+    assert Admission(data_roots=[root]).at_once(pending(request), request) is None
+    assert decided(training(root), root=root).status == "QUEUED"
+
+
+def test_command_that_names_nothing_is_queued_at_once(root: Path) -> None:
+    request = parse_submit(COMMAND)
+    change = Admission(data_roots=[root]).at_once(pending(request), request)
+    assert change is not None
+    assert change.job.status == "QUEUED"
+
+
+def test_training_on_data_that_is_not_there_is_refused_by_its_field(root: Path) -> None:
+    document = training(root, data_config={"sources": [{"path": f"file://{root}/nothing.jsonl"}]})
+    assert refusal(document, root=root).startswith(f"data_config.sources[0].path: there is no {root}/nothing.jsonl")
+
+
+def test_training_on_data_that_a_pattern_names_is_queued(root: Path) -> None:
+    document = training(root, data_config={"sources": [{"path": f"{root}/*.jsonl"}]})
+    assert decided(document, root=root).status == "QUEUED"
+
+
+def test_training_from_a_model_that_is_not_there_is_refused_by_its_field(root: Path) -> None:
+    document = training(root, training_config={"base_model": {"model_id": str(root / "other")}})
+    assert refusal(document, root=root).startswith("training_config.base_model.model_id: there is no")
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "link/hostname"])
+def test_training_on_data_outside_the_data_roots_is_refused(root: Path, path: str) -> None:
+    (root / "link").symlink_to("/etc")
+    named = path if path.startswith("/") else str(root / path)
+    said = refusal(training(root, data_config={"sources": [{"path": named}]}), root=root)
+    assert "lies outside the directories that this server allows" in said
+    assert "--data-root" in said
+
+
+def test_results_outside_the_data_roots_are_refused(root: Path) -> None:
+    said = refusal(training(root, output_config={"output_path": "/etc/model"}), root=root)
+    assert said.startswith("output_config.output_path: /etc/model lies outside")
+    assert decided(training(root, output_config={"output_path": f"{root}/new/model"}), root=root).status == "QUEUED"
+    assert decided(training(root, output_config={"output_path": "s3://bucket/model"}), root=root).status == "QUEUED"
+
+
+@pytest.mark.parametrize("framework", ["DEEPSPEED", "MEGATRON"])
+def test_framework_that_is_not_installed_is_refused_with_the_reason(root: Path, framework: str) -> None:
+    document = training(root, training_config={"framework": {"type": framework}})
+    assert "is not installed" in refusal(document, root=root, installed=lambda _: False)
+    assert "not supported in this version" in refusal(document, root=root)
+
+
+def test_training_without_its_packages_is_refused_with_how_to_install_them(root: Path) -> None:
+    said = refusal(training(root), root=root, installed=lambda package: package != "trl")
+    assert "has no trl" in said
+    assert "pip install 'trainmaster[train]'" in said
+    assert decided(training(root), root=root, backend="elsewhere", installed=lambda _: False).status == "QUEUED"
+
+
+def test_hyperparameter_without_its_package_is_refused(root: Path) -> None:
+    document = training(root, training_config={"hyperparameters": {"use_liger_kernel": True}})
+    assert "needs the package liger-kernel" in refusal(document, root=root, installed=lambda p: p != "liger_kernel")
+
+
+def test_custom_script_needs_no_packages_and_its_data_is_looked_at(root: Path) -> None:
+    (root / "train.py").touch()
+    framework = {"type": "CUSTOM", "custom_script_path": str(root / "train.py")}
+    document = training(root, training_config={"framework": framework})
+    assert decided(document, root=root, installed=lambda _: False).status == "QUEUED"
+    document = {**document, "data_config": {"sources": [{"path": f"{root}/nothing"}]}}
+    assert "there is no" in refusal(document, root=root)
+
+
+@pytest.mark.parametrize("service", ["scaidrive", "scaiatlas"])
+def test_service_that_the_server_does_not_know_is_refused_with_the_setting(root: Path, service: str) -> None:
+    document = training(root, data_config={"sources": [{"path": f"{service}://rows.jsonl"}]})
+    assert f"{service}_url" in refusal(document, root=root)
+    assert decided(document, root=root, services=[service]).status == "QUEUED"
+
+
+def test_model_of_a_service_that_the_server_does_not_know_is_refused(root: Path) -> None:
+    document = training(root, training_config={"base_model": {"model_id": "m", "source": "scaiatlas"}})
+    assert "scaiatlas_url" in refusal(document, root=root)
+
+
+def test_shipped_files_are_not_looked_for_on_the_server(root: Path) -> None:
+    workload = {"kind": "trainer", "files": [{"path": "rows.jsonl", "sha256": "0" * 64}]}
+    document = training(root, data_config={"sources": [{"path": "rows.jsonl"}]}, workload=workload)
+    assert decided(document, root=root).status == "QUEUED"
+
+
+def test_package_is_found_without_being_imported() -> None:
+    assert importable("xml")
+    assert not importable("there_is_no_such_package")
+    before = set(sys.modules)
+    importable("torch")
+    assert "torch" in before or "torch" not in sys.modules

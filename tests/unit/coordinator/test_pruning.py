@@ -1,0 +1,207 @@
+"""Checkpoints beyond a job's limit: out of sight in the transaction that registers one more, and then off the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from trainmaster.coordinator.checkpoints import prune
+from trainmaster.coordinator.retention import Collector
+from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.retention import Keep
+from trainmaster.core.spec import parse_submit
+from trainmaster.core.submission import new_job_id, submit
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
+from trainmaster.store import checkpoints, events, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+NOW = 2_000_000_000.0
+SCOPE = Scope("default")
+
+
+class Place:
+    """A store and roots, with a job that saves."""
+
+    def __init__(self, directory: Path) -> None:
+        self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
+        self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
+        self.collector = Collector(self.database, self.roots, Keep())
+
+    def job(self, kind: str = "command", **checkpoint: Any) -> Job:
+        target = {"argv": ["x"]} if kind == "command" else {"target": "m:C"}
+        document = {
+            "name": "j",
+            "workload": {"kind": kind, **target},
+            "output_config": {"checkpoint": checkpoint},
+        }
+        made = submit(
+            parse_submit(document),
+            account_id="default",
+            job_id=new_job_id(),
+            created_by="t",
+            now=NOW,
+            default_backend="local",
+        )
+        self.database.write_now(lambda connection: jobs.insert(connection, SCOPE, made))
+        return made.job
+
+    def save(self, job: Job, step: int, **fields: Any) -> Job:
+        """Register a checkpoint, as the coordinator does."""
+        path = f"{job.job_id}/checkpoints/{step}"
+        made: dict[str, Any] = {
+            "checkpoint_id": f"{job.job_id}-{step}",
+            "job_id": job.job_id,
+            "attempt": 1,
+            "step": step,
+            "created_at": NOW + step,
+            "root": ARTIFACTS,
+            "path": path,
+            **fields,
+        }
+        if made["root"] == ARTIFACTS:
+            directory = self.roots.path(ARTIFACTS, made["path"])
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "state").write_text("x")
+
+        def work(connection: Connection) -> Job:
+            now = jobs.get(connection, SCOPE, job.job_id)
+            checkpoint = Checkpoint(**made)
+            saved = now.evolve(version=now.version + 1, latest_checkpoint_id=checkpoint.checkpoint_id)
+            assert jobs.apply(connection, SCOPE, Change(job=saved, checkpoints=(checkpoint,)))
+            return prune(connection, saved)
+
+        return self.database.write_now(work)
+
+    def steps(self, job: Job) -> list[int]:
+        with self.database.read() as connection:
+            return [each.step for each in checkpoints.of_job(connection, SCOPE, job.job_id)]
+
+    def on_disk(self, job: Job) -> list[str]:
+        directory = self.roots.path(ARTIFACTS, f"{job.job_id}/checkpoints")
+        return sorted(os.listdir(directory), key=int)
+
+    def write(self, work: Any) -> Any:
+        return self.database.write_now(work)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.database.close()
+
+
+def test_oldest_checkpoints_go_when_there_are_more_than_the_limit(place: Place) -> None:
+    job = place.job(save_total_limit=2)
+    for step in (1, 2, 3, 4):
+        job = place.save(job, step)
+    assert place.steps(job) == [3, 4]
+    assert job.latest_checkpoint_id == f"{job.job_id}-4"
+    with place.database.read() as connection:
+        told = [e.message for e in events.page(connection, SCOPE, job.job_id) if e.type == "checkpoint_deleted"]
+    assert len(told) == 2
+    assert told[0].endswith("at step 1 was deleted: save_total_limit is 2")
+    assert place.on_disk(job) == ["1", "2", "3", "4"]
+    place.collector.sweep()
+    assert place.on_disk(job) == ["3", "4"]
+
+
+def test_pinned_checkpoint_stays_beside_the_limit(place: Place) -> None:
+    job = place.save(place.job(save_total_limit=1), 1)
+    place.write(lambda connection: checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-1", pinned=True))
+    for step in (2, 3):
+        job = place.save(job, step)
+    assert place.steps(job) == [1, 3]
+
+
+def test_checkpoint_that_another_live_job_goes_on_from_stays(place: Place) -> None:
+    job = place.save(place.job(save_total_limit=1), 1)
+    follower = place.job()
+    place.write(
+        lambda connection: jobs.apply(
+            connection,
+            SCOPE,
+            Change(job=follower.evolve(version=follower.version + 1, resume_checkpoint_id=f"{job.job_id}-1")),
+        )
+    )
+    for step in (2, 3):
+        job = place.save(job, step)
+    assert place.steps(job) == [1, 3]
+
+
+def test_checkpoint_on_an_object_store_is_forgotten_and_its_files_are_left_alone(place: Place) -> None:
+    job = place.job(save_total_limit=1)
+    for step in (1, 2):
+        job = place.save(job, step, root="uri", path=f"s3://bucket/{step}")
+    assert place.steps(job) == [2]
+    place.collector.sweep()
+    with place.database.read() as connection:
+        assert checkpoints.hidden(connection, Scope.everything()) == []
+
+
+def test_files_behind_a_link_are_not_removed(place: Place, tmp_path: Path) -> None:
+    job = place.job(save_total_limit=1)
+    foreign = tmp_path / "foreign"
+    (foreign / "1").mkdir(parents=True)
+    for step in (1, 2):
+        job = place.save(job, step)
+    own = place.roots.path(ARTIFACTS, f"{job.job_id}/checkpoints")
+    own.rename(tmp_path / "moved")
+    own.symlink_to(foreign)
+    place.collector.sweep()
+    assert (foreign / "1").is_dir()
+
+
+def test_set_aside_moves_a_directory_and_misses_nothing(tmp_path: Path) -> None:
+    roots = Roots({ARTIFACTS: tmp_path})
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    roots.set_aside(Location(root=ARTIFACTS, path="a/b"), ".going-1")
+    assert (tmp_path / ".going-1").is_dir()
+    assert not (tmp_path / "a" / "b").exists()
+    roots.set_aside(Location(root=ARTIFACTS, path="a/b"), ".going-2")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "c").mkdir()
+    with pytest.raises(OSError, match="link"):
+        roots.set_aside(Location(root=ARTIFACTS, path="link/c"), ".going-3")
+    assert (tmp_path / "a" / "c").is_dir()
+
+
+def test_checkpoints_of_a_class_go_with_the_job_that_registered_them(place: Place) -> None:
+    home = "classes/default/general/default/j"
+    job = place.job("job_class", save_total_limit=1)
+    for step in (1, 2):
+        job = place.save(job, step, path=f"{home}/{step}")
+    place.collector.sweep()
+    assert os.listdir(place.roots.path(ARTIFACTS, home)) == ["2"]
+    place.collector.purge_checkpoints(job.job_id)
+    assert os.listdir(place.roots.path(ARTIFACTS, home)) == []
+
+
+def test_checkpoint_of_a_class_that_a_later_run_registered_too_stays(place: Place) -> None:
+    home = "classes/default/general/default/j"
+    job = place.job("job_class", save_total_limit=1)
+    job = place.save(job, 1, path=f"{home}/1")
+    place.save(place.job("job_class"), 5, path=f"{home}/1", root="artifacts", checkpoint_id="again")
+    place.collector.purge_checkpoints(job.job_id)
+    assert os.listdir(place.roots.path(ARTIFACTS, home)) == ["1"]
+
+
+def test_purging_leaves_what_a_live_job_goes_on_from(place: Place) -> None:
+    home = "classes/default/general/default/j"
+    job = place.save(place.job("job_class"), 1, path=f"{home}/1")
+    follower = place.job()
+    place.write(
+        lambda connection: jobs.apply(
+            connection,
+            SCOPE,
+            Change(job=follower.evolve(version=follower.version + 1, resume_checkpoint_id=f"{job.job_id}-1")),
+        )
+    )
+    place.collector.purge_checkpoints(job.job_id)
+    assert os.listdir(place.roots.path(ARTIFACTS, home)) == ["1"]

@@ -1,0 +1,243 @@
+"""Trainings: what a job without a workload compiles to, and what is refused before it is stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from spec_documents import CUSTOM, LORA, changed
+
+from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.core.workloads import compile_launch, effective_workload
+from trainmaster.protocol.launch import Launch, Step
+
+DIGEST = "0" * 64
+
+
+def launch(document: dict[str, Any]) -> Launch:
+    return compile_launch(parse_submit(document))
+
+
+def training(document: dict[str, Any]) -> Any:
+    return json.loads(launch(document).inputs["training.json"])
+
+
+def with_values(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    for path, value in changes.items():
+        document = changed(document, path.replace("__", "."), value)
+    return document
+
+
+def refused(**changes: Any) -> dict[str, str]:
+    with pytest.raises(RefusedError) as caught:
+        parse_submit(with_values(LORA, **changes))
+    return {problem.field: problem.message for problem in caught.value.problems}
+
+
+def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without() -> None:
+    compiled = launch(LORA)
+    assert compiled.steps == (
+        Step(name="prepare", argv=("-m", "trainmaster.trainers.preparing"), python=True, tokens=True),
+        Step(name="train", argv=("-m", "trainmaster.trainers"), python=True),
+    )
+    assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)
+    assert compiled == compile_launch(load_stored(SPEC_VERSION, dump(parse_submit(LORA))))
+
+
+def test_training_has_a_rank_for_each_gpu_or_as_many_as_it_says() -> None:
+    assert launch(LORA).ranks_per_node == 1
+    assert launch({**LORA, "resource_config": {"gpu_count": 8, "node_count": 2}}).ranks_per_node == 4
+    document = with_values(LORA, training_config__framework={"distributed": {"world_size": 2}})
+    assert launch({**document, "resource_config": {"gpu_count": 0}}).ranks_per_node == 2
+
+
+def test_training_named_explicitly_ships_files_and_is_the_same_otherwise() -> None:
+    workload = {"kind": "trainer", "files": [{"path": "data/a.jsonl", "sha256": DIGEST}], "grace_period_s": 90.0}
+    document = with_values({**LORA, "workload": workload}, data_config__sources=[{"path": "data/a.jsonl"}])
+    compiled = launch({**document, "resource_config": {"gpu_count": 2}})
+    assert [blob.path for blob in compiled.blobs] == ["data/a.jsonl"]
+    assert (compiled.ranks_per_node, compiled.grace_s, compiled.can_save) == (2, 90.0, True)
+    assert compiled.steps == launch(LORA).steps
+
+
+def test_custom_script_named_explicitly_ships_files_too() -> None:
+    files = [{"path": name, "sha256": DIGEST} for name in ("train.py", "rows.jsonl")]
+    document = with_values(
+        {**CUSTOM, "workload": {"kind": "trainer", "files": files, "environment": {"A": "b"}}},
+        training_config__framework__custom_script_path="train.py",
+        data_config__sources=[{"path": "./rows.jsonl"}],
+    )
+    compiled = launch(document)
+    assert compiled.kind == effective_workload(parse_submit(document)).kind == "script"
+    assert [step.argv[-1] for step in compiled.steps] == ["trainmaster.trainers.fetching", "train.py"]
+    assert ([blob.path for blob in compiled.blobs], set(compiled.secrets)) == (["train.py", "rows.jsonl"], {"A"})
+
+
+def test_document_of_a_training_is_complete_and_typed() -> None:
+    document = with_values(
+        LORA,
+        training_config__hyperparameters={"learning_rate": 1e-3, "lora_r": 4},
+        training_config__base_model={"model_id": "s3://bucket/model"},
+        data_config__validation_split=0.1,
+        output_config={"checkpoint": {"save_steps": 7}},
+    )
+    found = training(document)
+    parameters = found["training_config"]["hyperparameters"]
+    assert (parameters["learning_rate"], parameters["lora_r"], parameters["lora_alpha"]) == (0.001, 4, 32.0)
+    assert (parameters["eval_strategy"], parameters["eval_steps"]) == ("epoch", 7)
+    assert found["training_config"]["base_model"]["source"] == "s3"
+    assert found["data_config"]["preprocess"]["packing"] is False
+    assert set(found) == {"name", "training_config", "data_config", "output_config", "resource_config"}
+
+
+def test_document_of_a_training_holds_no_secret() -> None:
+    document = with_values(LORA, training_config__environment={"A": "hunter2"}, output_config__hub_token="hunter2")
+    text = launch(document).inputs["training.json"]
+    assert "hunter2" not in text
+    assert "environment" not in json.loads(text)["training_config"]
+    assert "hub_token" not in json.loads(text)["output_config"]
+    stored = load_stored(SPEC_VERSION, dump(parse_submit(document)))
+    assert "secret:" not in compile_launch(stored).inputs["training.json"]
+
+
+def test_pre_training_packs_unless_told_otherwise() -> None:
+    document = with_values(LORA, training_config__training_type="CONTINUED_PRETRAIN")
+    assert training(document)["data_config"]["preprocess"]["packing"] is True
+    document = with_values(document, data_config__preprocess={"packing": False})
+    assert training(document)["data_config"]["preprocess"]["packing"] is False
+
+
+def test_custom_script_gets_its_hyperparameters_as_they_are() -> None:
+    document = with_values(CUSTOM, training_config__hyperparameters={"anything": 1, "learning_rate": "fast"})
+    assert training(document)["training_config"]["hyperparameters"] == {"anything": "1", "learning_rate": "fast"}
+
+
+def test_training_without_its_configs_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit({"name": "n", "workload": {"kind": "trainer"}})
+    assert {problem.field for problem in caught.value.problems} == {"training_config", "data_config"}
+
+
+def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
+    field = "training_config.hyperparameters.learning_rat"
+    assert refused(training_config__hyperparameters={"learning_rat": 1}) == {
+        field: "unknown hyperparameter; did you mean 'learning_rate'?"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"output_config__export_format": "gguf"}, "output_config.export_format", "not available in this version"),
+        ({"output_config__export_format": "pytorch"}, "output_config.export_format", "not available in this version"),
+        (
+            {"output_config": {"push_to_hub": True, "hub_repo_id": "a/b"}},
+            "output_config.push_to_hub",
+            "not available in this version",
+        ),
+        (
+            {"training_config__training_type": "SFT", "output_config__export_format": "adapter"},
+            "output_config.export_format",
+            "adapter is for LORA",
+        ),
+        (
+            {"output_config": {"merge_lora": True, "export_format": "adapter"}},
+            "output_config.merge_lora",
+            "set one of the two",
+        ),
+        ({"output_config__output_path": "results"}, "output_config.output_path", "absolute path"),
+        ({"output_config__output_path": "gs://bucket/m"}, "output_config.output_path", "s3:// URI"),
+        (
+            {"training_config__framework": {"type": "FSDP"}},
+            "training_config.framework.distributed.world_size",
+            "at least two ranks",
+        ),
+        (
+            {"training_config__framework": {"distributed": {"strategy": "zero3"}}},
+            "training_config.framework.distributed.strategy",
+            "use ddp",
+        ),
+        (
+            {"training_config__framework": {"distributed": {"backend": "mpi"}}},
+            "training_config.framework.distributed.backend",
+            "nccl or gloo",
+        ),
+        (
+            {"training_config__base_model": {"model_id": "a/b", "model_kwargs": {"trust_remote_code": True}}},
+            "training_config.base_model.model_kwargs.trust_remote_code",
+            "base_model.trust_remote_code",
+        ),
+        (
+            {"data_config__preprocess": {"tokenizer_config": {"trust_remote_code": True}}},
+            "data_config.preprocess.tokenizer_config.trust_remote_code",
+            "base_model.trust_remote_code",
+        ),
+        (
+            {"training_config__hyperparameters": {"eval_strategy": "steps"}},
+            "training_config.hyperparameters.eval_strategy",
+            "validation_split",
+        ),
+        (
+            {"output_config__checkpoint": {"metric_for_best_model": "eval_loss"}},
+            "output_config.checkpoint.metric_for_best_model",
+            "validation_split",
+        ),
+        (
+            {
+                "output_config__checkpoint": {"metric_for_best_model": "eval_loss"},
+                "data_config__validation_split": 0.1,
+                "training_config__hyperparameters": {"eval_strategy": "no"},
+            },
+            "output_config.checkpoint.metric_for_best_model",
+            "measured by evaluations",
+        ),
+    ],
+)
+def test_what_no_built_in_trainer_does_is_refused(changes: dict[str, Any], field: str, says: str) -> None:
+    problems = refused(**changes)
+    assert set(problems) == {field}
+    assert says in problems[field]
+
+
+@pytest.mark.parametrize("training_type", ["QLORA", "DPO", "RLHF"])
+def test_type_of_a_later_version_is_refused(training_type: str) -> None:
+    with pytest.raises(RefusedError, match=f"{training_type} is not available in this version"):
+        parse_submit(with_values(LORA, training_config__training_type=training_type))
+    assert parse_submit(with_values(CUSTOM, training_config__training_type=training_type))
+
+
+@pytest.mark.parametrize("framework", ["DEEPSPEED", "MEGATRON"])
+def test_framework_that_has_to_be_looked_for_is_left_to_admission(framework: str) -> None:
+    assert parse_submit(with_values(LORA, training_config__framework={"type": framework}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data_config__sources": [{"path": "rows.jsonl"}]}, "data_config.sources[0].path"),
+        ({"training_config__base_model__model_id": "./model"}, "training_config.base_model.model_id"),
+        ({"training_config__base_model__source": "local"}, "training_config.base_model.model_id"),
+        ({"training_config__base_model__tokenizer_id": "./model"}, "training_config.base_model.tokenizer_id"),
+        ({"data_config__preprocess": {"tokenizer_id": "~/t"}}, "data_config.preprocess.tokenizer_id"),
+    ],
+)
+def test_relative_path_that_is_not_shipped_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit(with_values(LORA, **changes))
+    assert [problem.field for problem in caught.value.problems] == [field]
+    assert "trainmaster submit" in caught.value.problems[0].message
+
+
+@pytest.mark.parametrize("path", ["model", "./model", "model/config.json", "mod*/conf*.json"])
+def test_relative_path_of_a_shipped_file_or_directory_is_taken(path: str) -> None:
+    workload = {"kind": "trainer", "files": [{"path": "model/config.json", "sha256": DIGEST}]}
+    document = with_values({**LORA, "workload": workload}, data_config__sources=[{"path": path}])
+    assert parse_submit(document)
+
+
+def test_ranks_of_a_training_are_not_set_beside_its_world_size() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit({**LORA, "workload": {"kind": "trainer", "ranks_per_node": 4}})
+    assert [problem.field for problem in caught.value.problems] == ["workload.ranks_per_node"]
