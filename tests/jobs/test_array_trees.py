@@ -191,7 +191,7 @@ class Colour(enum.StrEnum):
         ({1, 2}, "model/0/x: a checkpoint cannot hold a builtins.set"),
         (b"bytes", "model/0/x: a checkpoint cannot hold a builtins.bytes"),
         (1j, "model/0/x: a checkpoint cannot hold a builtins.complex"),
-        (Colour.RED, "model/0/x: a checkpoint cannot hold a test_trees.Colour"),
+        (Colour.RED, "model/0/x: a checkpoint cannot hold a test_array_trees.Colour"),
         ({1.5: 1}, "model/0/x: a key must be a string or an integer, not 1.5"),
         ({True: 1}, "model/0/x: a key must be a string or an integer, not True"),
         (np.array([object()]), "model/0/x: a checkpoint cannot hold an array of object"),
