@@ -9,17 +9,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
 HERE = Path(__file__).parent
-QUESTIONS = ("Where does Mia live?", "Which pet does Hugo have?", "Tell me what Zoe does.")
+QUESTIONS = HERE / "data" / "questions_held_out.jsonl"
 
 NEXT = """
 Now try, with `alias tm={tm}`:
   tm ps -a                      every job so far
-  tm show {job}     all about one: attempts, checkpoints, results
-  tm metrics {job}  its curves
+  tm show {job}      all about one: attempts, checkpoints, results
+  tm metrics {job}   its curves
   tm init                       a job file of your own: your model, your data
   tm submit examples/names.yaml a training script of your own, with checkpoints
   tm pause JOB; tm resume JOB   a running job goes on from its checkpoint
@@ -30,16 +31,20 @@ Now try, with `alias tm={tm}`:
 
 def main() -> int:
     """Run the demonstration."""
+    began = time.monotonic()
     _say("make a model of half a million random parameters")
     _run(sys.executable, str(HERE / "make_tiny_model.py"))
     _trainmaster("up")
     _say("continued pretraining: it learns who lives where, has which pet, and works as what")
     pretrained = _train("pretrain.yaml")
     _say("fine-tuning with LoRA: it learns to answer questions; the adapter is merged into the model at the end")
-    tuned = _train("lora.yaml", "--set", f"training_config.base_model.model_id={_model(pretrained)}")
-    _say("what the model answers")
-    _run(sys.executable, str(HERE / "ask.py"), str(_model(pretrained)), str(_model(tuned)), *QUESTIONS)
+    # Named from the job file's place, as what lies there is sent along, wherever the server's state is.
+    base = os.path.relpath(_model(pretrained), HERE)
+    tuned = _train("lora.yaml", "--set", f"training_config.base_model.model_id={base}")
+    _say("what it answers before and after the fine-tuning, asked in words that it was not trained on")
+    _run(sys.executable, str(HERE / "ask.py"), str(QUESTIONS), str(_model(pretrained)), str(_model(tuned)))
     _trainmaster("ps", "-a")
+    print(f"\nAll of it took {time.monotonic() - began:.0f} s.")
     pid = str(json.loads((_home() / "server.json").read_text())["pid"])
     print(NEXT.format(tm=_shown(), job=tuned, pid=pid, pad=" " * (22 - len(pid))))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     return seaweed.new_prefix()
 
+
+# A suite that is started in the background ignores the signal, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_PROCESSES = ("tests/chaos/test_real", "tests/contract/local", "tests/contract/worker", "tests/cli")
 

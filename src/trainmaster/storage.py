@@ -82,10 +82,7 @@ class Roots:
     def set_aside(self, location: Location, name: str) -> None:
         """Move a directory to the top of its root; nothing there is fine.
 
-        Whoever fills the directories on the way may put links there: none is followed.
-
-        Raises:
-            OSError: something on the way is no directory, or a link.
+        Whoever fills the directories on the way may put links there, or files: nothing of ours lies behind those.
         """
         with contextlib.ExitStack() as stack:
             top = within = os.open(self._directories[location.root], _DIRECTORY)
@@ -99,7 +96,7 @@ class Roots:
                     os.rename(last, name, src_dir_fd=within, dst_dir_fd=top)
                 else:
                     os.unlink(last, dir_fd=within)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return
 
 

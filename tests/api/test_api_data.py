@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,6 +96,15 @@ def test_rows_are_shown_as_the_model_will_see_them_and_wrong_ones_named(api: Api
     assert "data roots alone" in refused["problems"][0]["message"]
 
 
+def test_sources_and_preprocess_may_be_given_without_the_rest_of_a_data_config(api: Api, root: Path) -> None:
+    body = {
+        "sources": [{"path": str(root / "good.jsonl")}],
+        "preprocess": {"tokenizer_id": str(root / "model"), "add_eos": False},
+    }
+    (source,) = api.call("POST", "/v1/data/validate", json=body)["sources"]
+    assert [segment["text"] for segment in source["samples"][0]["segments"]] == ["q:", "yes"]
+
+
 def test_server_without_the_training_stack_says_what_to_install(world: World, settings: Settings, root: Path) -> None:
     checks = DataChecks(settings, installed=lambda name: name != "transformers")
     with Served.serve(world.context(data_checks=checks)) as served:
@@ -111,6 +121,8 @@ def test_server_without_the_training_stack_says_what_to_install(world: World, se
     ("body", "status", "message"),
     [
         ({}, 422, "data_config"),
+        ({"data_config": {"sources": [{"path": "a"}]}, "sources": [{"path": "b"}]}, 422, "part of data_config"),
+        ({"data_config": {"sources": [{"path": "a"}]}, "preprocess": {}}, 422, "part of data_config"),
         ({"data_config": {"sources": []}}, 422, "data_config.sources"),
         ({"data_config": {"sources": [{"path": "ftp://a"}]}}, 422, "unknown scheme 'ftp'"),
         ({"data_config": {"sources": [{"path": "a"}]}, "limit": 101}, 422, "limit"),
@@ -177,13 +189,16 @@ def test_check_runs_as_the_accounts_user_and_leaves_nothing(
     (public / "shipped").chmod(0o600)
     # In the place of Python, which need not be executable for everybody on a machine that runs tests.
     program = public / "program"
-    program.write_text('#!/bin/sh\nprintf \'{"uid": %s, "sent": "%s"}\' "$(id -u)" "$(cat a.jsonl)"\n')
+    program.write_text(
+        '#!/bin/sh\nprintf \'{"uid": %s, "sent": "%s", "modes": "%s"}\' '
+        '"$(id -u)" "$(cat a.jsonl)" "$(stat -c %a . ../in ../out ../err | tr "\\n" " ")"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(checking.sys, "executable", str(program))
     monkeypatch.setattr(tempfile, "tempdir", str(public / "temporary"))
     theirs = Account(account_id="theirs", uid=65534, created_at=0.0)
     found = asyncio.run(run(settings, check_of("a.jsonl", files={"a.jsonl": public / "shipped"}), theirs))
-    assert found == {"uid": 65534, "sent": "mine"}
+    assert found == {"uid": 65534, "sent": "mine", "modes": "700 600 600 600 "}
     assert not list((public / "temporary").iterdir())
     assert (public / "shipped").stat().st_uid == 0
     program.chmod(0o700)
@@ -191,6 +206,15 @@ def test_check_runs_as_the_accounts_user_and_leaves_nothing(
         RefusedError, match=r"uid 65534, .* may not execute .*program: install Trainmaster where it may"
     ):
         asyncio.run(run(settings, check_of("a.jsonl"), theirs))
+
+
+@pytest.mark.parametrize("name", ["json.py", "trainmaster.py"])
+def test_shipped_file_is_not_run_in_the_place_of_a_module(settings: Settings, public: Path, name: str) -> None:
+    (public / "code").write_text(f"import os; os.mkdir({str(public / 'was-run')!r})\n")
+    (public / "rows").write_bytes(lines(ROWS[:1]))
+    files = {name: public / "code", "a.jsonl": public / "rows"}
+    assert asyncio.run(run(settings, check_of("a.jsonl", files=files)))["ok"]
+    assert not (public / "was-run").exists()
 
 
 def test_check_that_takes_too_long_is_ended(settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +235,19 @@ def test_callers_variables_reach_the_check_where_they_may(
     settings: Settings, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = public / "program"
-    program.write_text('#!/bin/sh\nprintf \'{"token": "%s", "path": "%s"}\' "$HF_TOKEN" "$PYTHONPATH"\n')
+    program.write_text('#!/bin/sh\nprintf \'{"token": "%s", "other": "%s"}\' "$HF_TOKEN" "$PYTHONPATH$AWS_PROXY_URL"\n')
     program.chmod(0o755)
     monkeypatch.setattr(checking.sys, "executable", str(program))
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    variables = {"HF_TOKEN": "hf_mine", "PYTHONPATH": "/evil", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    for name in ("PYTHONPATH", "AWS_PROXY_URL"):
+        monkeypatch.delenv(name, raising=False)
+    variables = {
+        "HF_TOKEN": "hf_mine",
+        "HF_ENDPOINT": "http://127.0.0.1:1",
+        "PYTHONPATH": "/evil",
+        "AWS_PROXY_URL": "http://127.0.0.1:1",
+    }
     found = asyncio.run(run(settings, check_of("a.jsonl", environment=variables)))
-    assert found == {"token": "hf_mine", "path": ""}
+    assert found == {"token": "hf_mine", "other": ""}
     others_can_reach = replace(settings, host="0.0.0.0")
     with pytest.raises(RefusedError, match=r"environment\.HF_ENDPOINT: a check on this server asks the usual services"):
         asyncio.run(run(others_can_reach, check_of("a.jsonl", environment=variables)))
@@ -233,3 +263,48 @@ def test_third_check_of_an_account_has_to_wait(settings: Settings, root: Path) -
     assert first["ok"]
     assert second["ok"]
     assert isinstance(third, ConflictError)
+
+
+def test_checks_of_all_accounts_are_bounded(settings: Settings, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = public / "program"
+    program.write_text(f"#!/bin/sh\nwhile [ ! -e {public}/go ]; do sleep 0.05; done; echo '{{}}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(checking.sys, "executable", str(program))
+
+    async def many() -> list[Any]:
+        checks = DataChecks(settings)
+        accounts = [Account(account_id=f"account-{number}", created_at=0.0) for number in range(checking.AT_ONCE + 1)]
+        looks = [asyncio.ensure_future(checks.run(account, check_of("a.jsonl"))) for account in accounts]
+        await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+        (public / "go").touch()
+        return await asyncio.gather(*looks, return_exceptions=True)
+
+    *done, last = asyncio.run(many())
+    assert done == [{}] * checking.AT_ONCE
+    assert isinstance(last, ConflictError)
+
+
+def test_check_is_over_with_its_process_whoever_holds_its_streams(
+    settings: Settings, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = public / "program"
+    lines = (
+        "#!/bin/sh",
+        "setsid sh -c 'echo $$ > stray; exec sleep 600' &",
+        "while [ ! -s stray ]; do sleep 0.05; done",
+        f"mv stray {public}",
+        "echo {}",
+    )
+    program.write_text("\n".join(lines))
+    program.chmod(0o755)
+    monkeypatch.setattr(checking.sys, "executable", str(program))
+    try:
+        assert asyncio.run(run(settings, check_of("a.jsonl"))) == {}
+    finally:
+        os.kill(int((public / "stray").read_text()), signal.SIGKILL)
+
+
+def test_answer_that_is_too_large_is_not_read(settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MAX_ANSWER_BYTES", 100)
+    with pytest.raises(RefusedError, match="too much to show; set a lower limit"):
+        asyncio.run(run(settings, check_of(root / "good.jsonl")))

@@ -209,3 +209,22 @@ def connect(served: Served) -> socket.socket:
 def request(method: str, path: str, key: str, *headers: str) -> bytes:
     lines = (f"{method} {path} HTTP/1.1", "Host: here", f"X-API-Key: {key}", "Content-Length: 0", *headers, "", "")
     return "\r\n".join(lines).encode()
+
+
+def test_job_cannot_go_on_from_a_checkpoint_of_another_account(api: Api, stranger: Api, world: World) -> None:
+    theirs = stranger.submit()
+    world.start(theirs)
+    world.save(theirs, "their-checkpoint", 1)
+    training = {"training_type": "SFT", "base_model": {"model_id": "org/model"}}
+    document = {
+        "name": "n",
+        "training_config": {**training, "resume_from_checkpoint": "their-checkpoint"},
+        "data_config": {"sources": [{"path": "hf://org/data"}]},
+    }
+    stranger.call("POST", "/v1/jobs", 201, json=document)
+    error = api.call("POST", "/v1/jobs", 422, json=document)
+    assert error["details"][0]["message"] == "there is no committed checkpoint 'their-checkpoint'"
+    own = api.submit()
+    world.start(own)
+    world.end(own, "EXITED_NONZERO")
+    api.call("POST", f"/v1/jobs/{own}/retry", 404, json={"checkpoint_id": "their-checkpoint"})

@@ -105,7 +105,7 @@ def test_job_that_resumes_from_anothers_checkpoint_takes_it_or_that_jobs_best(ap
 def test_job_that_resumes_from_a_checkpoint_without_the_metric_takes_the_one_it_names(api: Api, world: World) -> None:
     other = api.submit()
     saved(world, other)
-    config = {"checkpoint": {"metric_for_best_model": "accuracy", "resume_from_best": True}}
+    config = {"checkpoint": {"metric_for_best_model": "entropy", "resume_from_best": True}}
     document = {**tuned(resume_from_checkpoint=f"{other}-2"), "output_config": config}
     job_id = api.call("POST", "/v1/jobs", 201, json=document)["job_id"]
     assert world.job(job_id).resume_checkpoint_id == f"{other}-2"

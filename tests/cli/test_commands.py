@@ -12,6 +12,7 @@ import pytest
 from cli_server import Server, wait_for
 from typer.testing import Result
 
+from trainmaster.cli import doctoring
 from trainmaster.sdk import Client, NotFoundError, connection
 
 pytestmark = pytest.mark.usefixtures("connected")
@@ -47,6 +48,13 @@ def test_submit_tells_the_job_and_how_to_follow_it(tm: Tm, tmp_path: Path, clien
     assert result.exit_code == 0
     assert client.get(job_id)["name"] == "from a file"
     assert f"trainmaster logs -f {job_id}" in result.stderr
+
+
+def test_submit_of_a_job_that_cannot_start_says_what_it_waits_for(tm: Tm, tmp_path: Path) -> None:
+    result = tm("submit", written(tmp_path, resource_config={"gpu_count": 512}))
+
+    assert result.exit_code == 0
+    assert "It needs 512 × GPU" in result.stderr
 
 
 def test_submit_takes_settings_name_and_labels(tm: Tm, tmp_path: Path, client: Client) -> None:
@@ -338,7 +346,20 @@ def test_metrics_of_a_job_that_reports_none_say_so(tm: Tm, submit: Submit, statu
 def test_ps_shows_progress(tm: Tm, reporting: str) -> None:
     row = next(line for line in tm("ps", "-a").stdout.splitlines() if reporting in line)
 
-    assert "100% 5/5" in row
+    assert "100% 5/5   0.2 " in row
+
+
+def test_metrics_come_in_the_order_in_which_they_are_looked_for(tm: Tm, tmp_path: Path) -> None:
+    script = "from trainmaster.jobs import report\n"
+    for name in ("prepare_percent", "mfu", "eval_loss", "grad_norm", "loss"):
+        script += f"report.metrics(step=1, {name}=1)\n"
+    (tmp_path / "report.py").write_text(script)
+    result = tm("submit", written(tmp_path, workload={"kind": "script", "path": "report.py"}), "--follow", "--json")
+    job_id = json.loads(result.stdout.splitlines()[0])["job"]["job_id"]
+
+    names = [line.split()[0] for line in tm("metrics", job_id).stdout.splitlines()[1:]]
+
+    assert names == ["loss", "eval_loss", "grad_norm", "mfu", "prepare_percent"]
 
 
 def test_checkpoints_of_a_job_without_any_say_so(tm: Tm, submit: Submit) -> None:
@@ -467,6 +488,20 @@ def test_doctor_finds_the_server_well(tm: Tm, connected: Server) -> None:
     assert verdicts["server"] == "ok"
     assert verdicts["API key"] == "ok"
     assert "ready at" in tm("doctor").stdout
+
+
+@pytest.mark.parametrize(("package", "found"), [("json", "json 1.0"), ("no_such_package", "not installed")])
+def test_doctor_says_whether_the_built_in_trainers_can_run(
+    tm: Tm, monkeypatch: pytest.MonkeyPatch, package: str, found: str
+) -> None:
+    monkeypatch.delenv("TRAINMASTER_URL")
+    monkeypatch.setattr(doctoring, "TRAINERS", (package,))
+    monkeypatch.setattr(doctoring, "version", lambda _: "1.0")
+
+    (finding,) = (each for each in doctoring.examine() if each.check == "training")
+
+    assert found in finding.found
+    assert ("trainmaster[train]" in finding.remedy) == (found == "not installed")
 
 
 def test_server_that_does_not_answer_is_exit_code_3(tm: Tm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ Tm = Callable[..., Result]
 def written(directory: Path, rows: list[dict[str, Any]], **training: Any) -> str:
     """A job file with its data and its tokenizer beside it."""
     make_tokenizer().save_pretrained(directory / "model")
+    (directory / "model" / "model.safetensors").write_bytes(b"weights")
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     document = {
         "name": "tune",
@@ -37,10 +38,31 @@ def test_rows_are_shown_with_what_is_trained_on_and_wrong_ones_named(tm: Tm, tmp
     shown = result.stdout
     assert "rows.jsonl\n  format   jsonl, 1 file\n  rows     3\n" in shown
     assert "6 to 14 in a row, median 10 (of 2 rows)" in shown
-    assert "cut off  1 rows, at 12 tokens" in shown
-    assert "  row 1, prompt and completion, 6 tokens, 2 trained on\n  ‹2+2=›4</s>\n" in shown
-    assert "  row 2, prompt and completion, 14 tokens, 7 trained on, end cut off\n  ‹long:›1234567\n" in shown
+    assert "cut off  1 row, at 12 tokens" in shown
+    assert "What stands in ‹ › is context" in shown
+    assert "Sends model (3 files, " in result.stderr, "the weights stay here"
+    assert "  line 1, prompt and completion, 6 tokens, 2 trained on\n  ‹2+2=›4</s>\n" in shown
+    assert "  line 2, prompt and completion, 14 tokens, 7 trained on, end cut off\n  ‹long:›1234567\n" in shown
     assert "error: rows.jsonl, line 3: has no `messages`, no `prompt` with `completion` and no `text`" in shown
+
+
+def test_same_problem_in_many_rows_is_told_once(tm: Tm, tmp_path: Path) -> None:
+    rows = [{"question": "a"}, {"question": "b"}, {"question": "c"}, {"prompt": 1, "completion": "d"}]
+    shown = tm("data", "check", written(tmp_path, rows)).stdout
+    errors = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert errors[0].startswith("error: rows.jsonl, line 1: has no `messages`")
+    assert errors[0].endswith("(and 2 more rows alike)")
+    assert errors[1].startswith("error: rows.jsonl, line 4")
+
+
+def test_rows_that_are_cut_before_what_is_learned_are_not_called_fine(tm: Tm, tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "a prompt that is too long:", "completion": "5"}]
+    result = tm("data", "check", written(tmp_path, rows))
+    assert result.exit_code == 0
+    assert "not trained  1 row, cut before what is learned" in result.stdout
+    assert "of 1 of 2 nothing is learned" in result.stdout
+    assert "Nothing is wrong" not in result.stdout
 
 
 def test_good_data_of_a_script_is_read_and_not_tokenized(tm: Tm, tmp_path: Path) -> None:

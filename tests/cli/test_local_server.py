@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -58,6 +59,17 @@ def submitted(tm: Callable[..., Result], tmp_path: Path, script: str) -> str:
     return str(json.loads(result.stdout)["job_id"])
 
 
+@contextlib.contextmanager
+def following(*arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs beside the test, and does not outlive it."""
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def status_of(job_id: str) -> str:
     with Client() as client:
         return client.get(job_id)["status"]
@@ -112,7 +124,7 @@ def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
     go_on = tmp_path / "go-on"
     script = f"seq 1 300; until [ -e {go_on} ]; do sleep 0.05; done; seq 301 600"
     job_id = submitted(tm, tmp_path, script)
-    with subprocess.Popen([*COMMAND, "logs", "-f", job_id], stdout=subprocess.PIPE, text=True) as follower:
+    with following("logs", "-f", job_id) as follower:
         assert follower.stdout is not None
         before = [follower.stdout.readline() for _ in range(300)]
         killed = local.running()
@@ -130,8 +142,8 @@ def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
 @pytest.mark.usefixtures("home")
 def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], tmp_path: Path) -> None:
     tm("up")
-    command = [*COMMAND, "submit", job_file(tmp_path, "echo begun; while true; do sleep 0.05; done"), "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+    job = job_file(tmp_path, "echo begun; while true; do sleep 0.05; done")
+    with following("submit", job, "--follow", stderr=subprocess.PIPE) as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == "begun\n"
         follower.send_signal(signal.SIGINT)

@@ -27,7 +27,7 @@ from trainmaster.jobs import report
 for step in range(1, 31):
     report.metrics(step=step, loss=1 / step, rate=0.1)
     if step % 10 == 0:
-        with report.checkpoint(step=step, metrics={{"loss": 1 / step}}) as directory:
+        with report.checkpoint(step=step, metrics={{"entropy": 3, "loss": 1 / step}}) as directory:
             (directory / "weights.bin").write_bytes(bytes([step]) * 3_000_000)
 output = report.output_dir()
 (output / "model").mkdir()
@@ -78,7 +78,7 @@ def test_download_takes_patterns_and_says_when_none_fits(
     assert os.listdir(tmp_path / "b") == ["model"]
     nothing = tm("download", trained, "*.pt", "-o", str(tmp_path / "c"))
     assert nothing.exit_code == 1
-    assert "no file matches *.pt" in nothing.stderr
+    assert "no file matches *.pt; there are model/big.bin, notes.txt" in nothing.stderr
 
 
 def test_download_to_where_nothing_can_be_made_says_so(
@@ -148,6 +148,8 @@ def test_checkpoints_are_pinned_and_deleted(
     first, second, third = (each["checkpoint_id"] for each in client.get(trained)["checkpoints"])
     listed = tm("checkpoints", trained, "--pin", first)
     assert "pinned" in listed.stdout
+    assert "loss 0.1" in listed.stdout
+    assert "entropy" not in listed.stdout  # --json has it
     refused = tm("checkpoints", trained, "--delete", first)
     assert (refused.exit_code, "pinned; unpin it first" in refused.stderr) == (1, True)
     done = json.loads(tm("checkpoints", trained, "--unpin", first, "--delete", second, "--json").stdout)

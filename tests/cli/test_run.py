@@ -91,6 +91,7 @@ def test_run_prints_configuration_and_progress_and_leaves_checkpoints(
     assert yaml.safe_load("\n".join(lines[1:4])) == {"steps": 3, "pause_s": 0.0, "start": 10.0}
     assert lines[4] == "step 1/3  total 11"
     assert lines[-1] == "total 16.0"
+    assert "Complete; its files lie below runs." in result.stderr
     assert (place / "runs/checkpoints/general/default/Count/3/manifest.json").is_file()
 
 
@@ -128,6 +129,7 @@ def test_restore_begins_from_another_run(tm: Callable[..., Result], target: str)
         (("--config", "nowhere.yaml"), 2, "cannot read nowhere.yaml: No such file or directory"),
         (("--tracker", "paper"), 2, "--tracker paper: there are none, trackio"),
         (("--name", "a/b"), 1, "name 'a/b'"),
+        (("--root", "gs://bucket/x"), 1, "checkpoints lie in a directory or below s3://bucket/prefix"),
         (("--restore", "general/default/x/1"), 1, "there is no checkpoint general/default/x/1"),
     ],
 )
@@ -145,6 +147,13 @@ def test_unknown_class_is_told_with_the_nearest(tm: Callable[..., Result], targe
     assert "did you mean 'Count'?" in result.stderr
 
 
+def test_error_of_the_class_is_shown_from_where_it_begins(tm: Callable[..., Result], target: str) -> None:
+    result = tm("run", target, "pause_s=-1")
+    assert result.exit_code == 1
+    assert "ValueError: sleep length must be non-negative" in result.stderr
+    assert "typer" not in result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "trainmaster", "run", target, "steps=40", "pause_s=0.05"]
@@ -158,6 +167,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
         first.kill()
     assert first.returncode == 85, said
     assert f"trainmaster: {number.name}: saves and stops after this step" in said
+    assert "Saved; the same command goes on from there." in said
     saved = [path.name for path in (place / "runs/checkpoints/general/default/Count").iterdir() if path.is_dir()]
     assert len(saved) == 1
     second = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True, env={**os.environ})
@@ -200,6 +210,7 @@ def test_submit_sends_the_module_along_and_restore_names_another_runs_checkpoint
     first = tm("submit", "job.json")
     assert first.exit_code == 0, first.output
     status(first.stdout.split()[0], "COMPLETED")
+    assert f"{target} steps=3" in tm("show", first.stdout.split()[0]).stdout
     rel_path = f"general/default/first {place.name}/3"
     second = tm("submit", "job.json", "--name", "second", "--restore", rel_path)
     assert second.exit_code == 0, second.output

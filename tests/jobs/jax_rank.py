@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,13 +13,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from trainmaster.jobs.process import ProcessError, current_process
+from trainmaster.jobs.process import ProcessError, connected, current_process
 from trainmaster.jobs.roots import open_root
 from trainmaster.jobs.saving import Saver
 
 
-def main(rank: int, port: int, place: Path) -> None:
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+def main(rank: int, place: Path) -> None:
     mine = current_process()
     mine.barrier("start")
     said = {
@@ -27,6 +27,7 @@ def main(rank: int, port: int, place: Path) -> None:
         "gathered": [list(found) for found in mine.gather(bytes([7]) * rank)],
         "flags": [mine.any(rank == 1), mine.any(False)],
         "told": _at_different_points(rank),
+        "gpus": jax.config.values["jax_cuda_visible_devices"],
     }
     mesh = jax.make_mesh((4,), ("x",))
     parts, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
@@ -54,4 +55,5 @@ def _at_different_points(rank: int) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    with connected():
+        main(int(os.environ["RANK"]), Path(sys.argv[1]))

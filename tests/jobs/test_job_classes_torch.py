@@ -14,7 +14,7 @@ from forked_ranks import run_ranks
 
 from trainmaster.jobs import ExecutionSpec, RestoreableJob, job, runner
 from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.planning import RunError, RunRequest
+from trainmaster.jobs.run_plan import RunError, RunRequest
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
 

@@ -10,12 +10,11 @@ from typing import Any, Generic, TypeVar
 import pydantic
 import pytest
 
-from trainmaster.jobs.basic import BasicJob
+from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.configuration import (
     ConfigurationError,
     config_type,
     differences,
-    fingerprint,
     from_yaml,
     overlaid,
     overlay_of,
@@ -129,8 +128,9 @@ def test_differences_are_readable_and_complete() -> None:
     assert differences(old, old) == []
 
 
-def test_fingerprint_ignores_order_and_sees_values() -> None:
-    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 1, "b": 3})
+def test_differences_ignore_order_and_tell_numbers_apart() -> None:
+    assert differences({"a": 1, "b": [{"c": 1, "d": 2}]}, {"b": [{"d": 2, "c": 1}], "a": 1}) == []
+    assert differences({"a": 1, "b": 1}, {"a": 1.0, "b": True}) == ["a: 1 -> 1.0", "b: 1 -> true"]
 
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.jobs import registry
-from trainmaster.jobs.basic import BasicJob
+from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.registry import UnknownJobClassError, job, job_class, known_class, name_of
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,12 @@ import pytest
 import yaml
 from walking import Walk, flip_a_byte, walk
 
-from trainmaster.jobs import BasicJob, ExecutionSpec, planning, report, runner
+from trainmaster.jobs import BasicJob, ExecutionSpec, report, run_plan, runner
 from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.planning import RunError, RunRequest
+from trainmaster.jobs.objects import ObjectStoreError
+from trainmaster.jobs.registrar import Registrar
 from trainmaster.jobs.roots import open_root
+from trainmaster.jobs.run_plan import RunError, RunRequest
 
 HOME = "general/default/walk"
 
@@ -76,6 +82,59 @@ def test_broken_off_job_goes_on_from_its_latest_checkpoint(
     assert f"goes on from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("killed_in", "latest", "left"),
+    [
+        ("_register", "steps/2", ["steps/2", "steps/4", "steps/4-attempt-0", "steps/6"]),
+        ("_tell", "steps/4", ["steps/2", "steps/4", "steps/6"]),
+    ],
+    ids=["before the pointer is set", "before the server is told"],
+)
+def test_run_that_is_killed_after_a_commit_goes_on_from_what_was_registered(
+    run: Callable[..., None], tmp_path: Path, killed_in: str, latest: str, left: list[str]
+) -> None:
+    whole = walk(tmp_path / "whole")
+    whole()
+
+    def first_run() -> None:
+        do = getattr(Registrar, killed_in)
+
+        def unless_it_is_the_second(self: Registrar, place: str, *rest: Any, **more: Any) -> None:
+            if place.endswith("steps/4"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            do(self, place, *rest, **more)
+
+        setattr(Registrar, killed_in, unless_it_is_the_second)
+        walk(tmp_path / "unused")  # the generators at their start
+        run()
+
+    assert ended_by(first_run) == -signal.SIGKILL
+    assert suffixes(tmp_path) == ["steps/2", "steps/4"]
+    assert Walk.latest(ExecutionSpec.local(tmp_path, "walk")) == latest
+    np.random.seed(99)
+    run()
+    assert suffixes(tmp_path) == left
+    assert Walk.latest(ExecutionSpec.local(tmp_path, "walk")) == "steps/6"
+    again = walk(tmp_path)
+    tree, _ = again.get_tree_and_metadata("steps/6", again.state)
+    np.testing.assert_array_equal(tree["position"], whole.state["position"])
+    np.testing.assert_array_equal(tree["velocity"]["m"], whole.state["velocity"]["m"])
+
+
+def ended_by(work: Callable[[], None]) -> int:
+    """How a child that does something ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the test runner, which hold nothing
+        child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def test_changed_configuration_is_refused_with_what_is_different(run: Callable[..., None], tmp_path: Path) -> None:
     run("steps=2")
     with pytest.raises(RunError) as refused:
@@ -96,7 +155,7 @@ def test_checkpoint_with_keys_that_are_no_longer_known_is_compared_as_it_is(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("steps=2")
-    monkeypatch.setattr(planning, "config_type", lambda cls: dict)
+    monkeypatch.setattr(run_plan, "config_type", lambda cls: dict)
     with pytest.raises(RunError, match=r"stride: 1.0 -> \(none\)"):
         run("steps=2")
 
@@ -128,6 +187,21 @@ def test_restore_is_for_the_first_start_alone(
 def test_restore_from_what_is_not_there_is_refused(run: Callable[..., None], place: str) -> None:
     with pytest.raises(RunError, match=r"there is no checkpoint|no path"):
         run(restore=place)
+
+
+def test_restore_from_what_is_damaged_is_refused(run: Callable[..., None], tmp_path: Path) -> None:
+    walk(tmp_path, "other", steps=2)()
+    flip_a_byte(tmp_path / "checkpoints/general/default/other/steps/2")
+    with pytest.raises(RunError, match="general/default/other/steps/2 is damaged"):
+        run(restore="general/default/other/steps/2")
+
+
+def test_node_rank_that_others_set_does_not_matter(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_RANK", "3")
+    run("steps=2")
+    assert suffixes(tmp_path) == ["steps/2"]
 
 
 def test_damaged_latest_gives_way_to_the_one_before(
@@ -217,9 +291,9 @@ def test_basic_job_runs_each_time(run: Callable[..., None], capsys: pytest.Captu
     assert capsys.readouterr().out.count("ran with {'a': 1}") == 2
 
 
-def test_inside_a_job_the_request_comes_as_a_file_and_a_refusal_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run the walk as a step of a job does."""
     for name in ("inputs", "checkpoints", "output", "cache"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
@@ -227,19 +301,28 @@ def test_inside_a_job_the_request_comes_as_a_file_and_a_refusal_is_told(
     monkeypatch.setenv("TRAINMASTER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
     monkeypatch.setenv("TRAINMASTER_OUTPUT_DIR", str(tmp_path / "output"))
     monkeypatch.setenv("TRAINMASTER_CACHE_DIR", str(tmp_path / "cache"))
-    request = {"target": "walking:Walk", "name": "walk", "overrides": ["steps=2"], "hardware": {"min_chips": 1}, "x": 1}
-    (tmp_path / "inputs" / "run.json").write_text(json.dumps(request))
-    runner.main()
-    assert saved(tmp_path, "steps/2", "job.json")["hardware"]["requested"]["min_chips"] == 1
-    (tmp_path / "inputs" / "run.json").write_text(json.dumps({**request, "overrides": ["steps=3"]}))
-    with pytest.raises(SystemExit, match=r"BAD_INPUT: .*another configuration"):
+
+    def start(*overrides: str, **fields: Any) -> None:
+        request = {"target": "walking:Walk", "name": "walk", "overrides": overrides, "unknown": 1, **fields}
+        (tmp_path / "inputs" / "run.json").write_text(json.dumps(request))
         runner.main()
+
+    return start
+
+
+def test_inside_a_job_the_request_comes_as_a_file_and_a_refusal_is_told(
+    in_a_job: Callable[..., None], tmp_path: Path
+) -> None:
+    in_a_job("steps=2", hardware={"min_chips": 1})
+    assert saved(tmp_path, "steps/2", "job.json")["hardware"]["requested"]["min_chips"] == 1
+    with pytest.raises(SystemExit, match=r"BAD_INPUT: .*another configuration"):
+        in_a_job("steps=3")
 
 
 def test_resumed_run_rejoins_the_tracker(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.jobs import basic, tracking
+    from trainmaster.jobs import basic_job, tracking
 
     started: list[tuple[str, str | None]] = []
 
@@ -248,7 +331,7 @@ def test_resumed_run_rejoins_the_tracker(
             started.append((name, run_id))
             return run_id or "tracked-1"
 
-    monkeypatch.setattr(basic, "tracker_for", lambda kind, directory=None: tracking.Mirror(Recording()))
+    monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None: tracking.Mirror(Recording()))
     run("steps=2", tracker="trackio")
     run("steps=4", tracker="trackio", overlay=True)
     assert started == [("walk", None), ("walk", "tracked-1")]
@@ -276,3 +359,21 @@ def test_job_whose_checkpoints_lie_on_an_object_store_goes_on_from_there(
     monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.0)
     with open_root(cluster.checkpoints_uri).lock(HOME, "somebody"), pytest.raises(RunError, match="somebody"):
         run("steps=4")
+
+
+def test_inside_a_job_a_store_that_refuses_or_does_not_answer_is_told(
+    in_a_job: Callable[..., None], s3_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_job("steps=2", checkpoints=s3_root)
+    assert open_root(s3_root).committed() == [f"{HOME}/steps/2"]
+    with monkeypatch.context() as wrong:
+        wrong.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        with pytest.raises(SystemExit, match=r"CREDENTIALS_REFUSED: .*SignatureDoesNotMatch.*workload.environment"):
+            in_a_job("steps=2", checkpoints=s3_root)
+
+    def away(*_: object, **__: object) -> None:
+        raise ObjectStoreError("connection refused")
+
+    monkeypatch.setattr("trainmaster.jobs.objects.put_if", away)
+    with pytest.raises(SystemExit, match=r"STORAGE_UNAVAILABLE: connection refused"):
+        in_a_job("steps=2", checkpoints=s3_root)

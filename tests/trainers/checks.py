@@ -33,6 +33,14 @@ def exported_like_checkpoint(exported: str, checkpoint: str) -> None:
         assert torch.equal(weight, theirs[name]), name
 
 
+def same_names(exported: str, base: str) -> None:
+    """Two models consist of the same weights, each once."""
+    from safetensors import safe_open
+
+    ours, theirs = (set(safe_open(Path(each) / "model.safetensors", "np").keys()) for each in (exported, base))
+    assert ours == theirs
+
+
 def checkpoint_holds(checkpoint: str, part: str) -> None:
     """All weights in a checkpoint have this in their names, and there are some."""
     names = _saved(Path(checkpoint))
@@ -51,6 +59,34 @@ def generates(model: str) -> None:
     assert tokenizer.chat_template
 
 
+def rows_are_apart(tiny: str, scratch: str) -> None:
+    """The loss of all rows is the same however they are put together: none sees another, or padding."""
+    import pytest
+    import tiny_model
+    import torch
+
+    from trainmaster.trainers.document import Document, Prepared
+    from trainmaster.trainers.recipes import recipe_for
+
+    place = Path(scratch)
+    (place / "prepared.json").write_text(json.dumps(tiny_model.prepared(Path(tiny))))
+    losses = []
+    for preprocess in ({}, {"padding": "max_length"}, {"padding": "none"}, {"packing": True}):
+        document = tiny_model.document("SFT", data={"preprocess": preprocess})
+        (place / "training.json").write_text(json.dumps(document))
+        trainer = recipe_for("SFT").build(
+            Document.read(place / "training.json"), Prepared.read(place / "prepared.json"), scratch=place, world_size=1
+        )
+        total = 0.0
+        for batch in trainer.get_eval_dataloader(trainer.train_dataset):
+            labels = batch.pop("labels")[:, 1:]
+            with torch.no_grad():
+                logits = trainer.model.eval()(**batch).logits[:, :-1]
+            total += float(torch.nn.functional.cross_entropy(logits.mT, labels, reduction="sum"))
+        losses.append(total)
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5), losses
+
+
 def tracked_once(project: str, steps: int) -> None:
     """The tracker has one run, with the loss of every step once."""
     from trackio.sqlite_storage import SQLiteStorage
@@ -58,6 +94,19 @@ def tracked_once(project: str, steps: int) -> None:
     (run,) = SQLiteStorage.get_runs(project)
     found = [row["step"] for row in SQLiteStorage.get_logs(project, run) if "loss" in row]
     assert found == list(range(1, steps + 1)), found
+
+
+def options_are_known() -> None:
+    """What jobs may set are arguments of TRL and of accelerate."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from trl import SFTConfig
+
+    from trainmaster.core.training.options import DDP_OPTIONS, FSDP_OPTIONS, TRL_OPTIONS
+
+    assert SFTConfig.__dataclass_fields__.keys() >= TRL_OPTIONS | DDP_OPTIONS
+    known = set(FullyShardedDataParallelPlugin.__dataclass_fields__)
+    renamed = {"transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
+    assert {renamed.get(name, name) for name in FSDP_OPTIONS} <= known, known
 
 
 def _saved(checkpoint: Path) -> dict[str, Any]:

@@ -7,18 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from trainings import Job, Make, Zygote
+from trainings import Make, Zygote, refusal
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
-
-
-def refusal(job: Job) -> str:
-    """Why the latest attempt refused."""
-    assert job.finish() == [1] * job.ranks, job.log()
-    failed = [event for event in job.events() if event["type"] == "failed"]
-    assert [event["reason"] for event in failed] == ["BAD_INPUT"]
-    return str(failed[0]["message"])
 
 
 def test_resume_without_the_file_of_the_optimizer_refuses(make_job: Make) -> None:
@@ -26,8 +18,7 @@ def test_resume_without_the_file_of_the_optimizer_refuses(make_job: Make) -> Non
     job.interrupt(StopCause.PAUSE, 4)
     arrays = next(job.latest().glob("arrays-*.safetensors"))
     arrays.unlink()
-    job.start(resume_from=job.latest())
-    message = refusal(job)
+    message = refusal(job, resume_from=job.latest())
     assert arrays.name in message
     assert "resume from another checkpoint" in message
 
@@ -39,8 +30,7 @@ def test_resume_from_a_checkpoint_that_lacks_a_part_refuses(make_job: Make, part
     document = json.loads((job.latest() / "tree.json").read_text())
     document["tree"]["dict"] = [entry for entry in document["tree"]["dict"] if entry[0] != part]
     rewrite(job.latest(), "tree.json", json.dumps(document))
-    job.start(resume_from=job.latest())
-    assert f"lacks {part}" in refusal(job)
+    assert f"lacks {part}" in refusal(job, resume_from=job.latest())
 
 
 def test_resume_without_the_random_numbers_of_a_rank_refuses(make_job: Make) -> None:
@@ -49,16 +39,42 @@ def test_resume_without_the_random_numbers_of_a_rank_refuses(make_job: Make) -> 
     manifest = json.loads((job.latest() / "manifest.json").read_text())
     manifest["files"] = [file for file in manifest["files"] if not file["path"].startswith("rng-")]
     (job.latest() / "manifest.json").write_text(json.dumps(manifest))
-    job.start(resume_from=job.latest())
-    assert "random-number generators" in refusal(job)
+    assert "random-number generators" in refusal(job, resume_from=job.latest())
+
+
+def test_resume_from_a_checkpoint_that_is_gone_refuses(make_job: Make) -> None:
+    job = make_job()
+    message = refusal(job, resume_from=job.checkpoints / "checkpoint-3")
+    assert "checkpoint-3: there is no checkpoint any more. Bring it back" in message
 
 
 def test_resume_with_another_adapter_refuses(make_job: Make) -> None:
     job = make_job("LORA", hyperparameters={"lora_r": 4})
     job.interrupt(StopCause.PAUSE, 4)
     job.document["training_config"]["hyperparameters"]["lora_r"] = 8
-    job.start(resume_from=job.latest())
-    assert "shape" in refusal(job)
+    assert "shape" in refusal(job, resume_from=job.latest())
+
+
+def test_resume_beside_another_base_model_refuses_where_it_matters(make_job: Make) -> None:
+    for training_type in ("LORA", "SFT"):
+        job = make_job(training_type, hyperparameters={"max_steps": 5})
+        job.prepared |= {"model_key": "one", "rows_key": "some"}
+        job.interrupt(StopCause.PAUSE, 3)
+        job.prepared["model_key"] = "another"
+        if training_type == "LORA":
+            assert "the base model is not the one that it was trained beside" in refusal(job, resume_from=job.latest())
+        else:
+            job.train(resume_from=job.latest())
+
+
+def test_resume_with_other_rows_is_noted(make_job: Make) -> None:
+    job = make_job(hyperparameters={"max_steps": 5})
+    job.prepared["rows_key"] = "some"
+    job.interrupt(StopCause.PAUSE, 3)
+    job.prepared["rows_key"] = "others"
+    job.train(resume_from=job.latest())
+    notes = [event["message"] for event in job.events() if event["type"] == "note"]
+    assert any("the rows are not those that the checkpoint was trained on" in note for note in notes)
 
 
 def test_corrupt_checkpoint_is_passed_over_for_the_one_before(make_job: Make) -> None:
@@ -93,7 +109,8 @@ def test_save_on_request_does_not_stop_the_training(make_job: Make) -> None:
     assert steps[1] == 12
 
 
-def test_pause_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make) -> None:
+@pytest.mark.parametrize("during", ["step", "evaluation"])
+def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make, during: str) -> None:
     parts = {
         "evaluate": True,
         "hyperparameters": {"eval_strategy": "steps", "eval_steps": 4, "lr_scheduler_type": "reduce_lr_on_plateau"},
@@ -103,11 +120,33 @@ def test_pause_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_jo
     whole, job = make_job(**parts), make_job(**parts)
     whole.train()
     evaluated = whole.series("eval_loss")
-    job.interrupt(StopCause.PAUSE, 4, during="evaluation")
+    job.interrupt(StopCause.PAUSE, 4, during=during)
     assert job.series("eval_loss") == []
     assert job.latest().name == "checkpoint-4"
     job.train(resume_from=job.latest())
     assert job.series("eval_loss") == evaluated
+    assert job.result() == whole.result()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"checkpoint": {"save_steps": 3}},
+        {
+            "checkpoint": {"save_strategy": "epoch"},
+            "data": {"batch_size": 16},
+            "hyperparameters": {"num_train_epochs": 2},
+        },
+    ],
+)
+def test_pause_where_a_checkpoint_is_due_does_not_keep_it_from_being_the_best(make_job: Make, parts: dict) -> None:
+    # The greatest loss is that of the first checkpoint.
+    best = {"metric_for_best_model": "eval_loss", "greater_is_better": True}
+    parts = {**parts, "evaluate": True, "checkpoint": {**parts["checkpoint"], **best}}
+    whole, job = make_job(**parts), make_job(**parts)
+    whole.train()
+    job.interrupt(StopCause.PAUSE, 3)
+    job.train(resume_from=job.latest())
     assert job.result() == whole.result()
 
 
@@ -160,6 +199,14 @@ def test_last_checkpoint_has_the_last_evaluation_also_in_the_middle_of_an_epoch(
     job.train()
     (last,) = [event for event in job.events() if event["type"] == "checkpoint" and event["step"] == 5]
     assert [last["metrics"]["eval_loss"]] == job.series("eval_loss")
+
+
+def test_metric_that_nobody_measures_is_told_once(make_job: Make) -> None:
+    job = make_job(checkpoint={"metric_for_best_model": "acuracy"}, hyperparameters={"max_steps": 6})
+    job.train()
+    (note,) = [event["message"] for event in job.events() if event["type"] == "note" and "best" in event["message"]]
+    assert note.startswith("no checkpoint is the best: acuracy (metric_for_best_model) is none of its metrics; it has ")
+    assert "mean_token_accuracy" in note
 
 
 def test_checkpoint_that_cannot_be_written_ends_the_attempt_for_another_try(make_job: Make) -> None:

@@ -92,7 +92,30 @@ def texts(path: str | None) -> list[str]:
     from datasets import load_from_disk
 
     tokenizer = make_tokenizer()
-    return [shown(tokenizer, row["input_ids"], row["completion_mask"]) for row in load_from_disk(str(path))]
+    return [
+        shown(tokenizer, row["input_ids"], [label != building.IGNORED for label in row["labels"]])
+        for row in load_from_disk(str(path))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "gone", "message"),
+    [
+        ("pytorch_model.bin", "model.safetensors", r"has no weights in \*\.safetensors, .* load no pickles"),
+        ("adapter_config.json", None, "is an adapter; name the model that it belongs to"),
+    ],
+)
+def test_model_that_would_be_unpickled_or_lead_elsewhere_is_refused(
+    job: Job, there: str, gone: str | None, message: str
+) -> None:
+    (job.model / there).write_text("{}")
+    if gone is not None:
+        (job.model / gone).unlink()
+    with pytest.raises(SystemExit, match=message):
+        job.prepare()
+    assert [event["reason"] for event in job.reported("events") if event["type"] == "failed"] == ["BAD_INPUT"]
+    assert not (job.directory / "cache" / "prepared").exists()
+    job.prepare(fetching_step.main)  # a script of one's own loads what it likes
 
 
 def test_preparing_leaves_datasets_and_says_where_they_are(job: Job) -> None:
@@ -143,23 +166,32 @@ def test_second_attempt_takes_what_the_first_prepared(job: Job, monkeypatch: pyt
 def test_anything_that_decides_the_tokens_makes_another_entry(job: Job, change: dict[str, Any]) -> None:
     first = job.prepare()
     job.configure(**change)
-    assert job.prepare()["fingerprint"] != first["fingerprint"]
+    assert job.prepare()["rows_key"] != first["rows_key"]
 
 
 def test_changed_data_and_another_tokenizer_make_another_entry(job: Job) -> None:
-    first = job.prepare()["fingerprint"]
+    first = job.prepare()["rows_key"]
     job.write("train.jsonl", PAIRS[:-1])
-    second = job.prepare()["fingerprint"]
+    second = job.prepare()["rows_key"]
     make_tokenizer(PLAIN).save_pretrained(job.model)
-    assert len({first, second, job.prepare()["fingerprint"]}) == 3
+    assert len({first, second, job.prepare()["rows_key"]}) == 3
+
+
+def test_other_weights_are_another_model(job: Job) -> None:
+    first = job.prepare()
+    assert job.prepare()["model_key"] == first["model_key"]
+    (job.model / "model.safetensors").write_bytes(b"WEIGHTS")
+    second = job.prepare()
+    assert second["model_key"] != first["model_key"]
+    assert second["rows_key"] == first["rows_key"]
 
 
 def test_what_does_not_decide_the_tokens_makes_no_other_entry(job: Job) -> None:
-    first = job.prepare()["fingerprint"]
+    first = job.prepare()["rows_key"]
     (job.directory / "work" / "train.jsonl").rename(job.directory / "moved.jsonl")
     job.configure(sources=[{"path": str(job.directory / "moved.jsonl")}], num_workers=2)
     (job.model / "model.safetensors").write_bytes(b"other weights")
-    assert job.prepare()["fingerprint"] == first
+    assert job.prepare()["rows_key"] == first
 
 
 def test_jobs_own_template_and_tokenizer_options_reach_the_ranks(job: Job) -> None:

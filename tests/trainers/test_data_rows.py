@@ -127,9 +127,15 @@ def test_binary_column_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a\.jsonl, line 2: is not valid JSON: Expecting value at column"),
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a\.jsonl, line 2: is not valid JSON: Expecting value at column 6$"),
         ("a.jsonl", b'{"a": 1}\n\n[1]\n', r"a\.jsonl, line 3: holds a list; expected an object"),
         ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"a\.jsonl, line 2: is not UTF-8: byte 0xff"),
+        (
+            "a.jsonl",
+            rb'{"a": "\ud83d\ude00"}' + b"\n" + rb'{"a": [{"b": "x\ud83d"}]}',
+            r"a\.jsonl, line 2, column 'a': holds half of a character \(\\ud83d\); mend or remove it",
+        ),
+        ("a.json", rb'[{"a": "b"}, {"a": "\uDE00"}]', r"a\.json, row 2, column 'a': holds half of a character"),
         ("a.json", b"[1, 2]", r"a\.json, row 1: holds a number; expected an object"),
         ("a.json", b'"text"', r"a\.json: must hold a list of objects"),
         ("a.json", b"[{]", r"a\.json: is not valid JSON: .* line 1, column 3"),

@@ -9,7 +9,7 @@ import socket
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def test_format_that_is_said_wins_over_the_name(access: Access, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Source(path="a.jsonl", type="ftp"), "there is no type 'ftp'; use one of file, hf, http"),
+        (Source(path="a.jsonl", type="ftp"), "unknown type 'ftp'; choices: file, local, hf"),
         (Source(path="s3://b/a.jsonl", type="hf"), "its type is hf, and its path begins with s3://"),
         (Source(path="scaidrive://a.jsonl"), "this server knows no scaidrive; its operator sets scaidrive_url"),
         (Source(path="hf://justaname"), "write a dataset as hf://owner/name"),
@@ -271,6 +271,13 @@ def test_redirect_is_followed_and_checked_like_any_address(
         fetch_source(Source(path=f"{server.url}/inside", format="jsonl"), strict)
 
 
+@pytest.mark.parametrize("url", ["https://host:99999/a", "https://[::1/a", "https://me:hunter2/x@host/a"])
+def test_url_that_is_none_is_refused_without_showing_it(access: Access, url: str) -> None:
+    with pytest.raises(InputError, match="what begins with https:// here is no URL") as caught:
+        fetch_source(Source(path=url), access)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_url_with_a_password_is_refused_without_showing_it(access: Access) -> None:
     with pytest.raises(InputError, match="must not hold a user or a password") as caught:
         fetch_source(Source(path="https://me:hunter2@example.com/a.jsonl"), access)
@@ -358,7 +365,7 @@ def tar_of(files: dict[str, bytes], *, top: str = "", mode: str = "w:gz") -> byt
 
 def zip_of(files: dict[str, bytes], *, top: str = "") -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(top + name, data)
     return buffer.getvalue()
@@ -433,6 +440,21 @@ def test_archive_that_is_none_or_reaches_out_is_refused(
     with pytest.raises(InputError, match=message):
         fetch_model({"model_id": f"{server.url}/model.tar"}, access)
     assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("archive", [tar_of, zip_of])
+def test_archive_that_unpacks_to_much_is_refused_for_a_check(
+    archive: Callable[[dict[str, bytes]], bytes], server: FileServer, access: Access, tmp_path: Path
+) -> None:
+    bomb = {**MODEL, **{f"{number}.txt": bytes(1 << 20) for number in range(9)}}
+    server.files["/model.zip"] = archive(bomb)
+    server.files["/good.zip"] = archive(MODEL)
+    brief = replace(access, beginning_bytes=16 << 20)
+    assert fetch_tokenizer({"model_id": f"{server.url}/good.zip"}, None, brief)
+    assert len(server.files["/model.zip"]) < 1 << 20
+    with pytest.raises(InputError, match=r"too large to be unpacked for a check \(8 MiB\)"):
+        fetch_tokenizer({"model_id": f"{server.url}/model.zip"}, None, replace(access, beginning_bytes=1 << 20))
+    assert sum(file.stat().st_size for file in (tmp_path / "cache" / "models").rglob("*.txt")) <= 8 << 20
 
 
 def test_local_model_is_a_directory_below_a_data_root(access: Access, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
 from trainmaster.trainers.data import build, explain_row
-from trainmaster.trainers.data.building import Built
+from trainmaster.trainers.data.building import IGNORED, Built
 from trainmaster.trainers.data.config import DataConfig, LocalSource
 from trainmaster.trainers.data.encoding import Encoder
 from trainmaster.trainers.data.tokenizers import load_tokenizer, sample_length
@@ -150,6 +150,11 @@ def test_field_mapping_names_the_columns() -> None:
         encoded({"question": "q"}, field_mapping=mapping)
 
 
+def test_field_mapping_the_wrong_way_round_is_refused() -> None:
+    with pytest.raises(InputError, match=r"field_mapping\.q: unknown field 'q'.*the other way round, prompt: q"):
+        encoded({"q": "1+1", "a": "2"}, field_mapping={"q": "prompt", "a": "completion"})
+
+
 def test_messages_as_json_text_are_read() -> None:
     assert encoded({"messages": json.dumps(CHAT["messages"])}) == encoded(CHAT)
 
@@ -245,6 +250,15 @@ def test_beginning_and_end_of_samples_follow_preprocess(
     assert encoded(row, made, **preprocess) == [chat]
 
 
+def test_text_of_which_the_tokenizer_makes_nothing_is_an_error_of_the_row() -> None:
+    from tokenizers import normalizers
+
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    with pytest.raises(RowError, match="line 7: becomes no token at all"):
+        encoded({"text": "\u200b"}, tokenizer)
+
+
 def test_end_that_is_there_already_is_not_put_twice() -> None:
     assert encoded({"text": "<s>a</s>"}, add_bos=True, add_eos=True) == ["[<s>a</s>]"]
 
@@ -314,7 +328,7 @@ def built(directory: Path, sources: list[LocalSource], training: dict[str, Any],
 
 def texts(dataset: Any) -> list[str]:
     tokenizer = make_tokenizer()
-    return [shown(tokenizer, row["input_ids"], row["completion_mask"]) for row in dataset]
+    return [shown(tokenizer, row["input_ids"], [label != IGNORED for label in row["labels"]]) for row in dataset]
 
 
 PAIRS = [{"prompt": f"{number}:", "completion": "x" * (number % 7 + 1)} for number in range(300)]
@@ -322,7 +336,7 @@ PAIRS = [{"prompt": f"{number}:", "completion": "x" * (number % 7 + 1)} for numb
 
 def test_build_has_every_row_once_parted_for_validation(tmp_path: Path) -> None:
     found = built(tmp_path, [written(tmp_path, "a.jsonl", PAIRS)], document(validation_split=0.1, seed=3))
-    assert found.train.column_names == ["input_ids", "completion_mask"]
+    assert found.train.column_names == ["input_ids", "labels"]
     assert found.evaluation is not None
     assert (len(found.train), len(found.evaluation)) == (270, 30)
     expected = sorted(f"{row['prompt']}[{row['completion']}</s>]" for row in PAIRS)

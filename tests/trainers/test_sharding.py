@@ -21,7 +21,26 @@ def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: M
     assert len(list((whole.latest() / "sharded").iterdir())) == 2, "each rank writes its part"
     job.interrupt(StopCause.PAUSE, 4)
     job.train(resume_from=job.latest())
+    assert "training goes on at step 4 of " in job.log()
+    assert "parameters, on 2 CPU processes" in job.log()
     assert job.result() == whole.result()
+
+
+@pytest.mark.parametrize("training_type", ["FULL_FINETUNE", "LORA"])
+def test_sharded_training_saved_right_after_an_evaluation_goes_on_from_there_exactly(
+    make_job: Make, training_type: str
+) -> None:
+    parts = {
+        "ranks": 2,
+        "framework": {"type": "FSDP"},
+        "data": {"batch_size": 4},
+        "checkpoint": {"save_steps": 3},
+        "hyperparameters": {**OPTIONS, "max_steps": 6, "eval_strategy": "steps", "eval_steps": 3},
+    }
+    whole, resumed = make_job(training_type, evaluate=True, **parts), make_job(training_type, evaluate=True, **parts)
+    whole.train()
+    resumed.train(resume_from=whole.checkpoints / "checkpoint-3")
+    assert resumed.result() == whole.result()
 
 
 def test_checkpoint_of_a_sharded_training_is_resumed_by_a_single_rank(make_job: Make) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from trainings import Make
+from trainings import Make, Zygote, refusal
+
+from trainmaster.protocol.reasons import StopCause
 
 FORBIDDEN = {".pt", ".pth", ".bin", ".pkl", ".pickle"}
 """Files that would have to be unpickled."""
@@ -30,6 +33,24 @@ def test_training_of_each_type_lowers_the_loss(
     assert [path for path in left if path.suffix in FORBIDDEN] == []
 
 
+def test_packed_rows_are_kept_for_the_next_attempt_and_nothing_else_is(make_job: Make, tiny: Path) -> None:
+    def train(training_type: str) -> set[Path]:
+        make_job(training_type, hyperparameters={"max_steps": 1}).train()
+        return set(tiny.rglob("*"))
+
+    packed = train("CONTINUED_PRETRAIN")
+    assert train("CONTINUED_PRETRAIN") == packed
+    assert train("SFT") == packed
+
+
+def test_rows_see_nothing_of_each_other_however_they_are_put_together(
+    zygote: Zygote, tiny: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pid = zygote.start({}, log, call="checks:rows_are_apart", arguments=[str(tiny), str(tmp_path)])
+    assert zygote.wait(pid) == 0, log.read_text()
+
+
 def test_training_tells_phases_progress_and_metrics(make_job: Make) -> None:
     job = make_job(evaluate=True, hyperparameters={"num_train_epochs": 2.0})
     job.train()
@@ -44,7 +65,20 @@ def test_training_tells_phases_progress_and_metrics(make_job: Make) -> None:
     assert told <= set(last["values"])
     assert all(last["values"][name] > 0 for name in ("tokens_per_s", "samples_per_s", "mfu", "grad_norm"))
     assert len(job.series("eval_loss")) == 2
+    opening, *_ = (line for line in job.log().splitlines() if line.startswith("training "))
+    assert opening.startswith("training takes 24 steps: all ")
+    assert opening.endswith(" parameters, on 1 CPU process")
     assert "step 24 of 24, epoch 2.00, loss" in job.log()
+
+
+def test_speed_after_a_resume_is_that_of_the_new_attempt(make_job: Make) -> None:
+    job = make_job(ranks=2, data={"batch_size": 2})
+    job.interrupt(StopCause.PAUSE, 4)
+    job.train(resume_from=job.latest())
+    speeds = [record["values"] for record in job.metrics() if "tokens_per_s" in record["values"]]
+    lengths = [values["tokens_per_s"] / values["samples_per_s"] for values in speeds]
+    assert len(lengths) >= 6
+    assert all(7 <= length <= 15 for length in lengths), "every row has so many tokens"
 
 
 def test_checkpoint_has_the_metrics_of_its_step(make_job: Make) -> None:
@@ -69,37 +103,47 @@ def test_two_ranks_train_on_different_rows_and_agree(make_job: Make) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            {"framework": {"config": {"eval_delai": "1"}}},
-            "framework.config.eval_delai is not known; did you mean eval_delay?",
-        ),
         ({"framework": {"config": {"seed": "1"}}}, "framework.config.seed: set data_config.seed instead"),
-        ({"framework": {"distributed": {"config": {"zero": "1"}}}}, "framework.distributed.config.zero is not known"),
-        ({"framework": {"distributed": {"strategy": "zero3"}}}, "use ddp, or leave it out"),
-        ({"framework": {"type": "FSDP"}}, "needs at least two ranks"),
-        ({"hyperparameters": {"eval_strategy": "epoch"}}, "there is no validation data"),
-        ({"checkpoint": {"metric_for_best_model": "eval_loss"}}, "there is no validation data"),
+        ({"framework": {"config": {"eval_delay": "soon"}}}, "framework.config.eval_delay: 'soon' is no float"),
         ({"hyperparameters": {"mixed_precision": "fp16"}}, "fp16 needs a GPU"),
         ({"base_model": {"model_kwargs": {"torch_dtype": "float16"}}}, "set base_model.dtype instead"),
         ({"output": {"output_path": "/etc/model"}}, "does not lie below a data root"),
     ],
 )
 def test_training_that_cannot_be_done_is_refused_with_what_to_do(make_job: Make, parts: dict, message: str) -> None:
-    job = make_job(**parts)
-    job.start()
-    assert job.finish() == [1]
-    failed = [event for event in job.events() if event["type"] == "failed"]
-    assert [event["reason"] for event in failed] == ["BAD_INPUT"]
-    assert message in failed[0]["message"]
-    assert "Traceback" not in job.log()
+    assert message in refusal(make_job(**parts))
+
+
+def test_base_model_that_cannot_be_loaded_is_told(make_job: Make, tiny: Path) -> None:
+    job = make_job()
+    shutil.copytree(tiny / "model", job.directory / "model")
+    config = job.directory / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "t5"}))
+    job.prepared["model_path"] = str(config.parent)
+    assert "the base model tiny cannot be loaded: Unrecognized configuration class" in refusal(job)
+
+
+def test_token_that_the_model_does_not_know_is_told(make_job: Make, tiny: Path, zygote: Zygote) -> None:
+    job = make_job()
+    log = job.directory / "log"
+    pid = zygote.start({}, log, call="tiny_model:make_smaller", arguments=[str(job.directory / "model")])
+    assert zygote.wait(pid) == 0, log.read_text()
+    job.prepared["model_path"] = str(job.directory / "model")
+    assert "the rows have the token 'tree' (number 21), and the model has embeddings for 20 tokens" in refusal(job)
+
+
+def test_every_option_that_is_accepted_is_known_to_the_framework(zygote: Zygote, tmp_path: Path) -> None:
+    pid = zygote.start({}, tmp_path / "log", call="checks:options_are_known")
+    assert zygote.wait(pid) == 0, (tmp_path / "log").read_text()
 
 
 def test_options_of_the_framework_reach_it(make_job: Make) -> None:
     job = make_job(
         hyperparameters={"lr_scheduler_type": "cosine_with_restarts", "max_steps": 4, "learning_rate": 1.0},
         framework={"config": {"lr_scheduler_kwargs": '{"num_cycles": 2}', "logging_first_step": "true"}},
-        base_model={"model_kwargs": {"attention_dropout": "0.25"}, "dtype": "float32"},
+        base_model={"model_kwargs": {"attention_dropout": "0.25"}, "dtype": "float64"},
     )
     job.train()
-    assert json.loads((job.output / "model" / "config.json").read_text())["attention_dropout"] == 0.25
+    config = json.loads((job.output / "model" / "config.json").read_text())
+    assert (config["attention_dropout"], config["dtype"]) == (0.25, "float64")
     assert job.series("learning_rate") == pytest.approx([1.0, 0.5, 1.0, 0.5])

@@ -55,21 +55,26 @@ def make_model(directory: Path, **changes: Any) -> Path:
     return directory
 
 
-def make_rows(directory: Path, *, count: int = 48, seed: int = 0, masked: bool = True) -> Path:
+def make_smaller(directory: str) -> None:
+    """A model that does not know the last words."""
+    make_model(Path(directory), vocab_size=20)
+
+
+def make_rows(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
     """Rows in which each word says which comes next, as the preparing step would leave them."""
     import random
 
     from datasets import Dataset, Features, List, Value
 
     chance = random.Random(seed)
-    rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for _ in range(count):
         length = chance.randint(6, 14)
         first = chance.randrange(len(WORDS))
         ids = [7 + (first + 3 * offset) % len(WORDS) for offset in range(length)] + [1]
         rows["input_ids"].append(ids)
-        rows["completion_mask"].append([0, 0, *[1] * (len(ids) - 2)] if masked else [1] * len(ids))
-    kinds = Features({"input_ids": List(Value("int32")), "completion_mask": List(Value("int8"))})
+        rows["labels"].append([-100, -100, *ids[2:]])
+    kinds = Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
     Dataset.from_dict(rows, features=kinds).save_to_disk(str(directory))
     return directory
 

@@ -190,6 +190,16 @@ class Job:
         return [path.parent for path in self.checkpoints.glob("checkpoint-*/manifest.json")]
 
 
+def refusal(job: Job, *, reason: str = "BAD_INPUT", resume_from: Path | str | None = None, **variables: str) -> str:
+    """Why a new attempt refuses."""
+    job.start(resume_from, **variables)
+    assert job.finish() == [1] * job.ranks, job.log()
+    failed = [event for event in job.events() if event["type"] == "failed"]
+    assert [event["reason"] for event in failed] == [reason]
+    assert "Traceback" not in job.log()
+    return str(failed[0]["message"])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

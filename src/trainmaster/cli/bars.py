@@ -1,4 +1,4 @@
-"""A bar for what takes long, on the other output, where a person sees it."""
+"""A sign of life for what takes long, on the other output, where a person sees it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainmaster.cli.exits import say
+
+
+@contextmanager
+def waiting(message: str, *, quiet: bool) -> Iterator[None]:
+    """Say what is being waited for, as long as it lasts."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message, spinner_style="cyan"):
+        yield
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from trainmaster import __version__
@@ -21,6 +23,8 @@ from trainmaster.sdk import local
 from trainmaster.sdk.client import Client
 from trainmaster.sdk.errors import ApiError, SdkError
 
+TRAINERS = ("torch", "transformers", "trl")
+"""What the built-in trainers stand on; the rest of the extra comes with it."""
 LITTLE_SPACE = 5 << 30
 NO_SPACE = 200 << 20
 SLOW_FSYNC_S = 0.05
@@ -54,14 +58,39 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Every check, in the order in which trouble usually comes."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _data_dir, _server, _fork_server, _cgroups, _gpus)
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python,
+        _training,
+        _data_dir,
+        _server,
+        _fork_server,
+        _cgroups,
+        _gpus,
+    )
     for check in checks:
         yield from check()
 
 
 def _python() -> Iterator[Finding]:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    yield Finding(check="Python", verdict=Verdict.OK, found=f"{version}, trainmaster {__version__}")
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding(check="Python", verdict=Verdict.OK, found=f"{python}, trainmaster {__version__}")
+
+
+def _training() -> Iterator[Finding]:
+    """The built-in trainers run in the local server's Python, which is this one."""
+    if os.environ.get("TRAINMASTER_URL"):
+        return
+    absent = [package for package in TRAINERS if find_spec(package) is None]
+    if absent:
+        yield Finding(
+            check="training",
+            verdict=Verdict.OK,
+            found=f"no built-in trainers: {', '.join(absent)} not installed",
+            remedy="`pip install 'trainmaster[train]'`, to fine-tune models; your own code does not need it",
+        )
+        return
+    found = ", ".join(f"{package} {version(package)}" for package in TRAINERS)
+    yield Finding(check="training", verdict=Verdict.OK, found=found)
 
 
 def _data_dir() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ RATE_WINDOW_S = 15.0
 SHOWN_METRICS = ("loss", "eval_loss")
 PREPARED_PERCENT = "prepare_percent"
 """The metric by which a training says how much of its model and data is there."""
+PREPARED = 100.0
 
 
 def percent(job: JobSummary) -> float | None:
@@ -90,9 +91,14 @@ def sentence(job: Job, pace: Pace) -> str:
     """What a watcher wants to know, after the status and the bar."""
     if job["status"] in ("PENDING", "QUEUED"):
         return _waiting(job)
+    attempt = f"attempt {job['attempt']}" if job["attempt"] > 1 else ""
+    if job["status"] == "PREPARING":
+        # What comes after the preparation may take minutes with a large model, and has no percents.
+        loads = "all is there; the processes start and load the model" if percent(job) == PREPARED else ""
+        return " · ".join(part for part in (attempt, loads) if part)
     rate = pace.rate
     parts = [
-        f"attempt {job['attempt']}" if job["attempt"] > 1 else "",
+        attempt,
         f"step {steps(job)}" if steps(job) else "",
         f"{rate:.3g} steps/s" if rate else "",
         f"ETA {eta}" if (eta := pace.eta(job)) else "",

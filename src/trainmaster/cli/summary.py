@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli.formatting import duration
 from trainmaster.cli.progress import losses, steps
+from trainmaster.sdk.training_files import TRAINER
 
 if TYPE_CHECKING:
     from trainmaster.sdk.types import Failure, Job
@@ -23,9 +24,12 @@ def ending(job: Job) -> list[str]:
         *losses(job),
         f"checkpoint {job['latest_checkpoint_id']}" if job["latest_checkpoint_id"] else "",
     ]
-    first = f"{job['status']} {' · '.join(fact for fact in facts if fact)}".rstrip()
-    failure = job["error"]
-    return [first, *failure_lines(failure)] if failure else [first]
+    lines = [f"{job['status']} {' · '.join(fact for fact in facts if fact)}".rstrip()]
+    if failure := job["error"]:
+        lines += failure_lines(failure)
+    if job["status"] == "COMPLETED" and job["kind"] == TRAINER:
+        lines.append(f"  Fetch the model with `trainmaster download {job['job_id']} model`.")
+    return lines
 
 
 def failure_lines(failure: Failure) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trainmaster.sdk.types import Job, LogLine
 
 BAR_WIDTH = 24
+_COUNTED = re.compile(r"\d+")
 
 
 class View(Protocol):
@@ -76,6 +78,7 @@ class PlainView(_Plain):
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
         self._ranks = ranks
         self._times = times
+        self._seen = ""
         self._told = ""
 
     def lines(self, lines: Sequence[LogLine]) -> None:
@@ -84,13 +87,17 @@ class PlainView(_Plain):
         sys.stdout.flush()
 
     def job(self, job: Job) -> None:
-        """Tell when something changed; of its end there is more to say."""
+        """Tell what has changed and lasts: not every short evaluation, nor how a wait counts down.
+
+        Of its end there is more to say.
+        """
         if job["status"] in TERMINAL:
             return
         waits = job["pending_reason"] if job["status"] == "QUEUED" else None
         told = f"{job['status']}: {waits}" if waits else job["status"]
-        if told != self._told:
-            self._told = told
+        seen, self._seen = self._seen, _COUNTED.sub("", told)
+        if self._seen != self._told and seen in ("", self._seen):
+            self._told = self._seen
             say(told)
 
     def end(self, job: Job) -> None:

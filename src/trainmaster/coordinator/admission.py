@@ -5,7 +5,6 @@ What needs the network is left to the job's own preparing step, which has the ca
 
 from __future__ import annotations
 
-import glob
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,7 +16,7 @@ from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
 from trainmaster.core.spec import SubmitJobRequest, load_stored
 from trainmaster.core.training.document import training_document
-from trainmaster.core.training.sources import file_path, scheme_of
+from trainmaster.core.training.sources import SOURCE_TYPES, file_path, fixed_part, scheme_of
 from trainmaster.core.training.support import missing, missing_options
 from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads import WorkloadSpec, effective_workload
@@ -65,7 +64,7 @@ class Admission:
             problem = next(self._problems(job), None)
         except TrainmasterError as error:
             problem = error.message
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead in a circle
             problem = f"what it names on the server cannot be looked at: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
@@ -107,10 +106,13 @@ class Admission:
             where = Path(workload.working_directory or "", path)
             if where.is_absolute() and not field.endswith("custom_script_path"):
                 yield from self._outside(str(where), f"{field}:")
-                if not where.exists() and not glob.glob(str(where)):
+                # What matches a pattern is left to the job: to look for it may take for ever.
+                if not where.exists() and not Path(fixed_part(str(where))).is_dir():
                     yield f"{field}: there is no {where} on the server; check the path"
-        named = [str(training.base_model.source), scheme_of(training.base_model.model_id)]
-        named += [scheme_of(source.path) for source in data.sources]
+        base, preprocess = training.base_model, data.preprocess
+        named = {str(base.source), *(SOURCE_TYPES.get((source.type or "").lower()) for source in data.sources)}
+        paths = [base.model_id, base.tokenizer_id, preprocess.tokenizer_id, *(source.path for source in data.sources)]
+        named |= {scheme_of(path) for path in paths if path}
         for service in SERVICES:
             if service in named and service not in self._services:
                 yield f"this server knows no {service}: its operator can set {service}_url"

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import pwd
-import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trainmaster.coordinator.admission import importable
 from trainmaster.coordinator.running import fetching_environment
@@ -37,12 +36,26 @@ TIMEOUT_S = 120.0
 MEMORY_BYTES = 8 << 30
 """Of address space: libraries map more than they use."""
 AT_ONCE_OF_AN_ACCOUNT = 2
+AT_ONCE = 4
+"""Of all accounts: each has a process, and a thread of a few that the server has for more than this."""
+MAX_ANSWER_BYTES = 32 << 20
+"""What a check may say: the server holds it in memory."""
 NEEDED = ("transformers", "datasets")
 """Packages without which nothing can be looked at."""
 _NOBODYS_GROUP = 65534
-_PASSED = re.compile(r"AWS_|HF_TOKEN$|HF_ENDPOINT$|HUGGING_FACE_HUB_TOKEN$")
-"""Variables of the caller's that reach the process. Others may name programs or modules, which are a job's affair."""
+_LAST_BYTES = 64 << 10
 _ENDPOINTS = frozenset({"HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
+_PASSED = _ENDPOINTS | {
+    "AWS_ACCESS_KEY_ID",
+    "AWS_DEFAULT_REGION",
+    "AWS_REGION",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+}
+"""Variables of the caller's that reach the process. Others may name programs, files or addresses, which are a job's
+affair: `AWS_CONTAINER_CREDENTIALS_FULL_URI` is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +95,8 @@ class DataChecks:
         uid = runs_as(account, self._settings)
         if self._under_way[account.account_id] >= AT_ONCE_OF_AN_ACCOUNT:
             raise ConflictError("other checks of your account are under way; wait for them")
+        if self._under_way.total() >= AT_ONCE:
+            raise ConflictError("other checks are under way on this server; try again in a minute")
         self._under_way[account.account_id] += 1
         try:
             return await asyncio.to_thread(self._run, check, uid)
@@ -100,19 +115,41 @@ class DataChecks:
         try:
             return self._answer(check, directory, uid)
         finally:
-            remove_tree(directory)
+            with contextlib.suppress(OSError):  # what it left running may still write there
+                remove_tree(directory)
 
     def _answer(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, Any]:
         request = {"document": check.document, "limit": check.limit, "memory_bytes": MEMORY_BYTES}
+        # Files, as a pipe has no end while somebody holds it, and no bound.
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(open(directory / name, "xb+", opener=_private)) for name in ("in", "out", "err")
+            ]
+            asked, answer, errors = streams
+            asked.write(json.dumps(request).encode())
+            asked.seek(0)
+            code = self._exit_code(check, directory, uid, streams)
+            if code != 0:
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
+                raise RefusedError(_failure(code, errors.read(_LAST_BYTES)))
+            if answer.seek(0, os.SEEK_END) > MAX_ANSWER_BYTES:
+                raise RefusedError("the check has too much to show; set a lower limit, or look at fewer sources")
+            answer.seek(0)
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def _exit_code(self, check: DataCheck, directory: Path, uid: int | None, streams: Sequence[IO[bytes]]) -> int:
+        """Run the process to its end, or end it; its exit code."""
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "trainmaster.trainers.checking"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                # Without -P, a shipped file would be imported in the place of a module of its name.
+                [sys.executable, "-P", "-m", "trainmaster.trainers.checking"],
                 cwd=directory / "work",
                 env=self._environment(check, directory, uid),
                 start_new_session=True,
+                stdin=streams[0],
+                stdout=streams[1],
+                stderr=streams[2],
                 **_identity(uid),
             )
         except PermissionError as error:
@@ -121,7 +158,7 @@ class DataChecks:
                 "where it may"
             ) from error
         try:
-            output, errors = process.communicate(json.dumps(request).encode(), timeout=TIMEOUT_S)
+            return process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise RefusedError(
                 f"the check took longer than {TIMEOUT_S:g} s, and was ended; look at fewer or smaller sources"
@@ -130,18 +167,14 @@ class DataChecks:
             # Whatever it started is in its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        if process.returncode != 0:
-            raise RefusedError(_failure(process.returncode, errors))
-        answer: dict[str, Any] = json.loads(output)
-        return answer
+            process.wait()
 
     def _environment(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
         return {
             **inherited,
             **({} if uid is None else {"HOME": str(directory / "work")}),
-            **{name: value for name, value in check.environment.items() if _PASSED.match(name)},
+            **{name: value for name, value in check.environment.items() if name in _PASSED},
             **fetching_environment(self._settings),
             **{TOKENS[name]: token for name, token in check.tokens.items() if name in TOKENS},
             CACHE_DIR: str(directory / "work" / ".cache"),
@@ -153,7 +186,7 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
     try:
         work = directory / "work"
-        work.mkdir()
+        work.mkdir(mode=0o700)
         for name, content in files.items():
             target = work / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +199,10 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
         remove_tree(directory)
         raise
     return directory
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _place(content: Path, target: Path, *, linked: bool) -> None:

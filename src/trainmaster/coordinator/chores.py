@@ -84,17 +84,25 @@ class Chores:
         """Remove the files of jobs that were deleted with `purge`: first the files, then the mark."""
         with self._database.read() as connection:
             buried = jobs.to_purge(connection, _EVERYTHING)
-        for job_id in buried:
+        gone = [job_id for job_id in buried if self._remove_files(job_id)]
+
+        def work(connection: Connection) -> None:
+            for job_id in gone:
+                jobs.purged(connection, _EVERYTHING, job_id)
+
+        if gone:
+            self._database.write_now(work)
+
+    def _remove_files(self, job_id: str) -> bool:
+        """Remove all files of a job; False when they could not be: the others' go all the same."""
+        try:
             self._collector.purge_checkpoints(job_id)
             for root in (ARTIFACTS, RUNS):
                 self._roots.remove(Location(root=root, path=job_id))
-
-        def work(connection: Connection) -> None:
-            for job_id in buried:
-                jobs.purged(connection, _EVERYTHING, job_id)
-
-        if buried:
-            self._database.write_now(work)
+        except OSError as error:
+            _log.warning("the files of job %s cannot be removed; this is tried again: %s", job_id, error)
+            return False
+        return True
 
     def _collect(self, now: float) -> None:
         """Take out of sight what has outlived its job."""

@@ -10,12 +10,10 @@ from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.resources import Node
 from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
+from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
-
-JOB_CLASS = "job_class"
-"""The kind of workload whose checkpoints belong to a name, not to one job."""
 
 
 def attempt_request(

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.launching import JOB_CLASS, checkpoints_home
+from trainmaster.coordinator.launching import checkpoints_home
 from trainmaster.core import commands, retention
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import Keep
+from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol.trees import remove_tree
 from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path

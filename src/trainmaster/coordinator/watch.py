@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainmaster.coordinator.launching import JOB_CLASS, checkpoints_home
+from trainmaster.coordinator.launching import checkpoints_home
 from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
+from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol.rundir import (
     RunDirectory,
     endpoint_document,

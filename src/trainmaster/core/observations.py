@@ -184,8 +184,12 @@ def _take_phase(draft: Draft, name: str) -> None:
 def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None:
     job = draft.job
     checkpoint_id = reported.exact_text(record["checkpoint_id"], reported.MAX_ID)
+    says_best = job.best_metric is None and record.get("is_best") is True
     if checkpoint_id == job.latest_checkpoint_id:
-        return  # Several ranks may report the one that they wrote together.
+        # Several ranks may report the one that they wrote together; and it may have turned out to be the best.
+        if says_best:
+            draft.set(best_checkpoint_id=checkpoint_id)
+        return
     told = record.get("step")
     step = 0 if told is None else reported.whole(told)
     if step is None:
@@ -211,7 +215,7 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
         best = job.best_metric_value
         if best is None or (value > best if job.best_is_greater else value < best):
             draft.set(best_checkpoint_id=checkpoint.checkpoint_id, best_metric_value=value)
-    elif job.best_metric is None and record.get("is_best") is True:
+    elif says_best:
         # Nobody named a metric to go by: the job's own word counts.
         draft.set(best_checkpoint_id=checkpoint.checkpoint_id)
     draft.note(

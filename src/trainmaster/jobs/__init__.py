@@ -14,10 +14,11 @@ from trainmaster.jobs.control import Stop
 from trainmaster.jobs.owner import NotOwnerError
 
 if TYPE_CHECKING:
-    from trainmaster.jobs.basic import BasicJob
-    from trainmaster.jobs.classes import CheckpointedJob, RestoreableJob
+    from trainmaster.jobs.basic_job import BasicJob
+    from trainmaster.jobs.checkpointed_job import CheckpointedJob
     from trainmaster.jobs.hardware import Cluster
     from trainmaster.jobs.registry import job
+    from trainmaster.jobs.restoreable_job import RestoreableJob
     from trainmaster.jobs.spec import ExecutionSpec, JobSpec
 
 __all__ = [
@@ -37,9 +38,9 @@ __all__ = [
 ]
 
 _ON_USE = {
-    "BasicJob": "basic",
-    "CheckpointedJob": "classes",
-    "RestoreableJob": "classes",
+    "BasicJob": "basic_job",
+    "CheckpointedJob": "checkpointed_job",
+    "RestoreableJob": "restoreable_job",
     "Cluster": "hardware",
     "ExecutionSpec": "spec",
     "JobSpec": "spec",

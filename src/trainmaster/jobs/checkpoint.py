@@ -62,8 +62,6 @@ class Manifest:
     """What made it, such as a trainer's name or a job class; empty for a script of its own."""
     framework: str = ""
     """What its arrays are of: `torch`, `jax`, `numpy`; empty when nobody said."""
-    config_sha256: str = ""
-    """Fingerprint of the configuration that it was made with; empty when nobody said."""
     data: str = ""
     """The directory of the checkpoint that its files lie in, on an object store; empty where they lie beside this."""
     files: tuple[ManifestFile, ...] = ()

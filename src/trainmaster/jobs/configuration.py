@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import json
 import re
 import types
@@ -129,11 +128,6 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return dump_yaml(dict(document))
 
 
-def fingerprint(document: Mapping[str, Any]) -> str:
-    """The same for two documents exactly when they say the same, in whatever order."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What is different between two documents, one line for each value.
 
@@ -207,8 +201,13 @@ def _different(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
         for key in (*old, *(key for key in new if key not in old)):
             below = f"{path}.{key}" if path else str(key)
             yield from _different(old.get(key, _ABSENT), new.get(key, _ABSENT), below)
-    elif old is _ABSENT or new is _ABSENT or fingerprint({"": old}) != fingerprint({"": new}):
+    elif old is _ABSENT or new is _ABSENT or _spelled(old) != _spelled(new):
         yield path, old, new
+
+
+def _spelled(value: Any) -> str:
+    """A value as text: to Python, 1 and 1.0 and True are the same."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _shown(value: Any) -> str:

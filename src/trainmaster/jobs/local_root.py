@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -143,11 +142,6 @@ class LocalRoot:
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         """Held by the kernel until the block ends or the process dies."""
         return file_lock(self._path / checked(rel_dir, empty=True) / _LOCK, owner, wait_s=wait_s)
-
-    def free_bytes(self) -> int | None:
-        """On the file system that the root is, or will be, on."""
-        existing = next(path for path in (self._path, *self._path.parents) if path.exists())
-        return shutil.disk_usage(existing).free
 
     def _at(self, rel_path: str) -> Path:
         return self._path / checked(rel_path)

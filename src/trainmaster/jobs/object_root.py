@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -32,7 +31,7 @@ from trainmaster.jobs.checkpoint import (
     require_same,
     require_space,
 )
-from trainmaster.jobs.copies import copy
+from trainmaster.jobs.local_copies import copy
 from trainmaster.jobs.locking import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import checked
@@ -190,10 +189,6 @@ class ObjectRoot:
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         """Held as long as it is renewed."""
         return object_lock(self._place, self._key(checked(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
-
-    def free_bytes(self) -> int | None:
-        """On this machine's disk, where a draft is written; the store itself has no end."""
-        return shutil.disk_usage(_staging()).free
 
     def _put_manifest(self, rel_path: str, sealed: Manifest) -> bool:
         if objects.put_if(self._place, self._key(rel_path, MANIFEST), sealed.to_bytes(), version=None) is not None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,11 +34,18 @@ _CONNECT_TIMEOUT = "20s"
 _TOLD = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
 """What the store itself says of an error."""
 
+_REFUSALS = {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
+"""What it says when it refuses a listing, of which the package makes an error like any other."""
+
 OnBytes = Callable[[int], None]
 
 
 class ObjectStoreError(OSError):
     """An object store cannot be reached, or refuses."""
+
+
+class AccessRefusedError(ObjectStoreError):
+    """An object store does not know these credentials, or allows them too little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,36 +65,6 @@ class Place:
     def below(self, path: str) -> str:
         """The key of a path below this place."""
         return f"{self.key}/{path}".strip("/")
-
-
-def download(uri: str, target: str | os.PathLike[str], *, on_bytes: OnBytes | None = None) -> list[Path]:
-    """Bring an object, or all objects below a prefix, here.
-
-    Args:
-        uri: `s3://bucket/key`: that very object, else everything below `s3://bucket/key/`.
-        target: of an object the file, or the existing directory to put it into; of a prefix the directory.
-        on_bytes: told how many more bytes have come; from several threads.
-
-    Returns:
-        The files, sorted. Each is there whole or not at all.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        ObjectStoreError: the store cannot be reached, or refuses.
-        ValueError: this is no URI of an object, or a key below it cannot be a file's path.
-    """
-    place = open_place(uri)
-    goal = Path(target)
-    if place.key and not uri.endswith("/") and head(place, place.key) is not None:
-        wanted = {goal / PurePosixPath(place.key).name if goal.is_dir() else goal: place.key}
-    else:
-        prefix = place.below("") + "/" if place.key else ""
-        keys = [meta["path"] for meta in listing(place, place.key) if not meta["path"].endswith("/")]
-        wanted = {goal / _inner(key.removeprefix(prefix)): key for key in keys}
-    if not wanted:
-        raise FileNotFoundError(f"{uri}: there is no such object, and none below it")
-    in_parallel(lambda item: receive(place, item[1], item[0], on_bytes=on_bytes), wanted.items())
-    return sorted(wanted)
 
 
 def upload(source: str | os.PathLike[str], uri: str, *, on_bytes: OnBytes | None = None) -> None:
@@ -301,7 +278,7 @@ class _Counting:
 @contextlib.contextmanager
 def _translated(place: Place, key: str) -> Iterator[None]:
     """The package's errors as ours, in one line that names the object."""
-    from obstore.exceptions import BaseError
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     where = f"{S3_SCHEME}{place.bucket}/{key}"
     try:
@@ -311,10 +288,5 @@ def _translated(place: Place, key: str) -> Iterator[None]:
     except BaseError as error:
         told = _TOLD.search(str(error))
         line = told.expand(r"\1: \2") if told else " ".join(str(error).partition("\n\n")[0].split())
-        raise ObjectStoreError(f"{where}: {line[:500]}") from error
-
-
-def _inner(path: str) -> str:
-    if not path or path.startswith("/") or "\0" in path or {"", ".", ".."} & set(path.split("/")):
-        raise ValueError(f"the object {path!r} cannot be a file's path")
-    return path
+        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or (told and told[1] in _REFUSALS)
+        raise (AccessRefusedError if refused else ObjectStoreError)(f"{where}: {line[:500]}") from error

@@ -1,17 +1,19 @@
-"""The processes that train together: who this one is, and a few words between them.
+"""The processes that train together: how they are joined, who this one is, and a few words between them.
 
-The words are control traffic, small and rare. They never touch an accelerator and nothing is pickled. All
-methods but `index` and `count` are collective: every process calls them, in the same order, from the thread
-that trains.
+The words are control traffic, small and rare, and nothing is pickled. Those of torch never wait for an accelerator;
+JAX has its own devices carry them. All methods but `index` and `count` are collective: every process calls them, in
+the same order, from the thread that trains.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 TIMEOUT_S = 1800.0
@@ -204,6 +206,62 @@ def current_process() -> Process:
             "call torch.distributed.init_process_group() or jax.distributed.initialize() first"
         )
     return SingleProcess()
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[None]:
+    """Join this process to the others of its job for a block; nothing happens when it is alone or joined already.
+
+    The variables are those that `torchrun` and our worker set. A class that needs another way may join in its module,
+    before this is entered.
+    """
+    count = int(os.environ.get("WORLD_SIZE") or 1)
+    if count == 1:
+        yield
+    elif "jax" in sys.modules and "torch" not in sys.modules:
+        _join_jax(count)
+        yield
+    else:
+        with _joined_by_torch():
+            yield
+
+
+def _join_jax(count: int) -> None:
+    import jax
+
+    if not jax.distributed.is_initialized():  # JAX parts by itself when the interpreter ends
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        # Ranks beside each other see all GPUs of their node, and each would take all of them.
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
+        devices = [int(os.environ["LOCAL_RANK"])] if beside else None
+        rank = int(os.environ["RANK"])
+        jax.distributed.initialize(address, num_processes=count, process_id=rank, local_device_ids=devices)
+
+
+@contextlib.contextmanager
+def _joined_by_torch() -> Iterator[None]:
+    import torch
+
+    if torch.distributed.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        torch.distributed.init_process_group("gloo")
+    try:
+        yield
+    except Exception:
+        # Who waits for others on GPUs when some are gone may wait for long, and the cause should be told at once.
+        if not torch.cuda.is_available():
+            torch.distributed.destroy_process_group()
+        raise
+    except BaseException:
+        torch.distributed.destroy_process_group()
+        raise
+    # By hand: an interpreter that ends with the group's threads running may be aborted.
+    torch.distributed.destroy_process_group()
 
 
 _of_torch: tuple[Any, TorchProcess] | None = None

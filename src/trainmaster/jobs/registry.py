@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from trainmaster.jobs.basic import BasicJob
+    from trainmaster.jobs.basic_job import BasicJob
 
 JobT = TypeVar("JobT", bound="type[BasicJob[Any]]")
 
@@ -102,7 +102,7 @@ def _attribute(module: Any, qualified: str) -> type[BasicJob[Any]] | None:
 
 
 def _is_job(value: object) -> bool:
-    from trainmaster.jobs.basic import BasicJob
+    from trainmaster.jobs.basic_job import BasicJob
 
     return inspect.isclass(value) and issubclass(value, BasicJob)
 

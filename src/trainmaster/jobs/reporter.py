@@ -22,7 +22,7 @@ from trainmaster.jobs.control import ControlReader, Stop
 from trainmaster.jobs.journal import Journal
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.owner import require_ownership
-from trainmaster.jobs.roots import Root, open_checkpoint, open_root
+from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
 
@@ -197,7 +197,7 @@ class Reporter:
             ) as directory,
         ):
             yield directory
-            rel_path, manifest = self._commit(root, directory, _names(name, manifest.attempt), manifest)
+            rel_path, manifest = commit_beside(root, directory, name, manifest, check_owner=self.require_ownership)
             self.committed(manifest, root.locate(rel_path), took_s=time.monotonic() - began)
 
     def new_manifest(
@@ -298,13 +298,6 @@ class Reporter:
         """For a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
 
-    def _commit(self, root: Root, directory: Path, names: Iterator[str], manifest: Manifest) -> tuple[str, Manifest]:
-        """Under the first name that is free; a checkpoint is never replaced."""
-        for name in names:
-            with contextlib.suppress(FileExistsError):
-                return name, root.commit(directory, name, manifest, check_owner=self.require_ownership)
-        raise AssertionError("names never end")
-
     def _show_phase(self, *, again: bool = False) -> None:
         shown = Phase.CHECKPOINTING if self._saves and self._phase is Phase.TRAINING else self._phase
         if again or shown is not self._shown:
@@ -369,13 +362,6 @@ def _position(
 def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
     """JSON has no other: a checkpoint must not be lost, nor a loop end, over an epoch that nobody can place."""
     return None if epoch is None or not math.isfinite(number := float(epoch)) else number
-
-
-def _names(name: str, attempt: int) -> Iterator[str]:
-    yield name
-    yield f"{name}-attempt-{attempt}"
-    for number in itertools.count(2):
-        yield f"{name}-attempt-{attempt}-{number}"
 
 
 def _checkpoint_event(manifest: Manifest, where: str, took_s: float) -> dict[str, Any]:

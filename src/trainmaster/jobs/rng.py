@@ -1,7 +1,7 @@
-"""The state of all random-number generators of this process: Python's, NumPy's, PyTorch's and keys of JAX.
+"""The state of the global random-number generators of this process: Python's, NumPy's and PyTorch's.
 
 Whatever was drawn before a save is not drawn again after a restore, and what follows is the same. A library
-that is not imported has drawn nothing and is left alone.
+that is not imported has drawn nothing and is left alone. JAX has no global one: its keys are arrays of the tree.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class State:
     tree: Mapping[str, Any]
 
 
-def capture(keys: Mapping[str, Any] | None = None) -> State:
-    """The state of now, with the given keys of JAX, which has no global one."""
+def capture() -> State:
+    """The state of now."""
     version, words, gauss = random.getstate()
     tree: dict[str, Any] = {"python": {"version": version, "words": list(words), "gauss": gauss}}
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -41,13 +41,11 @@ def capture(keys: Mapping[str, Any] | None = None) -> State:
         tree["torch"] = torch.get_rng_state()
         if torch.cuda.is_initialized():
             tree["cuda"] = torch.cuda.get_rng_state_all()
-    if keys:
-        tree["keys"] = {name: _plain_key(key) for name, key in keys.items()}
     return State(tree)
 
 
-def restore(state: State) -> dict[str, Any]:
-    """Put every generator into this state; the keys of JAX come back."""
+def restore(state: State) -> None:
+    """Put every generator into this state."""
     tree = state.tree
     python = tree["python"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -62,7 +60,6 @@ def restore(state: State) -> dict[str, Any]:
         # Of GPUs that are no longer visible nothing is drawn any more.
         for index, of_device in enumerate(tree.get("cuda", ())[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(of_device, index)
-    return {name: _key(plain) for name, plain in tree.get("keys", {}).items()}
 
 
 def write(state: State, directory: Path, rank: int) -> dict[str, str]:
@@ -86,21 +83,3 @@ def file_of(rank: int) -> str:
 
 def _stem(rank: int) -> str:
     return f"rng-{rank}"
-
-
-def _plain_key(key: Any) -> dict[str, Any]:
-    import jax
-    import numpy
-
-    typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
-    data = jax.random.key_data(key) if typed else key
-    return {"implementation": str(jax.random.key_impl(key)) if typed else None, "data": numpy.asarray(data)}
-
-
-def _key(plain: Mapping[str, Any]) -> Any:
-    import jax
-
-    data = jax.numpy.asarray(plain["data"])
-    if plain["implementation"] is None:
-        return data
-    return jax.random.wrap_key_data(data, impl=plain["implementation"])

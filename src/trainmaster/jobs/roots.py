@@ -5,6 +5,8 @@ Every path below a root is relative, with forward slashes: `checkpoint-10`, or `
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -121,9 +123,6 @@ class Root(Protocol):
             LockedError: somebody else has it.
         """
 
-    def free_bytes(self) -> int | None:
-        """The room for a draft; None when it cannot be told."""
-
 
 def open_root(where: str | os.PathLike[str]) -> Root:
     """The root at a path, or at `s3://bucket/prefix`. Nothing is made or asked for yet.
@@ -153,11 +152,32 @@ def open_checkpoint(where: str | os.PathLike[str]) -> tuple[Root, str]:
     """
     text = os.fspath(where).rstrip("/")
     if not text.startswith(S3_SCHEME):
-        text = os.path.abspath(text)
+        text = os.path.abspath(text or "/")
     parent, _, name = text.rpartition("/")
     if not name or parent in ("s3:", "s3:/"):
         raise ValueError(f"{os.fspath(where)}: this is the place of no checkpoint")
     return open_root(parent or "/"), name
+
+
+def commit_beside(
+    root: Root,
+    draft: Path,
+    rel_path: str,
+    manifest: Manifest,
+    *,
+    check_owner: Callable[[], None],
+    known_digests: Mapping[str, str] | None = None,
+) -> tuple[str, Manifest]:
+    """Commit a draft at a path or, where something is committed already, beside it; says where. See `Root.commit`.
+
+    Something is there when an attempt died after a commit that nobody was told of: its successor gets there again.
+    """
+    beside = f"{rel_path}-attempt-{manifest.attempt}"
+    for place in itertools.chain((rel_path, beside), (f"{beside}-{number}" for number in itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            committed = root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
+            return place, committed
+    raise AssertionError("names never end")
 
 
 def checked(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:

@@ -9,24 +9,24 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainmaster.jobs import report
-from trainmaster.jobs.basic import BasicJob
+from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.classes import RestoreableJob
 from trainmaster.jobs.configuration import ConfigurationError, to_yaml
-from trainmaster.jobs.connecting import connected
 from trainmaster.jobs.hardware import Cluster
 from trainmaster.jobs.loading import InexactResumeError
 from trainmaster.jobs.locking import Lock, LockedError
-from trainmaster.jobs.planning import Plan, RunError, RunRequest, next_after, plan_run
-from trainmaster.jobs.process import Process, current_process
+from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
+from trainmaster.jobs.process import Process, connected, current_process
 from trainmaster.jobs.registry import UnknownJobClassError, job_class
+from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root, checked, open_root
+from trainmaster.jobs.run_plan import Plan, RunError, RunRequest, next_after, plan_run
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.jobs.tracking import NONE
 from trainmaster.protocol import environment
@@ -35,6 +35,8 @@ from trainmaster.protocol.reasons import Reason
 
 LOCK_WAIT_S = 10.0
 """For somebody who is just leaving; whoever still works does so for much longer."""
+
+_PROBLEMS = {kind.__name__: kind for kind in (RunError, ObjectStoreError, AccessRefusedError)}
 
 
 def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
@@ -47,6 +49,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
     Raises:
         RunError: it cannot be run like this.
+        ObjectStoreError: its checkpoints lie on a store that cannot be reached, or refuses.
         SystemExit: it was asked to stop, and has.
     """
     try:
@@ -55,8 +58,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
         raise RunError(str(error)) from error
     with connected():
         process = current_process()
-        spec = _spec(request, cluster)
-        root = open_root(cluster.checkpoints_uri)
+        spec, root = _spec(request, cluster), _root(cluster)
         with _locked(root, spec, process) as lock:
             plan = _agreed_plan(cls, spec, root, request, process)
             if process.index == 0:
@@ -73,18 +75,22 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
 def main() -> None:
     """What runs inside a job of kind `job_class`."""
-    path = Path(os.environ[environment.INPUTS_DIR]) / RUN_FILE
+    request = RunRequest.from_json(json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
     cluster = Cluster(
         name="trainmaster",
         root=os.environ.get(environment.CACHE_DIR) or os.getcwd(),
         work=os.getcwd(),
-        checkpoints=os.environ[environment.CHECKPOINT_DIR],
+        checkpoints=request.checkpoints or os.environ[environment.CHECKPOINT_DIR],
         results=os.environ[environment.OUTPUT_DIR],
     )
     try:
-        run(RunRequest.from_json(json.loads(path.read_text())), cluster)
+        run(request, cluster)
     except RunError as error:
         report.fail(Reason.BAD_INPUT, str(error))
+    except AccessRefusedError as error:
+        report.fail(Reason.CREDENTIALS_REFUSED, f"{error}; give the AWS_* variables in workload.environment")
+    except ObjectStoreError as error:
+        report.fail(Reason.STORAGE_UNAVAILABLE, str(error))
 
 
 def _spec(request: RunRequest, cluster: Cluster) -> ExecutionSpec:
@@ -97,43 +103,66 @@ def _spec(request: RunRequest, cluster: Cluster) -> ExecutionSpec:
             project=request.project,
             group=request.group,
             nodes=request.nodes,
-            node=int(os.environ.get("NODE_RANK", "0")),
+            # Elsewhere, others may have set it who count other nodes.
+            node=int(os.environ.get("NODE_RANK", "0")) if request.nodes > 1 else 0,
             requested=request.hardware,
         )
     except ValueError as error:
         raise RunError(str(error)) from error
 
 
+def _root(cluster: Cluster) -> Root:
+    try:
+        return open_root(cluster.checkpoints_uri)
+    except (ImportError, ValueError) as error:
+        raise RunError(str(error)) from error
+
+
 @contextlib.contextmanager
 def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock | None]:
     """The identity's lock, held by process 0 for all."""
+    held: list[Lock] = []
     with contextlib.ExitStack() as stack:
-        lock, refused = None, None
-        if process.index == 0:
+
+        def take() -> None:
             owner = os.environ.get(environment.ATTEMPT_ID) or f"process {os.getpid()}"
             try:
-                lock = stack.enter_context(root.lock(spec.path, owner, wait_s=LOCK_WAIT_S))
+                held.append(stack.enter_context(root.lock(spec.path, owner, wait_s=LOCK_WAIT_S)))
             except LockedError as error:
-                refused = f"{spec.path} runs already: {error}"
-        if refused := process.broadcast(refused, f"{spec.path}:lock"):
-            raise RunError(refused)
-        yield lock
+                raise RunError(f"{spec.path} runs already: {error}") from error
+
+        _on_first(process, f"{spec.path}:lock", take)
+        yield held[0] if held else None
 
 
 def _agreed_plan(
     cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest, process: Process
 ) -> Plan:
     """The plan that process 0 makes, on all of them."""
-    told: dict[str, Any] = {}
+
+    def make() -> dict[str, Any]:
+        try:
+            return asdict(plan_run(cls, spec, root, request))
+        except (ConfigurationError, CorruptCheckpointError) as error:
+            raise RunError(str(error)) from error
+
+    told = _on_first(process, f"{spec.path}:plan", make)
+    return Plan(document=told["document"], own=tuple(told["own"]), other=told["other"], notes=tuple(told["notes"]))
+
+
+def _on_first(process: Process, name: str, work: Callable[[], Any]) -> Any:
+    """What process 0 finds, as JSON, on all of them; what stops it there, stops all, for the same reason."""
+    said: dict[str, Any] = {}
+    problem: Exception | None = None
     if process.index == 0:
         try:
-            told = asdict(plan_run(cls, spec, root, request))
-        except (RunError, ConfigurationError, CorruptCheckpointError) as error:
-            told = {"error": str(error)}
-    told = process.broadcast(told, f"{spec.path}:plan")
-    if "error" in told:
-        raise RunError(told["error"])
-    return Plan(document=told["document"], own=tuple(told["own"]), other=told["other"], notes=tuple(told["notes"]))
+            said = {"found": work()}
+        except tuple(_PROBLEMS.values()) as error:
+            problem, said = error, {"problem": type(error).__name__, "message": str(error)}
+    said = process.broadcast(said, name)
+    if "problem" in said:
+        raise problem if problem is not None else _PROBLEMS[said["problem"]](said["message"])
+    return said["found"]
 
 
 def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process) -> BasicJob[Any]:
@@ -143,14 +172,19 @@ def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process
     if plan.other is not None:
         job = cls(spec, plan.document)
         job.restored_from = plan.other
-        job.restore_from_path(plan.other)
+        try:
+            job.restore_from_path(plan.other)
+        except CorruptCheckpointError as error:
+            raise RunError(f"{plan.other} is damaged: {error}") from error
         return job
     own = plan.own
     while True:
         try:
             return cls.from_checkpoint_path(own[0], spec, plan.document, resume=True)[0]
         except InexactResumeError as error:
-            raise RunError(f"{error}; run it with as many as before, or begin anew from it with `restore`") from error
+            raise RunError(
+                f"{error}; run it with as many as before, or give another name and begin from it with `restore`"
+            ) from error
         except CorruptCheckpointError as error:
             said = next_after(own, error)
             if process.index == 0:

@@ -19,11 +19,10 @@ from typing import Any, Self
 
 from trainmaster.jobs import loading, report, rng, trees
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.committing import BEST, LATEST, Commit, Saved
+from trainmaster.jobs.committing import BEST, LATEST, Commit, Parts, Saved
 from trainmaster.jobs.loading import METADATA, InexactResumeError, Loaded
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.owner import NotOwnerError
-from trainmaster.jobs.parts import Parts
 from trainmaster.jobs.process import Process, SingleProcess
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, checked
@@ -58,6 +57,8 @@ class Saver:
         home: str = "",
         keep: int | None = None,
         reporter: Reporter | None = None,
+        check_owner: Callable[[], None] | None = None,
+        on_commit: Callable[[Saved], None] | None = None,
         staging_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -68,7 +69,10 @@ class Saver:
             process: this process among those that train together; by default it is alone.
             home: the directory below the root that is this job's own, with its pointers; `keep` counts there.
             keep: how many checkpoints to keep; None for all. Where a server manages the root, it prunes instead.
-            reporter: through which commits are told; by default the one of this process.
+            reporter: that of this process, unless it is another.
+            check_owner: called on process 0 right before a commit, which it prevents by raising; by default, that of
+                the reporter.
+            on_commit: told of every commit, on process 0; by default, the reporter tells the server.
             staging_bytes: most that copies may take of the host's memory; a larger tree is copied in several turns.
             timeout_s: how long to wait for the parts of other ranks.
         """
@@ -77,6 +81,8 @@ class Saver:
         self._home = checked(home, empty=True)
         self._keep = keep
         self._reporter = reporter if reporter is not None else report.reporter
+        self._check_owner = check_owner if check_owner is not None else self._reporter.require_ownership
+        self._on_commit = on_commit if on_commit is not None else self._tell
         self._prunes = self._reporter.job_id() is None or root.uri.startswith(S3_SCHEME)
         self._buffers = trees.Buffers(staging_bytes)
         self._timeout_s = timeout_s
@@ -101,28 +107,24 @@ class Saver:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
         files: Mapping[str, str] | None = None,
-        keys: Mapping[str, Any] | None = None,
         point: Sequence[str] = (),
-        rename: bool = False,
         kind: str = "",
     ) -> None:
         """Begin to save; when this returns, the tree may be changed again.
 
         Args:
             tree: what to save. Whole arrays and plain values are those of process 0.
-            rel_path: where it will be found below the root.
+            rel_path: where it will be found below the root; a checkpoint is never replaced: where there is one,
+                `-attempt-N` is added to the name.
             step: how far training is.
             epoch: likewise.
             metrics: what is known of its quality.
             metadata: anything that JSON can hold, such as the position in the data.
             files: further files, by name.
-            keys: of JAX, to be kept with the state of the other random-number generators.
             point: pointers in `home` that shall lead to it once it is committed, such as `latest`.
-            rename: where there is a checkpoint already, take a name beside it instead of refusing.
             kind: what makes it, for the manifest.
 
         Raises:
-            FileExistsError: there is a checkpoint already.
             TreeError: the tree holds something that cannot be saved; names its path.
             TypeError, ValueError: the metadata is no JSON, or a name is none.
             NotOwnerError, OSError, SaveError: the save before this one went wrong; this one did not begin.
@@ -135,8 +137,8 @@ class Saver:
         manifest = self._reporter.new_manifest(step=step, epoch=epoch, metrics=metrics)
         manifest = replace(manifest, world_size=self._process.count, kind=kind, framework=plan.framework)
         with contextlib.ExitStack() as scope:
-            draft = self._draft(scope, rel_path, manifest, plan.nbytes, rename=rename)
-            state = rng.capture(keys)
+            draft = self._draft(scope, rel_path, manifest, plan.nbytes)
+            state = rng.capture()
             parts = Parts(draft, self._process, timeout_s=self._timeout_s)
             try:
                 writing = plan.start(draft, self._buffers)
@@ -149,10 +151,8 @@ class Saver:
             commit = Commit(
                 root=self._root,
                 home=self._home,
-                reporter=self._reporter,
                 process=self._process,
                 rel_path=rel_path,
-                rename=rename,
                 draft=draft,
                 manifest=manifest,
                 texts=texts,
@@ -160,6 +160,9 @@ class Saver:
                 point=tuple(point),
                 keep=self._keep if self._prunes else None,
                 began=began,
+                check_owner=self._check_owner,
+                on_commit=self._on_commit,
+                note=self._reporter.note,
             )
             kept = scope.pop_all()
 
@@ -304,16 +307,15 @@ class Saver:
         self._thread, self._pending = threading.Thread(target=run, name="checkpoint"), True
         self._thread.start()
 
-    def _draft(
-        self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, nbytes: int, *, rename: bool
-    ) -> Path:
+    def _tell(self, saved: Saved) -> None:
+        self._reporter.committed(saved.manifest, self._root.locate(saved.rel_path), took_s=saved.took_s)
+
+    def _draft(self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, nbytes: int) -> Path:
         """A directory that all ranks write to; process 0 makes it."""
         said: dict[str, Any] = {}
         problem: Exception | None = None
         if self._process.index == 0:
             try:
-                if not rename and self._root.manifest(rel_path) is not None:
-                    raise FileExistsError(f"{self._root.locate(rel_path)}: a checkpoint is never replaced")
                 made = self._root.draft(
                     rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=nbytes
                 )
@@ -347,7 +349,7 @@ def _outcome(problem: BaseException | None, saved: Saved | None) -> dict[str, An
         return {"error": str(problem), "type": type(problem).__name__}
     if saved is None:
         return {}
-    return {"rel_path": saved.rel_path, "manifest": json.loads(saved.manifest.to_bytes())}
+    return {"rel_path": saved.rel_path, "manifest": json.loads(saved.manifest.to_bytes()), "took_s": saved.took_s}
 
 
 def _heard(said: Mapping[str, Any]) -> tuple[BaseException | None, Saved | None]:
@@ -356,4 +358,4 @@ def _heard(said: Mapping[str, Any]) -> tuple[BaseException | None, Saved | None]
         return kind(f"rank 0: {said['error']}"), None
     if not said:
         return None, None
-    return None, Saved(said["rel_path"], Manifest.from_json(said["manifest"]))
+    return None, Saved(said["rel_path"], Manifest.from_json(said["manifest"]), said["took_s"])

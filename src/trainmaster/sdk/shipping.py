@@ -21,7 +21,12 @@ _REMEDY = "put it where the server finds it, and give its absolute path there, o
 
 
 def ship(
-    client: Client, document: Mapping[str, Any], base: Path, *, tell: Callable[[str], None] = lambda _: None
+    client: Client,
+    document: Mapping[str, Any],
+    base: Path,
+    *,
+    weights: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Upload what the job names and the server does not have; returns the document with digests in the place of that.
 
@@ -33,13 +38,14 @@ def ship(
     - what a training names relative to `base` (data, models, tokenizers, its own script): made absolute for the local
       server, and sent to any other.
 
-    `tell` is called with a line about what is sent of a training.
+    `tell` is called with a line about what is sent of a training. With `weights` false, those of its model stay here:
+    who looks at data needs the tokenizer alone.
 
     Raises:
         ShippingError: a file is not there, or cannot be read or sent.
     """
     if names_training(document):
-        document = _with_training(client, document, base, tell)
+        document = _with_training(client, document, base, tell, weights=weights)
     workload = document.get("workload")
     if not isinstance(workload, Mapping):
         return dict(document)
@@ -62,7 +68,7 @@ def ship(
 
 
 def _with_training(
-    client: Client, document: Mapping[str, Any], base: Path, tell: Callable[[str], None]
+    client: Client, document: Mapping[str, Any], base: Path, tell: Callable[[str], None], *, weights: bool
 ) -> dict[str, Any]:
     here = running()
     on_this_machine = here is not None and here.url == client.url
@@ -70,7 +76,8 @@ def _with_training(
     declared = {str(entry.get("path", entry.get("source"))).rstrip("/") for entry in _mappings(_entries(workload))}
     paths: dict[tuple[str | int, ...], str] = {}
     files: dict[str, dict[str, Any]] = {}
-    for named in named_files(document, base):
+    for each in named_files(document, base):
+        named = each if weights else each.without_weights()
         if any(named.target == path or named.target.startswith(f"{path}/") for path in declared):
             continue
         # The local server lets jobs read what lies in the user's home, unless it was told otherwise.

@@ -10,7 +10,7 @@ import copy
 import glob
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from trainmaster.sdk.errors import ShippingError
 
 TRAINER = "trainer"
 """The kind of workload that is what training_config and data_config say."""
-_FILE_TYPES = (None, "file", "local")
+_FILE_TYPES = ("file", "local")
 _LOCAL_STARTS = ("/", "./", "../", "~")
 _WILD = frozenset("*?[")
+_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,12 @@ class Named:
     """What the field says when the files lie in the working directory."""
     files: tuple[tuple[Path, str], ...]
     """What it stands for, and where each goes there."""
+
+    def without_weights(self) -> Named:
+        """The same without the weights of a model: its tokenizer and configuration are left."""
+        if self.place[-1] != "model_id":
+            return self
+        return replace(self, files=tuple(each for each in self.files if each[0].suffix not in _WEIGHTS))
 
 
 def names_training(document: Mapping[str, Any]) -> bool:
@@ -97,7 +104,9 @@ def _names(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...],
         yield ("data_config", "preprocess", "tokenizer_id"), tokenizer, False
     sources = data.get("sources")
     for index, each in enumerate(sources if isinstance(sources, list) else ()):
-        if isinstance(each, Mapping) and isinstance(path := each.get("path"), str) and each.get("type") in _FILE_TYPES:
+        if not isinstance(each, Mapping) or str(each.get("type") or "file").lower() not in _FILE_TYPES:
+            continue
+        if isinstance(path := each.get("path"), str):
             yield ("data_config", "sources", index, "path"), path, True
 
 

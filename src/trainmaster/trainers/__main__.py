@@ -9,6 +9,7 @@ from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
 from trainmaster.trainers.document import Document, DocumentError, Prepared
+from trainmaster.trainers.errors import PreparingError
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     except SaveError as error:
         report.fail(Reason.STORAGE_UNAVAILABLE, str(error))
+    except PreparingError as error:
+        report.fail(error.reason, str(error))
     except (DocumentError, InexactResumeError, CorruptCheckpointError, StateMismatchError, TreeError) as error:
         report.fail(Reason.BAD_INPUT, str(error))
 

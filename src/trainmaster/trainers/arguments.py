@@ -11,76 +11,11 @@ from typing import Any
 import torch
 from trl import SFTConfig
 
+from trainmaster.core.training.options import CONFIG, DISTRIBUTED, refused_options
+from trainmaster.core.training.types import FrameworkType
 from trainmaster.trainers.document import Document, DocumentError, Prepared
-from trainmaster.trainers.values import parsed, refuse_unknown
+from trainmaster.trainers.values import parsed
 
-FRAMEWORK_OPTIONS = frozenset(
-    {
-        "activation_offloading",
-        "average_tokens_across_devices",
-        "bf16_full_eval",
-        "dataloader_drop_last",
-        "dataloader_persistent_workers",
-        "dataloader_prefetch_factor",
-        "eval_accumulation_steps",
-        "eval_delay",
-        "eval_on_start",
-        "eval_packing",
-        "fp16_full_eval",
-        "full_determinism",
-        "gradient_checkpointing_kwargs",
-        "label_smoothing_factor",
-        "liger_kernel_config",
-        "logging_first_step",
-        "logging_nan_inf_filter",
-        "loss_type",
-        "lr_scheduler_kwargs",
-        "optim_args",
-        "optim_target_modules",
-        "packing_strategy",
-        "pad_to_multiple_of",
-        "per_device_eval_batch_size",
-        "router_aux_loss_coef",
-        "shuffle_dataset",
-        "tf32",
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "torch_empty_cache_steps",
-        "use_cpu",
-    }
-)
-"""What `framework.config` may set: arguments of TRL that no other field sets, and that leave a resume exact."""
-_SET_ELSEWHERE: Mapping[str, str] = {
-    "bf16": "hyperparameters.mixed_precision",
-    "fp16": "hyperparameters.mixed_precision",
-    "dataloader_num_workers": "data_config.num_workers",
-    "dataloader_pin_memory": "data_config.pin_memory",
-    "data_seed": "data_config.seed",
-    "fsdp": "framework.type FSDP",
-    "fsdp_config": "framework.distributed.config",
-    "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
-    "max_length": "data_config.max_seq_length",
-    "packing": "data_config.preprocess.packing",
-    "per_device_train_batch_size": "data_config.batch_size",
-    "report_to": "hyperparameters.tracker",
-    "save_steps": "output_config.checkpoint.save_steps",
-    "save_strategy": "output_config.checkpoint.save_strategy",
-    "save_total_limit": "output_config.checkpoint.save_total_limit",
-    "seed": "data_config.seed",
-}
-_SHARDING_OPTIONS = frozenset(
-    {
-        "activation_checkpointing",
-        "auto_wrap_policy",
-        "cpu_offload",
-        "cpu_ram_efficient_loading",
-        "min_num_params",
-        "reshard_after_forward",
-        "transformer_layer_cls_to_wrap",
-    }
-)
-"""Of accelerate's FSDP2; `framework.distributed.config` of a framework of type FSDP."""
-_DDP_OPTIONS = ("ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_timeout")
 _SHARED = (
     "learning_rate",
     "num_train_epochs",
@@ -109,7 +44,7 @@ def sft_arguments(document: Document, prepared: Prepared, *, scratch: Path, worl
         DocumentError: an option is not known, cannot be used here, or contradicts another.
     """
     parameters, data, output = document.hyperparameters, document.data, document.output
-    options = _framework_options(document)
+    options = _options(document)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)
     arguments: dict[str, Any] = {name: getattr(parameters, name) for name in _SHARED}
     if parameters.optim:
@@ -145,13 +80,14 @@ def sft_arguments(document: Document, prepared: Prepared, *, scratch: Path, worl
         raise DocumentError(f"the training cannot be set up like this: {error}") from error
 
 
-def _framework_options(document: Document) -> dict[str, Any]:
-    given = document.framework.config
-    hints = typing.get_type_hints(SFTConfig)
-    places = {**{name: f"hyperparameters.{name}" for name in (*_SHARED, "optim", "eval_strategy")}, **_SET_ELSEWHERE}
-    places |= {name: f"framework.distributed.config.{name}" for name in _DDP_OPTIONS}
-    refuse_unknown("framework.config", given, FRAMEWORK_OPTIONS & hints.keys(), places)
-    return {name: _typed(f"framework.config.{name}", text, hints[name]) for name, text in given.items()}
+def _options(document: Document) -> dict[str, Any]:
+    """Of `framework.config`, typed."""
+    framework = document.framework
+    for field, instead in refused_options(
+        FrameworkType(framework.type), framework.config, framework.distributed_config
+    ):
+        raise DocumentError(f"{field}: {instead}")
+    return _typed(CONFIG, framework.config)
 
 
 def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
@@ -165,19 +101,7 @@ def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
 def _evaluation(document: Document, prepared: Prepared) -> dict[str, Any]:
     parameters = document.hyperparameters
     strategy = parameters.eval_strategy or ("no" if prepared.eval_path is None else "epoch")
-    if strategy != "no" and prepared.eval_path is None:
-        raise DocumentError(
-            f"hyperparameters.eval_strategy is {strategy}, but there is no validation data: "
-            "set data_config.validation_split, or leave eval_strategy out"
-        )
-    metric = document.output.metric_for_best_model
-    if metric and metric.startswith("eval_") and prepared.eval_path is None:
-        raise DocumentError(
-            f"output_config.checkpoint.metric_for_best_model is {metric}, but there is no validation data: "
-            "set data_config.validation_split, or take a metric of the training, such as loss"
-        )
-    steps = parameters.eval_steps
-    return {"eval_strategy": strategy, "eval_steps": steps if strategy == "steps" else None}
+    return {"eval_strategy": strategy, "eval_steps": parameters.eval_steps if strategy == "steps" else None}
 
 
 def _precision(document: Document, *, cuda: bool) -> dict[str, bool]:
@@ -191,31 +115,27 @@ def _precision(document: Document, *, cuda: bool) -> dict[str, bool]:
 
 def _distribution(document: Document, *, world_size: int, cuda: bool) -> dict[str, Any]:
     framework = document.framework
-    strategies = ("fsdp", "fsdp2") if framework.sharded else ("ddp",)
-    if framework.strategy not in (None, *strategies):
-        raise DocumentError(
-            f"framework.distributed.strategy {framework.strategy} is not one of {framework.type}: "
-            f"use {strategies[0]}, or leave it out"
-        )
     arguments: dict[str, Any] = {}
     if world_size > 1:
         # Gloo alone works without a GPU; with one, what was asked for.
         arguments["ddp_backend"] = framework.backend if cuda else "gloo"
-    where, given = "framework.distributed.config", framework.distributed_config
     if framework.sharded:
-        if world_size == 1:
-            raise DocumentError("framework.type FSDP needs at least two ranks: set framework.distributed.world_size")
-        refuse_unknown(where, given, _SHARDING_OPTIONS, {"version": "nothing (FSDP2 is used)"})
-        config = {"version": 2, **{name: parsed(text) for name, text in given.items()}}
-        return {**arguments, "fsdp": True, "fsdp_config": config}
-    refuse_unknown(where, given, _DDP_OPTIONS, {})
-    hints = typing.get_type_hints(SFTConfig)
+        config = {name: parsed(text) for name, text in framework.distributed_config.items()}
+        # The model's own way to compute activations anew would have its weights gathered once more for each layer.
+        config |= {"version": 2, "activation_checkpointing": document.hyperparameters.gradient_checkpointing}
+        return {**arguments, "gradient_checkpointing": False, "fsdp": True, "fsdp_config": config}
     # Every parameter that is trained takes part in every step; to look for others costs a walk of the graph.
     arguments["ddp_find_unused_parameters"] = False
-    return arguments | {name: _typed(f"{where}.{name}", text, hints[name]) for name, text in given.items()}
+    return arguments | _typed(DISTRIBUTED, framework.distributed_config)
 
 
-def _typed(where: str, text: str, hint: Any) -> Any:
+def _typed(where: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Options as what TRL takes for them."""
+    hints = typing.get_type_hints(SFTConfig)
+    return {name: _value(f"{where}.{name}", text, hints[name]) for name, text in options.items()}
+
+
+def _value(where: str, text: str, hint: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
     names = {typing.get_origin(kind) or kind for kind in kinds}
     value = parsed(text)

@@ -25,6 +25,8 @@ BEGINNING_BYTES = 64 << 20
 """Of a file that lies elsewhere, this much is fetched."""
 MAX_FILE_BYTES = 1 << 30
 """Of one that is written: the first file of a dataset of the Hub is fetched whole, and archives are unpacked."""
+MAX_CPU_S = 600
+"""Of a check that nobody ends, since the server that began it is gone."""
 MAX_READ = 100_000
 """Rows of a source that are read and filtered."""
 MAX_ENCODED = 1_000
@@ -218,6 +220,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     if memory := request.get("memory_bytes"):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     access = Access.from_environ(os.environ, beginning_bytes=BEGINNING_BYTES)

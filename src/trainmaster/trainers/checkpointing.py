@@ -5,7 +5,8 @@ the gradient scaler, the random-number generators of every rank, and where the l
 few places to save or load one of these; the mixin answers at each of them.
 
 A stop is heeded between two steps and while evaluating, at the same place on every rank. An evaluation that was due
-when a stop came is made up for by the next attempt, so that an interrupted training takes the same course.
+when a stop came is made up for by the next attempt, so that an interrupted training takes the same course; and where a
+checkpoint with that evaluation was due, so that the same one is the best.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trainmaster.jobs import rng
 from trainmaster.jobs.control import Stop
@@ -60,11 +62,14 @@ class Checkpointing(Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         step, control, session = self.state.global_step, self.control, self.session
-        # The loop comes twice to the end of an epoch: after its last step, and after that to evaluate.
-        before_evaluation = (
-            step != self._last_boundary
-            and self.args.eval_strategy == IntervalStrategy.EPOCH
-            and (control.should_training_stop or float(self.state.epoch or 0.0).is_integer())
+        # The loop comes twice to the end of an epoch: after its last step, and after that to evaluate and save.
+        before_end = step != self._last_boundary and (
+            control.should_training_stop or float(self.state.epoch or 0.0).is_integer()
+        )
+        before_evaluation = before_end and self.args.eval_strategy == IntervalStrategy.EPOCH
+        saves = control.should_save or self._save_after_evaluation
+        rated = session.best_needs_evaluation and (
+            saves or (before_end and self.args.save_strategy == SaveStrategy.EPOCH)
         )
         if self._last_boundary < 0:
             # From now on the optimizer has its state: the first save need not wait for memory.
@@ -72,7 +77,7 @@ class Checkpointing(Trainer):
         self._last_boundary = step
         control.should_save = session.look() or control.should_save
         if session.stop is not None:
-            due = control.should_evaluate or before_evaluation
+            due = control.should_evaluate or before_evaluation or rated
             control.should_log, control.should_evaluate, control.should_save = True, False, False
         elif control.should_save and before_evaluation:
             control.should_save, self._save_after_evaluation = False, True
@@ -86,7 +91,7 @@ class Checkpointing(Trainer):
             due = True
         if session.stop is not None:
             if session.stop.save and session.saved_step != step:
-                self._commit(evaluation_due=due)
+                self._commit(evaluation_due=due, save_due=due and rated)
             session.wait()
             raise Stopped(session.stop)
 
@@ -116,9 +121,9 @@ class Checkpointing(Trainer):
     # Saving.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ARG002 - the loop's
-        self._commit(evaluation_due=False)
+        self._commit()
 
-    def _commit(self, *, evaluation_due: bool) -> None:
+    def _commit(self, *, evaluation_due: bool = False, save_due: bool = False) -> None:
         self.store_flos()
         step, metrics = self._evaluated
         state = dataclasses.asdict(self.state)
@@ -130,6 +135,7 @@ class Checkpointing(Trainer):
             progress={
                 "steps_per_epoch": self._steps_per_epoch(),
                 "evaluation_due": evaluation_due,
+                "save_due": save_due,
                 "tokens": getattr(self, "_total_train_tokens", 0),
             },
         )
@@ -179,9 +185,20 @@ class Checkpointing(Trainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.session.resumed is not None and self.session.resumed.metadata.get("evaluation_due"):
+        resumed = self.session.resumed
+        if resumed is not None and resumed.metadata.get("evaluation_due"):
             self._evaluate(None, None)
+            if resumed.metadata.get("save_due"):
+                self._load_rng_state(resumed.where)
+                self._commit()
         return prepared
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            # All is done but the export. Where that is within an epoch, the loop would make one more step.
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     # Where in the data it goes on.
 
@@ -211,8 +228,11 @@ class Checkpointing(Trainer):
         return max(1, math.ceil(batches / args.gradient_accumulation_steps))
 
     def bare_model(self) -> nn.Module:
-        """The model without what the loop has wrapped around it."""
+        """The model without what the loop has wrapped around it; where it is sharded, each rank with its own part."""
         model: nn.Module = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an evaluation leaves the outermost one whole, in memory that is about to go
         return model
 
 

@@ -193,6 +193,10 @@ class Prepared:
     train_rows: int
     train_tokens: int
     max_seq_length: int
+    rows_key: str = ""
+    """Another where the rows are others."""
+    model_key: str = ""
+    """Another where the base model is another."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -203,7 +207,7 @@ class Prepared:
         """
         try:
             document = json.loads(path.read_bytes())
-            return cls(**{name: document[name] for name in cls.__slots__})
+            return cls(**{name: document[name] for name in cls.__slots__ if name in document})
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"{path} does not say what was prepared: {type(error).__name__}: {error}") from error
 

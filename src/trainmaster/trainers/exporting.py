@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from trainmaster.jobs.roots import S3_SCHEME
-from trainmaster.protocol import environment
-from trainmaster.trainers.document import Document, DocumentError
+from trainmaster.trainers import models, publishing
+from trainmaster.trainers.document import Document, Prepared
+from trainmaster.trainers.states import plain_name
 
 RESULT = "model"
 """The name of the result in the job's output."""
-_DRAFT = ".export-"
+
+State = Mapping[str, Tensor]
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """The weights of a sharded model, gathered on the first rank; None where nothing is sharded. Collective."""
+def whole_state(model: nn.Module) -> State | None:
+    """Of a sharded model the weights (of an adapter, its own), gathered on the first rank. Collective.
+
+    None where nothing is sharded.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.tensor import DTensor
 
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def destination(document: Document) -> str | None:
-    """Where the job wants a copy of its result: below `output_path`, by the result's name if it has one.
-
-    Raises:
-        DocumentError: this job may not write there.
-    """
-    path = document.output.output_path
-    if path is None:
-        return None
-    path = path.removeprefix("file://")
-    if document.output.output_model_name:
-        path = f"{path.rstrip('/')}/{document.output.output_model_name}"
-    if path.startswith(S3_SCHEME):
-        return path
-    place = Path(path).resolve()
-    roots = [Path(root).resolve() for root in os.environ.get(environment.DATA_ROOTS, "").split(os.pathsep) if root]
-    if not any(place.is_relative_to(root) for root in roots):
-        raise DocumentError(f"output_config.output_path: {place} does not lie below a data root of this server")
-    return str(place)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=_has_adapter(model))
+    state = get_model_state_dict(model, options=options)
+    # Weights that are one and the same, such as those of embedding and output, are there by each of their names.
+    once, all_names = (
+        {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=removed)} for removed in (True, False)
+    )
+    return {name: value for name, value in state.items() if name not in all_names - once}
 
 
 def export(
     document: Document,
+    prepared: Prepared,
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     *,
     output_dir: Path,
-    state: Mapping[str, Tensor] | None = None,
+    state: State | None = None,
 ) -> str:
     """Write the result into the job's output and, where the job names one, to its own place; says where.
 
     Args:
         document: what to write, and where to.
+        prepared: where the base model lies.
         model: the trained model, with its adapter if it has one.
         tokenizer: goes along with it.
         output_dir: the job's output.
@@ -72,31 +60,30 @@ def export(
 
     Raises:
         DocumentError: the job names a place that it may not write to.
+        PreparingError: the object store does not answer, or refuses the credentials.
     """
-    wanted = destination(document)
-    place = output_dir / RESULT
-    with _draft(output_dir) as draft:
-        _write(document, model, tokenizer, draft, state)
-        _publish(draft, place)
-    if wanted is None:
-        return str(place)
-    if wanted.startswith(S3_SCHEME):
-        from trainmaster.jobs.objects import upload
-
-        upload(place, wanted)
-    else:
-        _copy(place, Path(wanted))
+    result = output_dir / RESULT
+    with publishing.drafting(output_dir) as draft:
+        _write(document, prepared, model, tokenizer, draft, state)
+        publishing.record(draft)
+        publishing.place(draft, result)
+    if (wanted := publishing.destination(document)) is None:
+        return str(result)
+    publishing.publish(result, wanted)
     return wanted
 
 
 def _write(
     document: Document,
+    prepared: Prepared,
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
-    state: Mapping[str, Tensor] | None,
+    state: State | None,
 ) -> None:
-    if hasattr(model, "peft_config") and document.output.merge_lora:
+    if _has_adapter(model) and document.output.merge_lora:
+        if state is not None:
+            model, state = _with_adapter(document, prepared, state), None
         model = model.merge_and_unload(safe_merge=True)
     model.save_pretrained(directory, state_dict=None if state is None else dict(state))
     tokenizer.save_pretrained(directory)
@@ -109,41 +96,17 @@ def _write(
         card.unlink()  # a form that nobody has filled in
 
 
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(target.parent) as draft:
-        shutil.copytree(source, draft)
-        _publish(draft, target)
+def _with_adapter(document: Document, prepared: Prepared, state: State) -> Any:
+    """The base model, read once more, with a trained adapter: of a sharded model this rank has but a part."""
+    from peft import get_peft_model
+
+    base = models.load_model(document, prepared, trains_base=False)
+    model = get_peft_model(base, models.lora_config(document.hyperparameters))
+    unexpected = model.load_state_dict(state, strict=False).unexpected_keys
+    if unexpected:
+        raise RuntimeError(f"the adapter has no place for {unexpected[0]}")
+    return model
 
 
-@contextlib.contextmanager
-def _draft(parent: Path) -> Iterator[Path]:
-    """Where a directory can be made beside its place. What a killed attempt left of one is removed."""
-    name = f"{_DRAFT}{os.environ.get(environment.JOB_ID, 'local')}"
-    shutil.rmtree(parent / name, ignore_errors=True)
-    (parent / name).mkdir()
-    try:
-        yield parent / name / "new"
-    finally:
-        shutil.rmtree(parent / name, ignore_errors=True)
-
-
-def _publish(draft: Path, place: Path) -> None:
-    """Make a finished directory the one at `place`: readers see the old one, none, or the new one, never a part."""
-    for path in draft.rglob("*"):
-        if path.is_file():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    _flush_directory(draft)
-    if place.exists():
-        os.rename(place, draft.with_name("old"))
-    os.rename(draft, place)
-    _flush_directory(place.parent)
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _has_adapter(model: Any) -> bool:
+    return hasattr(model, "peft_config")

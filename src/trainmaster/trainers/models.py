@@ -8,25 +8,20 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from trainmaster.core.training.loading import refused_arguments
 from trainmaster.trainers.document import Document, DocumentError, Hyperparameters, Prepared
-from trainmaster.trainers.values import parsed, refuse_unknown
-
-_OURS = {
-    "dtype": "base_model.dtype",
-    "torch_dtype": "base_model.dtype",
-    "revision": "base_model.revision",
-    "trust_remote_code": "base_model.trust_remote_code",
-    "attn_implementation": "hyperparameters.attn_implementation",
-    "token": "output_config.hub_token",
-    "device_map": "framework.type: ranks place the model themselves, so leave it out and",
-}
-"""Arguments of `from_pretrained` that are set from elsewhere."""
+from trainmaster.trainers.values import parsed
 
 
 def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> PreTrainedModel:
-    """The base model, on the CPU. `trains_base`: its own weights are trained, not an adapter's alone."""
+    """The base model, on the CPU. `trains_base`: its own weights are trained, not an adapter's alone.
+
+    Raises:
+        DocumentError: transformers cannot load it, or not like this.
+    """
     base = document.base_model
-    refuse_unknown("base_model.model_kwargs", base.model_kwargs, base.model_kwargs, _OURS)
+    for name, instead in refused_arguments(base.model_kwargs):
+        raise DocumentError(f"base_model.model_kwargs.{name}: {instead}")
     options: dict[str, Any] = {name: parsed(text) for name, text in base.model_kwargs.items()}
     if document.hyperparameters.attn_implementation:
         options["attn_implementation"] = document.hyperparameters.attn_implementation
@@ -36,10 +31,14 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
             dtype=_dtype(base.dtype, trains_base=trains_base),
             trust_remote_code=base.trust_remote_code,
             local_files_only=True,
+            use_safetensors=True,  # anything else is a pickle
             **options,
         )
-    except TypeError as error:
-        raise DocumentError(f"base_model.model_kwargs: {error}") from error
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine: its disk fails, say
+        with_options = f" with model_kwargs {', '.join(base.model_kwargs)}" if base.model_kwargs else ""
+        raise DocumentError(f"the base model {base.model_id} cannot be loaded{with_options}: {error}") from error
     if not isinstance(model, PreTrainedModel):
         raise DocumentError(f"{base.model_id} is no language model that transformers can train")
     return model
@@ -63,7 +62,7 @@ def lora_config(parameters: Hyperparameters) -> LoraConfig:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=parameters.lora_r,
-        lora_alpha=parameters.lora_alpha,
+        lora_alpha=_whole(parameters.lora_alpha),
         lora_dropout=parameters.lora_dropout,
         target_modules=targets if targets in (None, "all-linear") else _names(targets),
         bias=parameters.lora_bias,
@@ -81,6 +80,11 @@ def _dtype(name: str, *, trains_base: bool) -> torch.dtype | str:
         # computed with on a CPU: few are good at 16 bits.
         return torch.float32 if trains_base or not torch.cuda.is_available() else "auto"
     return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def _whole(number: float) -> float:
+    """An integer where it is one: some who read adapters take nothing else."""
+    return int(number) if number == int(number) else number
 
 
 def _names(text: str | None) -> list[str]:

@@ -7,6 +7,7 @@ cache under a key of everything that they depend on: another attempt, or another
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import os
 import shutil
@@ -20,14 +21,16 @@ from trainmaster.jobs import inputs
 from trainmaster.trainers import steps
 from trainmaster.trainers.data.config import DataConfig, LocalSource
 from trainmaster.trainers.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching import Access, fetch_model, fetch_sources, fetch_tokenizer, tell_model
 from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
 from trainmaster.trainers.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.trainers.progress import Progress, note, say
 
-_FORM = 1
+_FORM = 2
 """Of what is kept: another number, and nothing that is kept is taken any more."""
 _SUMMARY = "summary.json"
+_PART_BYTES = 1 << 20
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def main() -> None:
     progress = Progress()
     progress.begin("model")
     model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
+    _require_plain_weights(model, base_model["model_id"])
     named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
     tokenizer = fetch_tokenizer(base_model, named, access) if named else model
     tell_model(base_model["model_id"], model, access)
@@ -47,7 +51,7 @@ def main() -> None:
     progress.begin("tokens")
     length = sample_length(config.max_seq_length, model, tokenizer)
     cache = Cache(access.cache)
-    key = fingerprint(config, sources, tokenizer, length, cache)
+    key = rows_key(config, sources, tokenizer, length, cache)
     work = _Work(document, config, sources, tokenizer, length, progress)
     entry = cache.entry("prepared", key, work.make)
     summary = json.loads((entry / _SUMMARY).read_text())
@@ -62,7 +66,8 @@ def main() -> None:
             "eval_rows": summary["eval_rows"],
             "train_tokens": summary["train_tokens"],
             "max_seq_length": length,
-            "fingerprint": key,
+            "rows_key": key,
+            "model_key": weights_key(model),
             "sources": [source.to_json() for source in sources],
         }
     )
@@ -70,13 +75,13 @@ def main() -> None:
     progress.finish()
 
 
-def fingerprint(
+def rows_key(
     config: DataConfig, sources: Sequence[LocalSource], tokenizer: Path, max_seq_length: int, cache: Cache
 ) -> str:
     """A key of everything that decides which tokens a job trains on, in which order."""
     return key_of(
         _FORM,
-        {name: version(name) for name in ("transformers", "tokenizers", "jinja2")},
+        {name: version(name) for name in ("transformers", "tokenizers", "jinja2", "trl")},
         max_seq_length,
         {
             **asdict(config),
@@ -88,11 +93,37 @@ def fingerprint(
         },
         [[cache.digest(file) for file in local.files] for local in sources],
         {
-            path.name: cache.digest(path)
-            for path in sorted(tokenizer.iterdir())
+            path.relative_to(tokenizer).as_posix(): cache.digest(path)
+            for path in sorted(tokenizer.rglob("*"))
             if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in TOKENIZER_PATTERNS)
         },
     )
+
+
+def weights_key(model: Path) -> str:
+    """A key of a model's weights. To read all of them would take long: it is made of parts of each file."""
+    parts = []
+    for path in sorted(model.glob("*.safetensors")):
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            digest = hashlib.sha256(file.read(_PART_BYTES))
+            for place in (size // 2, max(0, size - _PART_BYTES)):
+                file.seek(place)
+                digest.update(file.read(_PART_BYTES))
+        parts.append([path.name, size, digest.hexdigest()])
+    return key_of(parts)
+
+
+def _require_plain_weights(model: Path, shown: str) -> None:
+    """See that loading the model runs nothing and leads nowhere else."""
+    if (model / "adapter_config.json").exists():
+        # transformers would load the model that it was made for, wherever that lies.
+        raise InputError(f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before")
+    if not any(model.glob("*.safetensors")):
+        raise InputError(
+            f"{shown} has no weights in *.safetensors, and built-in trainers load no pickles (*.bin); load it where "
+            "you trust it, and write it anew with save_pretrained"
+        )
 
 
 class _Work:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainmaster.jobs.reporter import Reporter
@@ -17,7 +18,7 @@ from trainmaster.jobs.tracking import Mirror
 from trainmaster.trainers.flops import TokenCost, matrix_peak
 
 PROGRESS_EVERY_S = 0.5
-_UNTOLD = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time")
+_UNTOLD = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time", "num_tokens")
 """Ends of names that the loop logs and that are said elsewhere, or mean nothing in a series."""
 
 
@@ -29,12 +30,24 @@ def told(logs: Mapping[str, Any]) -> dict[str, float]:
 class Reporting(TrainerCallback):
     """Tells of a training's course, on the one rank that is the first of all."""
 
-    def __init__(self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float) -> None:
+    def __init__(
+        self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float, tokens: float
+    ) -> None:
+        """Tell a reporter and a tracker.
+
+        Args:
+            reporter: of the first rank.
+            tracker: a mirror of the metrics.
+            cost: of a token, for the share of the matrix peak.
+            sequence_length: in which a token stands, on average.
+            tokens: that earlier attempts have trained on.
+        """
         self._reporter = reporter
         self._tracker = tracker
         self._flops_per_token = cost.at(sequence_length)
         self._peak: float | None = None
         self._progress_at = 0.0
+        self._tokens = tokens
         self._gauge = _Gauge()
 
     @contextlib.contextmanager
@@ -54,7 +67,8 @@ class Reporting(TrainerCallback):
         self._peak = matrix_peak(args.device) * args.world_size
         self._reporter.phase("training")
         self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
-        self._gauge.start(state.global_step)
+        print(_opening(args, state, more["model"]), flush=True)  # noqa: T201
+        self._gauge.start(state.global_step, self._tokens)
 
     def on_step_end(
         self,
@@ -82,8 +96,7 @@ class Reporting(TrainerCallback):
         if not values:
             return
         if "loss" in values:
-            values |= self._speed(args, state, values.pop("num_tokens", 0.0)) | _device(args)
-        values.pop("eval_num_tokens", None)
+            values |= self._speed(args, state, float((logs or {}).get("num_tokens", 0.0))) | _device(args)
         self._reporter.metrics(values, step=state.global_step, epoch=state.epoch, total_steps=state.max_steps)
         self._tracker.log(values, step=state.global_step)
         print(_line(state, values), flush=True)  # noqa: T201
@@ -108,7 +121,7 @@ class _Gauge:
         self._step = 0
         self._tokens = 0.0
 
-    def start(self, step: int, tokens: float = 0.0) -> None:
+    def start(self, step: int, tokens: float) -> None:
         self._since, self._idle_s, self._step, self._tokens = time.monotonic(), 0.0, step, tokens
 
     def lap(self, step: int, tokens: float) -> tuple[int, float, float]:
@@ -133,6 +146,16 @@ def _device(args: TrainingArguments) -> dict[str, float]:
     with contextlib.suppress(Exception):  # no NVML, or no right to ask: a metric less
         values["gpu_utilization_pct"] = float(torch.cuda.utilization(args.device))
     return values
+
+
+def _opening(args: TrainingArguments, state: TrainerState, model: nn.Module) -> str:
+    every = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    share = "all" if trained == every else f"{trained:,} of"
+    ranks = f"{args.world_size} {'GPU' if args.device.type == 'cuda' else 'CPU process'}"
+    plural = "" if args.world_size == 1 else "s" if args.device.type == "cuda" else "es"
+    begins = f"goes on at step {state.global_step:,} of" if state.global_step else "takes"
+    return f"training {begins} {state.max_steps:,} steps: {share} {every:,} parameters, on {ranks}{plural}"
 
 
 def _line(state: TrainerState, values: Mapping[str, float]) -> str:

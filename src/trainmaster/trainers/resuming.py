@@ -14,6 +14,7 @@ from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.saving import InexactResumeError, Saver
 from trainmaster.jobs.trees import ANYTHING
+from trainmaster.trainers.document import Prepared
 
 NEEDS = ("model", "optimizer", "scheduler", "trainer_state")
 """What a checkpoint of a trainer has; without any of it a resume would not be exact."""
@@ -52,9 +53,8 @@ def find(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> 
         sharded: the weights of this training are parted over ranks, so that they are read into their form later.
 
     Raises:
-        InexactResumeError: something is missing without which the training would take another course.
+        InexactResumeError: it, or something in it, is missing without which the training would take another course.
         CorruptCheckpointError: it is corrupt, and so are all before it.
-        FileNotFoundError: nothing is committed there.
     """
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
@@ -81,10 +81,33 @@ def find(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> 
     )
 
 
+def compare_inputs(
+    resumed: Resumed, prepared: Prepared, *, process: Process, reporter: Reporter, adapter: bool
+) -> None:
+    """See whether the training goes on with what it was trained with.
+
+    Raises:
+        InexactResumeError: an adapter belongs to another base model.
+    """
+    model, rows = (resumed.metadata.get(name) for name in ("model_key", "rows_key"))
+    if adapter and model and model != prepared.model_key:
+        raise InexactResumeError(
+            f"{resumed.where} has an adapter, and the base model is not the one that it was trained beside: it was "
+            "changed, or is another. Bring it back (base_model.revision pins it), or start anew without a checkpoint"
+        )
+    if rows and rows != prepared.rows_key and process.index == 0:
+        reporter.note(
+            "the rows are not those that the checkpoint was trained on: the data, its configuration, the tokenizer or "
+            "a package is another; training goes on with them at the same place in the epochs"
+        )
+
+
 def _require_all_files(root: Root, name: str) -> None:
     """Refuse where a file is gone. Bytes rot, and the one before helps; but files go because somebody removed them."""
     manifest, place = root.manifest(name), Path(root.locate(name))
-    if manifest is None or not place.is_dir():
+    if manifest is None:
+        raise InexactResumeError(f"{root.locate(name)}: there is no checkpoint any more. {_ADVICE}")
+    if not place.is_dir():
         return
     missing = [file.path for file in manifest.files if not (place / manifest.data / file.path).exists()]
     if missing:

@@ -13,7 +13,7 @@ from transformers import PrinterCallback
 from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracking import NONE, Mirror, tracker_for
-from trainmaster.trainers import exporting, resuming
+from trainmaster.trainers import exporting, publishing, resuming
 from trainmaster.trainers.checkpointing import Checkpointing
 from trainmaster.trainers.document import Document, Prepared
 from trainmaster.trainers.flops import token_cost
@@ -28,26 +28,32 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     Raises:
         DocumentError: the training cannot be set up as it was asked for.
         InexactResumeError, CorruptCheckpointError, StateMismatchError: it cannot go on from where it should.
+        PreparingError: the object store for the result does not answer, or refuses the credentials.
         Stopped: the job was asked to stop, and what was wanted is committed.
     """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-    exporting.destination(document)  # where it may not lead is better known before than after
+    publishing.destination(document)  # where it may not lead is better known before than after
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    trainer = recipe_for(document.training_type).build(document, prepared, scratch=scratch, world_size=world_size)
+    if report.rank() == 0:
+        print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one
+    recipe = recipe_for(document.training_type)
+    trainer = recipe.build(document, prepared, scratch=scratch, world_size=world_size)
     trainer.remove_callback(PrinterCallback)
     process = current_process()
     resumed = None
     if (where := report.resume_from()) is not None:
         sharded = document.framework.sharded
         resumed = resuming.find(where, process=process, reporter=report.reporter, sharded=sharded)
+        resuming.compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=recipe.adapter)
     tracker = tracker_for(
         document.hyperparameters.tracker if process.index == 0 else NONE, directory=report.output_dir() / "tracker"
     )
     tracker_run = _join(tracker, document, resumed)
-    reporting = _reporting(trainer, prepared, tracker) if process.index == 0 else None
+    reporting = _reporting(trainer, prepared, tracker, resumed) if process.index == 0 else None
     session = Session(
         document,
+        prepared,
         process=process,
         reporter=report.reporter,
         reporting=reporting,
@@ -56,7 +62,7 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     )
     try:
         trainer.run(session)
-        _export(document, trainer, session, process)
+        _export(document, prepared, trainer, session, process)
     finally:
         tracker.finish()
     if torch.distributed.is_initialized():
@@ -76,18 +82,21 @@ def _join(tracker: Mirror, document: Document, resumed: resuming.Resumed | None)
     return tracker.start(document.name, project, config, run_id=before)
 
 
-def _reporting(trainer: Checkpointing, prepared: Prepared, tracker: Mirror) -> Reporting:
+def _reporting(
+    trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: resuming.Resumed | None
+) -> Reporting:
     reporting = Reporting(
         report.reporter,
         tracker,
         cost=token_cost(trainer.model),
         sequence_length=prepared.train_tokens / max(1, prepared.train_rows),
+        tokens=0 if resumed is None else resumed.metadata.get("tokens", 0),
     )
     trainer.add_callback(reporting)
     return reporting
 
 
-def _export(document: Document, trainer: Checkpointing, session: Session, process: Process) -> None:
+def _export(document: Document, prepared: Prepared, trainer: Checkpointing, session: Session, process: Process) -> None:
     session.look()
     if session.stop is not None:
         # The last checkpoint is committed: another attempt has only this to do.
@@ -97,6 +106,8 @@ def _export(document: Document, trainer: Checkpointing, session: Session, proces
     if process.index != 0:
         return
     report.phase("exporting")
-    place = exporting.export(document, model, trainer.processing_class, output_dir=report.output_dir(), state=state)
+    place = exporting.export(
+        document, prepared, model, trainer.processing_class, output_dir=report.output_dir(), state=state
+    )
     report.note(f"the result is in {place}")
     print(f"the result is in {place}", flush=True)  # noqa: T201

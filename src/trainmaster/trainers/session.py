@@ -16,7 +16,7 @@ from trainmaster.jobs.roots import open_checkpoint
 from trainmaster.jobs.saving import BEST, LATEST, SaveError, Saver
 from trainmaster.jobs.wishes import Wishes
 from trainmaster.trainers.copying import NodeCopies
-from trainmaster.trainers.document import Document
+from trainmaster.trainers.document import Document, Prepared
 from trainmaster.trainers.reporting import Reporting, told
 from trainmaster.trainers.resuming import Resumed
 
@@ -48,6 +48,7 @@ class Session:
     def __init__(
         self,
         document: Document,
+        prepared: Prepared,
         *,
         process: Process,
         reporter: Reporter,
@@ -59,6 +60,7 @@ class Session:
 
         Args:
             document: what was asked for.
+            prepared: what it is done with.
             process: this rank among all.
             reporter: of this rank.
             reporting: what tells of the training's course; None on all ranks but the first.
@@ -67,6 +69,7 @@ class Session:
         """
         output = document.output
         self._document = document
+        self._prepared = prepared
         self._process = process
         self._reporting = reporting
         self._tracker_run = tracker_run
@@ -83,6 +86,7 @@ class Session:
         self._best: Best | None = None
         if resumed is not None and (saved := resumed.metadata.get("best")):
             self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
+        self._told_of_metric = False
         self.saved_step: int | None = None
         """The step at which the last save began."""
 
@@ -132,6 +136,8 @@ class Session:
             self.wait()
             step, metrics = state["global_step"], {**self._metrics, **told(evaluated)}
             better = self._better(step, metrics)
+            if evaluated or not self.best_needs_evaluation:
+                self._require_metric(metrics)
             self._saver.save(
                 tree,
                 rel_path=f"checkpoint-{step}",
@@ -142,11 +148,12 @@ class Session:
                     "trainer_state": state,
                     "best": None if (best := better or self._best) is None else asdict(best),
                     "tracker_run": self._tracker_run,
+                    "rows_key": self._prepared.rows_key,
+                    "model_key": self._prepared.model_key,
                     **progress,
                 },
                 files={"training.json": self._document.text},
                 point=(LATEST, BEST) if better else (LATEST,),
-                rename=True,
                 kind=KIND,
             )
         self._best = better or self._best
@@ -180,6 +187,17 @@ class Session:
             if self._process.index == 0:
                 self.reporter.note(f"the result is the last model, since the best one cannot be read: {error}")
             return None
+
+    def _require_metric(self, metrics: Mapping[str, float]) -> None:
+        """Say, once, when what the best checkpoint is to be known by is not measured."""
+        name = self._document.output.metric_for_best_model
+        if name is None or name in metrics or self._told_of_metric or self._process.index != 0:
+            return
+        self._told_of_metric = True
+        has = ", ".join(sorted(metrics)) or "none yet"
+        self.reporter.note(
+            f"no checkpoint is the best: {name} (metric_for_best_model) is none of its metrics; it has {has}"
+        )
 
     def _better(self, step: int, metrics: Mapping[str, float]) -> Best | None:
         output = self._document.output

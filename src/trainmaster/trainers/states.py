@@ -23,11 +23,11 @@ class StateMismatchError(ValueError):
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """What is trained of a model. Where all of it is, also the buffers that its state has."""
-    parameters = {_plain(name): parameter for name, parameter in model.named_parameters()}
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
     if len(trained) < len(parameters):
         return trained
-    kept = {_plain(name) for name in model.state_dict()}
+    kept = {plain_name(name) for name in model.state_dict()}
     return trained | {name: buffer for name, buffer in _buffers(model).items() if name in kept}
 
 
@@ -53,7 +53,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state and options, with parameters by name."""
     optimizer = _inner(optimizer)
-    names = {id(parameter): _plain(name) for name, parameter in model.named_parameters()}
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     return {
         "state": {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()},
         "groups": [
@@ -115,19 +115,20 @@ def make_optimizer_state(optimizer: Optimizer) -> None:
     inner.zero_grad(set_to_none=True)
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers have put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return name
+
+
 def _inner(optimizer: Optimizer) -> Optimizer:
     """Without accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {_plain(name): buffer for name, buffer in model.named_buffers()}
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
-    return name
+    return {plain_name(name): buffer for name, buffer in model.named_buffers()}
 
 
 def _require_same(what: str, ours: Mapping[str, Any] | list[str], theirs: Mapping[str, Any] | list[str]) -> None:

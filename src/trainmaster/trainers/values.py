@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
-
-from trainmaster.trainers.document import DocumentError
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
@@ -22,21 +18,6 @@ def parsed(text: str) -> Any:
     except ValueError:
         return _number(text)
     return value if not isinstance(value, float) or math.isfinite(value) else text
-
-
-def refuse_unknown(where: str, keys: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]) -> None:
-    """Refuse keys that nobody would read.
-
-    Raises:
-        DocumentError: names the first key that is not known, with the nearest that is, or where it belongs.
-    """
-    allowed = sorted(known)
-    for key in keys:
-        if place := elsewhere.get(key):
-            raise DocumentError(f"{where}.{key}: set {place} instead")
-        if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            raise DocumentError(f"{where}.{key} is not known" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _number(text: str) -> Any:

@@ -209,6 +209,7 @@ class NodeRun:
     def _begin(self, step: Step, ranks: Sequence[int]) -> None:
         self._step = step
         self._ends = []
+        self._watch.failures.clear()  # of a step that went on, and ended well
         self._tree.calm_down()
         logs = [log_stream(self._node, step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
         if self._user is not None:
@@ -324,7 +325,8 @@ class NodeRun:
             self._look()
             verdict = verdict_on_failure(
                 end,
-                said=self._watch.failures.get(end.rank),
+                # Where another one said why, this one failed because that one did.
+                said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
                 step=self._step.name,
                 prepares=self._prepares,
                 evidence=self._evidence(end.rank),

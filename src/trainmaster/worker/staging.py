@@ -86,7 +86,7 @@ def _place_inputs(request: AttemptRequest, home: Path, user: User | None) -> Non
         if PurePosixPath(name).name != name:
             raise StagingError(f"input {name!r} is no plain file name")
         with acting_as(user):
-            (home / INPUTS / name).write_text(text)
+            (home / INPUTS / name).write_text(text, encoding="utf-8")
 
 
 def _place(

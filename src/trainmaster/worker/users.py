@@ -105,11 +105,14 @@ def acting_as(user: User | None) -> Iterator[None]:
 
 
 def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
-    """Make a directory unless it is there, and make it over. Those above it are ours, and others pass through them."""
+    """Make a directory that is open to nobody else, unless it is there, and make it over.
+
+    Those above it are ours, and others pass through them.
+    """
     parent = Path(path).parent
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is None:
-        os.makedirs(path, exist_ok=True)
+        Path(path).mkdir(mode=0o700, exist_ok=True)
         return
     parent.chmod(SEARCH_ONLY)
     with contextlib.suppress(FileExistsError):

@@ -89,7 +89,7 @@ def verdict_on_failure(
 
     Args:
         end: the process's end.
-        said: why it said that it failed.
+        said: why it, or another one of its step, said that it fails.
         step: which step it ran.
         prepares: whether that step only prepares the workload.
         evidence: what the process left behind.
@@ -104,16 +104,18 @@ def verdict_on_failure(
         reason, what = Reason.RETRYABLE_EXIT, f"{subject} {how}, which this job wants retried"
     elif killed and oom_kills:
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory"
+    elif said is not None:
+        # What follows is guessed from what was written last, which may be a row of data, and from how it ended, which
+        # may be a library that crashed on the way out.
+        return Verdict(
+            reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
+        )
     elif _shows(_OUT_OF_MEMORY, evidence):
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} {how}, out of memory"
     elif _shows(_DISK_FULL, evidence) or disk_is_full:
         reason, what = Reason.DISK_FULL, f"{subject} {how}, the disk was full"
     elif end.signal:
         reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
-    elif said is not None:
-        return Verdict(
-            reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
-        )
     else:
         reason, what = Reason.EXITED_NONZERO, f"{subject} {how}"
     return Verdict(

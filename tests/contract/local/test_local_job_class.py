@@ -8,9 +8,10 @@ import signal
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
+from local_servers import LocalServer, over
 
 from real_server import wait_for
+from seaweed_server import SeaweedServer
 
 WALKS = """
 import random, time
@@ -200,6 +201,40 @@ def test_resume_from_an_older_checkpoint_begins_there(walks: Walks, server: Loca
     server.control(job_id, "resume", checkpoint_id=oldest["checkpoint_id"])
     wait_for(lambda: len(walks.begins(job_id)) == 2, "the second attempt")
     assert walks.begins(job_id) == [0, oldest["step"]]
+
+
+def test_retried_walk_is_a_child_that_goes_on_from_its_parents_checkpoint(
+    walks: Walks, server: LocalServer, uninterrupted: str
+) -> None:
+    parent = walks.submit("retried")
+    wait_for(lambda: server.job(parent)["checkpoints"], "a checkpoint")
+    server.control(parent, "cancel")
+    latest = server.until(parent, "CANCELLED")["checkpoints"][-1]
+    child = server.control(parent, "retry", modify_resources=True, new_resource_config={"gpu_count": 0, "cpu_cores": 1})
+    assert child["checkpoint_id"] == latest["checkpoint_id"]
+    server.until(child["job_id"], "COMPLETED")
+    assert walks.begins(child["job_id"]) == [latest["step"]]
+    assert walks.end(child["job_id"]) == uninterrupted
+
+
+@over("files")
+def test_checkpoints_may_lie_on_an_object_store(
+    walks: Walks, server: LocalServer, uninterrupted: str, seaweed: SeaweedServer
+) -> None:
+    stored = {"checkpoints": seaweed.new_prefix(), "environment": seaweed.environment}
+    job_id = walks.submit("stored", workload=stored)
+    wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
+    server.control(job_id, "pause")
+    paused = server.until(job_id, "PAUSED")["checkpoints"]
+    home = f"{stored['checkpoints']}/general/{walks.group}/stored/steps/"
+    assert all(checkpoint["uri"].startswith(home) for checkpoint in paused)
+    server.control(job_id, "resume")
+    server.until(job_id, "COMPLETED")
+    assert walks.begins(job_id) == [0, paused[-1]["step"]]
+    assert walks.end(job_id) == uninterrupted
+    again = walks.submit("stored", workload=stored)
+    server.until(again, "COMPLETED")
+    assert walks.begins(again) == []
 
 
 def test_two_ranks_are_joined_and_save_together(walks: Walks, server: LocalServer) -> None:

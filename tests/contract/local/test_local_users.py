@@ -239,6 +239,48 @@ def test_paused_job_goes_on_from_its_own_checkpoint(vision: Tenant) -> None:
         assert owner_and_mode(artifacts / name) == (61001, 0o700)
 
 
+CLASS = """
+import os
+from trainmaster.jobs import RestoreableJob
+
+class Count(RestoreableJob):
+    step = 0
+
+    @property
+    def done(self):
+        return self.step >= 3
+
+    def run(self):
+        while not self.done:
+            self.step += 1
+            self.save_tree_and_metadata(str(self.step), {"step": self.step}, {})
+            self.register(str(self.step))
+        print("ran as", os.getuid(), flush=True)
+
+    def restore_from_path(self, rel_path):
+        self.step = self.get_tree_and_metadata_from_path(rel_path, {"step": 0})[0]["step"]
+"""
+
+
+def test_job_classes_of_accounts_keep_their_checkpoints_apart(vision: Tenant, speech: Tenant) -> None:
+    if interpreter() != sys.executable:
+        pytest.skip("the Python of this environment cannot be run by another user")
+    for tenant in (vision, speech):
+        workload = {
+            "target": "counts:Count",
+            "files": [{"path": "counts.py", "sha256": tenant.ship(CLASS.encode())}],
+            "environment": {"PYTHONPATH": str(SOURCE)},
+        }
+        for lines in ([f"ran as {tenant.uid}"], []):
+            job_id = tenant.submit_workload("job_class", workload, name="count")
+            tenant.until(job_id, "COMPLETED")
+            assert [line for line in tenant.lines(job_id) if line.startswith("ran as")] == lines
+        home = tenant.directory / "artifacts" / "classes" / tenant.account
+        assert owner_and_mode(home) == (tenant.uid, 0o700)
+        assert owner_and_mode(home.parent) == (0, 0o711)
+        assert sorted(path.parent.name for path in home.rglob("manifest.json")) == ["1", "2", "3"]
+
+
 @over("files")
 def test_attempt_that_lost_its_job_cannot_commit(vision: Tenant) -> None:
     program = """

@@ -26,7 +26,6 @@ def manifest(step: int = 1, *, job_id: str = "job-1", attempt: int = 1) -> Manif
         created_at=float(next(_clock)),
         kind="test",
         framework="numpy",
-        config_sha256="abc",
     )
 
 

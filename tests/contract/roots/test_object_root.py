@@ -20,7 +20,7 @@ from seaweed_server import SeaweedServer
 from trainmaster.jobs import locking, object_root, objects
 from trainmaster.jobs.locking import LockedError, LockLostError
 from trainmaster.jobs.object_root import ObjectRoot
-from trainmaster.jobs.objects import ObjectStoreError, download, upload
+from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError, upload
 
 PATIENCE_S = 60.0
 
@@ -180,10 +180,12 @@ def lost(lock: locking.Lock) -> bool:
 
 def test_store_that_refuses_says_so_in_a_line(root: ObjectRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(ObjectStoreError, match="SignatureDoesNotMatch") as caught:
-        ObjectRoot(root.uri).committed()
-    assert "\n" not in str(caught.value)
-    assert root.uri in str(caught.value)
+    refused = ObjectRoot(root.uri)
+    for ask in (refused.committed, lambda: refused.manifest("a"), lambda: refused.point("a", "latest", "b")):
+        with pytest.raises(AccessRefusedError, match="SignatureDoesNotMatch") as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+        assert root.uri in str(caught.value)
 
 
 def test_store_without_its_package_says_what_to_install(root: ObjectRoot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +200,19 @@ def test_uri_of_nothing_is_refused(uri: str) -> None:
         objects.open_place(uri)
 
 
+def brought(uri: str, target: Path, on_bytes: Callable[[int], None] | None = None) -> dict[str, bytes]:
+    """All objects below a URI, by their names below it."""
+    place = objects.open_place(uri)
+    for meta in objects.listing(place, place.key):
+        name = meta["path"].removeprefix(f"{place.key}/")
+        objects.receive(place, meta["path"], target / name, on_bytes=on_bytes)
+    return {
+        path.relative_to(target).as_posix(): path.read_bytes() for path in sorted(target.rglob("*")) if path.is_file()
+    }
+
+
 def test_tree_goes_there_and_comes_back(s3_root: str, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source = tmp_path / "source"
     files = {"a b/ü+%20#.bin": os.urandom(20 << 20), "empty": b"", "deep/er/x.txt": b"x"}
     for name, data in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -208,9 +221,7 @@ def test_tree_goes_there_and_comes_back(s3_root: str, tmp_path: Path) -> None:
     upload(source, f"{s3_root}/tree/", on_bytes=sent.append)
     upload(source / "empty", f"{s3_root}/tree-other")
     came: list[int] = []
-    found = download(f"{s3_root}/tree", target, on_bytes=came.append)
-    assert found == sorted(target / name for name in files)
-    assert {name: (target / name).read_bytes() for name in files} == files
+    assert brought(f"{s3_root}/tree", tmp_path / "target", came.append) == files
     assert sum(sent) == sum(came) == sum(map(len, files.values()))
     assert len(came) > 2, "a large file is told of in pieces"
 
@@ -219,15 +230,14 @@ def test_file_goes_there_and_comes_back(s3_root: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("{}\n")
     upload(tmp_path / "data.jsonl", f"{s3_root}/one.jsonl")
     upload(tmp_path / "data.jsonl", f"{s3_root}/below/")
-    assert download(f"{s3_root}/one.jsonl", tmp_path) == [tmp_path / "one.jsonl"]
-    assert download(f"{s3_root}/below/data.jsonl", tmp_path / "new" / "name") == [tmp_path / "new" / "name"]
-    assert download(f"{s3_root}/below", tmp_path / "tree") == [tmp_path / "tree" / "data.jsonl"]
-    assert (tmp_path / "new" / "name").read_text() == "{}\n"
+    found = brought(s3_root, tmp_path / "target")
+    assert found == {"one.jsonl": b"{}\n", "below/data.jsonl": b"{}\n"}
 
 
-def test_download_of_nothing_says_so(s3_root: str, tmp_path: Path) -> None:
+def test_what_is_not_there_can_be_neither_brought_nor_taken(s3_root: str, tmp_path: Path) -> None:
+    place = objects.open_place(s3_root)
     with pytest.raises(FileNotFoundError, match="nothing-here"):
-        download(f"{s3_root}/nothing-here", tmp_path / "x")
+        objects.receive(place, place.below("nothing-here"), tmp_path / "x")
     with pytest.raises(FileNotFoundError, match="missing"):
         upload(tmp_path / "missing", f"{s3_root}/x")
     assert not (tmp_path / "x").exists()

@@ -80,6 +80,30 @@ def test_worker_failure_that_a_process_explains_has_its_reason(attempts: Attempt
     assert (ended["reason"], ended["message"], ended["step"]) == (reason, "row 3 has no text", "prepare")
 
 
+def test_worker_failure_that_one_rank_explains_is_that_of_the_others(attempts: Attempts) -> None:
+    code = """
+import json, os, pathlib, sys, time
+said = pathlib.Path("said")
+if os.environ["RANK"] == "0":
+    with open(os.environ["TRAINMASTER_EVENTS_FILE"], "a") as events:
+        events.write(json.dumps({"type": "failed", "reason": "BAD_INPUT", "message": "no rows"}) + "\\n")
+    said.touch()
+    time.sleep(600)
+while not said.exists():
+    time.sleep(0.01)
+sys.exit("the connection was closed by a peer")
+"""
+    ended = attempts.python(code, ranks_per_node=2).run()
+    assert (ended["reason"], ended["message"]) == (Reason.BAD_INPUT, "no rows")
+
+
+def test_worker_failure_that_a_step_announced_and_overcame_does_not_explain_a_later_one(attempts: Attempts) -> None:
+    line = json.dumps({"t": 0, "type": "failed", "reason": "BAD_INPUT", "message": "no"})
+    announce = f"echo '{line}' >> \"$TRAINMASTER_EVENTS_FILE\""
+    steps = (Step(name="prepare", argv=("sh", "-c", announce)), Step(name="run", argv=("sh", "-c", "exit 3")))
+    assert attempts(steps=steps).run()["reason"] == Reason.EXITED_NONZERO
+
+
 def test_worker_reason_that_a_process_may_not_give_is_ignored(attempts: Attempts) -> None:
     line = json.dumps({"t": 0, "type": "failed", "reason": "PREEMPTED", "message": "again, please"})
     attempt = attempts("sh", "-c", f"echo '{line}' >> \"$TRAINMASTER_EVENTS_FILE\"; exit 3")

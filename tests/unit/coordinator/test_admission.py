@@ -82,6 +82,24 @@ def test_training_on_data_that_a_pattern_names_is_queued(root: Path) -> None:
     assert decided(document, root=root).status == "QUEUED"
 
 
+def test_training_on_a_pattern_below_no_directory_is_refused(root: Path) -> None:
+    document = training(root, data_config={"sources": [{"path": f"{root}/nothing/*.jsonl"}]})
+    assert "there is no" in refusal(document, root=root)
+
+
+def test_pattern_is_not_looked_through(root: Path) -> None:
+    for number in range(50):
+        (root / str(number)).mkdir()
+    document = training(root, data_config={"sources": [{"path": f"{root}/{'*/../' * 12}nothing"}]})
+    assert decided(document, root=root).status == "QUEUED"
+
+
+def test_links_in_a_circle_are_refused(root: Path) -> None:
+    (root / "circle").symlink_to(root / "circle")
+    document = training(root, data_config={"sources": [{"path": f"{root}/circle/rows.jsonl"}]})
+    assert refusal(document, root=root)
+
+
 def test_training_from_a_model_that_is_not_there_is_refused_by_its_field(root: Path) -> None:
     document = training(root, training_config={"base_model": {"model_id": str(root / "other")}})
     assert refusal(document, root=root).startswith("training_config.base_model.model_id: there is no")
@@ -138,9 +156,19 @@ def test_service_that_the_server_does_not_know_is_refused_with_the_setting(root:
     assert decided(document, root=root, services=[service]).status == "QUEUED"
 
 
-def test_model_of_a_service_that_the_server_does_not_know_is_refused(root: Path) -> None:
-    document = training(root, training_config={"base_model": {"model_id": "m", "source": "scaiatlas"}})
-    assert "scaiatlas_url" in refusal(document, root=root)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training_config": {"base_model": {"model_id": "m", "source": "scaiatlas"}}},
+        {"training_config": {"base_model": {"model_id": "a/b", "tokenizer_id": "scaiatlas://t"}}},
+        {"data_config": {"sources": [{"path": "/etc"}], "preprocess": {"tokenizer_id": "scaiatlas://t"}}},
+        {"data_config": {"sources": [{"path": "rows.jsonl", "type": "ScaiAtlas"}]}},
+    ],
+)
+def test_service_that_the_server_does_not_know_is_refused_wherever_it_is_named(
+    root: Path, changes: dict[str, Any]
+) -> None:
+    assert "scaiatlas_url" in refusal(training(root, **changes), root=Path("/"))
 
 
 def test_shipped_files_are_not_looked_for_on_the_server(root: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from trainmaster.coordinator.vault import Vault
 from trainmaster.core.retention import Keep
 from trainmaster.core.spec import parse_submit
 from trainmaster.sealing import Sealer
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, blob_path
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
 from trainmaster.store import accounts, blobs
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
@@ -100,6 +101,28 @@ def test_files_of_a_purged_job_are_removed_and_those_of_a_deleted_one_stay(place
     place.commands.delete(ACCOUNT, deleted, purge=True).result()
     place.chores.do()
     assert not place.roots.path(ARTIFACTS, deleted).exists()
+
+
+def test_files_that_cannot_be_removed_do_not_keep_those_of_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, other = place.submit(), place.submit()
+    for job_id in (stuck, other):
+        place.roots.path(RUNS, job_id).mkdir()
+        place.commands.delete(ACCOUNT, job_id, purge=True).result()
+
+    def remove(self: Roots, location: Location, remove: Callable[[Roots, Location], None] = Roots.remove) -> None:
+        if location.path == stuck:
+            raise OSError(errno.EBUSY, "busy")
+        remove(self, location)
+
+    monkeypatch.setattr(Roots, "remove", remove)
+    place.chores.do()
+    assert place.roots.path(RUNS, stuck).exists()
+    assert not place.roots.path(RUNS, other).exists()
+    monkeypatch.undo()
+    place.chores.do()
+    assert not place.roots.path(RUNS, stuck).exists()
 
 
 def test_server_that_starts_collects_nothing_before_its_settings_can_be_looked_at(place: Place) -> None:

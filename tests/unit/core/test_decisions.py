@@ -143,6 +143,8 @@ def test_best_checkpoint_follows_the_metric() -> None:
 def test_best_checkpoint_is_the_jobs_own_word_where_no_metric_was_named() -> None:
     said = [checkpoint(1), {**checkpoint(2, loss=9), "is_best": True}, checkpoint(3)]
     assert told(training(new_job()), *said).best_checkpoint_id == "c2"
+    once_more = {**checkpoint(3), "is_best": True}  # it was evaluated after it was registered
+    assert told(training(new_job()), *said, once_more).best_checkpoint_id == "c3"
     output = {"checkpoint": {"metric_for_best_model": "loss"}}
     job = told(training(new_job(output_config=output)), checkpoint(1, loss=3), *said[1:])
     assert job.best_checkpoint_id == "c1"

@@ -169,3 +169,20 @@ def test_exit_that_makes_no_sense_is_a_lost_worker(document: dict[str, Any]) -> 
     assert (change.job.status, change.job.reason) == (JobStatus.FAILED, Reason.WORKER_LOST)
     assert change.ended is not None
     assert change.ended.ended_at == NOW + 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (Reason.STORAGE_UNAVAILABLE, JobStatus.QUEUED),
+        (Reason.BAD_INPUT, JobStatus.FAILED),
+        (Reason.CREDENTIALS_REFUSED, JobStatus.FAILED),
+    ],
+)
+def test_preparing_step_that_fails_is_tried_again_where_that_may_help(reason: Reason, status: JobStatus) -> None:
+    job = placed(new_job(max_retries=1))
+    ended = {"reason": reason, "message": "why", "step": "prepare", "started_at": None, "ended_at": NOW}
+    job = ends(job, ended).job
+    assert (job.status, job.reason, job.retries_used) == (status, reason, int(status is JobStatus.QUEUED))
+    if status is JobStatus.FAILED:
+        assert job.message == "why"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_runner_is_told_who_runs_and_on_what() -> None:
         "project": "general",
         "group": "default",
         "name": "my run",
+        "checkpoints": None,
         "tracker": "none",
         "nodes": 2,
         "hardware": {"chip": "H100", "min_chips": 2},
@@ -72,6 +74,14 @@ def test_stored_job_class_compiles_to_the_same() -> None:
         ({"overrides": ["=1"]}, "workload.overrides[0]", "has to be key=value"),
         ({"restore": "../other"}, "workload.restore", "plain relative path"),
         ({"config": [1]}, "workload.config", "must be an object"),
+        ({"config": {"a": ["\ud800"]}}, "workload.config", "proper Unicode"),
+        ({"config": {"a": {"\ud800": 1}}}, "workload.config", "proper Unicode"),
+        (
+            {"config": {"a": functools.reduce(lambda inner, _: [inner], range(64), 1)}},
+            "workload.config",
+            "nested deeper",
+        ),
+        ({"checkpoints": "/srv/checkpoints"}, "workload.checkpoints", "is like s3://bucket/prefix"),
         ({"tracker": "paper"}, "workload.tracker", "paper"),
         ({"traget": "x"}, "workload.traget", "target"),
     ],

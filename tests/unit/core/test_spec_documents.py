@@ -95,6 +95,18 @@ def test_stored_spec_of_version_2_keeps_filters_that_can_be_read(filters: Any, k
     assert source["filters"] == kept
 
 
+@pytest.mark.parametrize(("resources", "ranks"), [({}, 1), ({"gpu_count": 4, "node_count": 2}, 2)])
+def test_stored_script_of_version_2_runs_alone_as_it_did(resources: dict[str, int], ranks: int) -> None:
+    stored = changed(
+        stored_in_version_2(), "resource_config", resources | {"node_count": resources.get("node_count", 1)}
+    )
+    stored["resource_config"].setdefault("gpu_count", None)
+    launch = compile_launch(load_stored(2, stored))
+    assert [step.name for step in launch.steps] == ["main"]
+    assert (launch.ranks_per_node, launch.inputs) == (ranks, {})
+    assert [step.name for step in compile_launch(parse_submit(CUSTOM)).steps] == ["prepare", "main"]
+
+
 def test_stored_spec_of_version_2_without_data_is_read() -> None:
     assert load_stored(2, dump(parse_submit(COMMAND))) == parse_submit(COMMAND)
 

@@ -182,3 +182,14 @@ def test_rules_broken_in_several_configs_are_all_named() -> None:
         )
     )
     assert set(problems) == {"training_config.priority", "output_config.merge_lora"}
+
+
+@pytest.mark.filterwarnings("ignore:Possible (nested set|set difference):FutureWarning")
+def test_patterns_that_take_long_to_compile_are_checked_at_once() -> None:
+    slow = "(?i)" + "".join(f"[{chr(50 + number)}-\U0010ffff]" for number in range(190))
+    filters = [{"column": "a", "op": "matches", "value": slow} for _ in range(256)]
+    assert parse_submit(custom(data_config__sources=[{"path": "/a", "filters": filters}]))
+    [said] = problems_of(
+        custom(data_config__sources=[{"path": "/a", "filters": [{**filters[0], "value": "a)"}]}])
+    ).values()
+    assert said.startswith("is no regular expression: unbalanced parenthesis")

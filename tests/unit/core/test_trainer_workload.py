@@ -39,8 +39,8 @@ def refused(**changes: Any) -> dict[str, str]:
 def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without() -> None:
     compiled = launch(LORA)
     assert compiled.steps == (
-        Step(name="prepare", argv=("-m", "trainmaster.trainers.preparing"), python=True, tokens=True),
-        Step(name="train", argv=("-m", "trainmaster.trainers"), python=True),
+        Step(name="prepare", argv=("-P", "-m", "trainmaster.trainers.preparing"), python=True, tokens=True),
+        Step(name="train", argv=("-P", "-m", "trainmaster.trainers"), python=True),
     )
     assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)
     assert compiled == compile_launch(load_stored(SPEC_VERSION, dump(parse_submit(LORA))))
@@ -155,6 +155,31 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
             "at least two ranks",
         ),
         (
+            {"data_config__preprocess": {"field_mapping": {"promt": "question"}}},
+            "data_config.preprocess.field_mapping.promt",
+            "did you mean 'prompt'?",
+        ),
+        (
+            {"training_config__framework": {"config": {"eval_delai": "1"}}},
+            "training_config.framework.config.eval_delai",
+            "did you mean 'eval_delay'?",
+        ),
+        (
+            {"training_config__framework": {"config": {"seed": "1"}}},
+            "training_config.framework.config.seed",
+            "set data_config.seed instead",
+        ),
+        (
+            {"training_config__framework": {"config": {"lora_r": "1"}}},
+            "training_config.framework.config.lora_r",
+            "set hyperparameters.lora_r instead",
+        ),
+        (
+            {"training_config__framework": {"distributed": {"config": {"cpu_offload": "true"}}}},
+            "training_config.framework.distributed.config.cpu_offload",
+            "unknown option 'cpu_offload'; choices: ddp_",
+        ),
+        (
             {"training_config__framework": {"distributed": {"strategy": "zero3"}}},
             "training_config.framework.distributed.strategy",
             "use ddp",
@@ -170,6 +195,21 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
             "base_model.trust_remote_code",
         ),
         (
+            {"training_config__base_model": {"model_id": "a/b", "model_kwargs": {"weights_only": False}}},
+            "training_config.base_model.model_kwargs.weights_only",
+            "safetensors alone",
+        ),
+        (
+            {"training_config__base_model": {"model_id": "a/b", "model_kwargs": {"subfolder": "../../other"}}},
+            "training_config.base_model.model_kwargs.subfolder",
+            "say what is loaded",
+        ),
+        (
+            {"data_config__preprocess": {"tokenizer_config": {"vocab_file": "/etc/passwd"}}},
+            "data_config.preprocess.tokenizer_config.vocab_file",
+            "say what is loaded",
+        ),
+        (
             {"data_config__preprocess": {"tokenizer_config": {"trust_remote_code": True}}},
             "data_config.preprocess.tokenizer_config.trust_remote_code",
             "base_model.trust_remote_code",
@@ -178,6 +218,11 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
             {"training_config__hyperparameters": {"eval_strategy": "steps"}},
             "training_config.hyperparameters.eval_strategy",
             "validation_split",
+        ),
+        (
+            {"output_config__checkpoint": {"metric_for_best_model": "eval_los"}},
+            "output_config.checkpoint.metric_for_best_model",
+            "did you mean 'eval_loss'?",
         ),
         (
             {"output_config__checkpoint": {"metric_for_best_model": "eval_loss"}},
@@ -235,6 +280,22 @@ def test_relative_path_of_a_shipped_file_or_directory_is_taken(path: str) -> Non
     workload = {"kind": "trainer", "files": [{"path": "model/config.json", "sha256": DIGEST}]}
     document = with_values({**LORA, "workload": workload}, data_config__sources=[{"path": path}])
     assert parse_submit(document)
+
+
+@pytest.mark.parametrize("path", ["other", "other/*.json", "*/../../other/*.json", "model/../../*"])
+def test_relative_path_beside_the_shipped_files_is_refused(path: str) -> None:
+    workload = {"kind": "trainer", "files": [{"path": "model/config.json", "sha256": DIGEST}]}
+    with pytest.raises(SpecError, match="not among the shipped files"):
+        parse_submit(with_values({**LORA, "workload": workload}, data_config__sources=[{"path": path}]))
+
+
+def test_many_paths_are_looked_for_among_many_shipped_files_at_once() -> None:
+    files = [{"path": f"data/{number}.jsonl", "sha256": DIGEST} for number in range(8192)]
+    sources = [{"path": f"other/{number}*.jsonl"} for number in range(1024)]
+    document = with_values({**LORA, "workload": {"kind": "trainer", "files": files}}, data_config__sources=sources)
+    with pytest.raises(SpecError) as caught:
+        parse_submit(document)
+    assert len(caught.value.problems) == len(sources)
 
 
 def test_ranks_of_a_training_are_not_set_beside_its_world_size() -> None:

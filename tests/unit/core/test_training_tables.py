@@ -151,6 +151,12 @@ def test_missing_packages_are_named_with_how_to_install_them() -> None:
     assert missing(FrameworkType.CUSTOM, lambda _: False) is None
 
 
+def test_problems_are_named_up_to_a_hundred() -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_hyperparameters(SFT, {f"learning_rate_{number}": "1" for number in range(4096)})
+    assert len(caught.value.problems) == 100
+
+
 def test_hyperparameter_that_needs_a_package_says_so_where_it_is_missing() -> None:
     values = read_hyperparameters(SFT, {"use_liger_kernel": "true"})
     said = missing_options(values, lambda _: False)

@@ -233,6 +233,13 @@ def test_name_with_another_type_than_a_file_is_left_alone(client: Client, projec
     assert ship(client, document, project) == document
 
 
+@pytest.mark.parametrize("type_", ["file", "Local", None])
+def test_name_whose_type_is_a_file_is_sent(client: Client, project: Path, type_: str | None) -> None:
+    document = training()
+    document["data_config"]["sources"][0]["type"] = type_
+    assert paths_in(ship(client, document, project)) == ["data/a.jsonl"]
+
+
 def test_files_that_are_declared_are_not_sent_twice(client: Client, blobs: Blobs, project: Path) -> None:
     document = {**training("data/a.jsonl"), "workload": {"kind": "trainer", "files": [{"source": "data"}]}}
     shipped = ship(client, document, project)

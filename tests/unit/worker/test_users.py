@@ -117,6 +117,57 @@ def test_link_in_place_of_a_directory_is_not_made_over(ground: Path, run: RunDir
 
 
 @as_root
+def test_what_a_job_fetches_prepares_and_saves_is_its_users_alone(ground: Path, run: RunDirectory, user: User) -> None:
+    own = {
+        "cache": ground / "cache" / "account",
+        "checkpoints": ground / "artifacts" / "classes" / "account",
+        "inputs": run.path / "nodes" / "0" / "inputs",
+        "prepared": run.path / "nodes" / "0" / "prepared",
+    }
+    launch = Launch(kind="trainer", steps=(Step(name="main", argv=("true",)),), inputs={"training.json": "größe"})
+    request = request_of(ground, launch=launch, cache_dir=str(own["cache"]), checkpoint_dir=str(own["checkpoints"]))
+    stage(request, run.path, 0, lambda: None, user)
+    stage(request, run.path, 0, lambda: None, user)  # as the next attempt finds it
+    for directory in own.values():
+        assert (directory.stat().st_uid, directory.stat().st_mode & 0o777) == (UID, 0o700)
+        assert directory.parent.stat().st_uid == 0
+        assert directory.parent.stat().st_mode & 0o022 == 0, "nobody else can put something in its place"
+    assert (own["inputs"] / "training.json").stat().st_uid == UID
+    with acting_as(user):
+        assert (own["inputs"] / "training.json").read_text(encoding="utf-8") == "größe"
+    other = user_of(UID + 1)
+    for directory in own.values():
+        with acting_as(other), pytest.raises(PermissionError):
+            os.listdir(directory)
+
+
+@as_root
+def test_what_the_servers_own_user_fetches_and_saves_is_closed_to_the_users_of_others(
+    ground: Path, run: RunDirectory, user: User
+) -> None:
+    cache, classes = ground / "cache", ground / "artifacts" / "classes"
+    of_server = request_of(ground, uid=None, cache_dir=str(cache / "default"), checkpoint_dir=str(classes / "default"))
+    of_account = request_of(ground, cache_dir=str(cache / "account"), checkpoint_dir=str(classes / "account"))
+    stage(of_server, run.path, 0, lambda: None)
+    stage(of_account, run.path, 0, lambda: None, user)
+    for directory in (cache / "default", classes / "default"):
+        with acting_as(user), pytest.raises(PermissionError):
+            os.listdir(directory)
+
+
+@as_root
+@pytest.mark.parametrize("place", ["cache/account", "runs/job-1/1/nodes/0/inputs", "runs/job-1/1/nodes/0/prepared"])
+def test_link_in_place_of_what_a_job_is_given_is_not_made_over(
+    ground: Path, run: RunDirectory, user: User, place: str
+) -> None:
+    (ground / place).parent.mkdir(parents=True, exist_ok=True)
+    (ground / place).symlink_to(ground / "ours")
+    with pytest.raises((StagingError, OSError)):
+        stage(request_of(ground, cache_dir=str(ground / "cache" / "account")), run.path, 0, lambda: None, user)
+    assert ours_is_untouched(ground)
+
+
+@as_root
 def test_link_in_place_of_a_stream_is_not_written_through(ground: Path, user: User) -> None:
     (ground / "log").symlink_to(ground / "ours" / "file")
     with pytest.raises(OSError, match="symbolic links"):

@@ -9,6 +9,7 @@ import pytest
 from trainmaster.protocol.reasons import EXIT_STOPPED, REASON_OF_STOP, Reason, StopCause
 from trainmaster.worker.evidence import Evidence, evidence_from
 from trainmaster.worker.verdict import (
+    Failure,
     ProcessEnd,
     Verdict,
     verdict_of_success,
@@ -105,6 +106,20 @@ def test_verdict_exit_code_to_retry_wins_over_what_the_output_says() -> None:
 
 def test_verdict_failure_on_a_full_disk_is_disk_full_without_a_word() -> None:
     assert failure(exited(1), disk_is_full=True).reason == Reason.DISK_FULL
+
+
+@pytest.mark.parametrize("end", [exited(1), ProcessEnd(rank=0, signal="SIGABRT")])
+def test_verdict_what_a_process_says_of_itself_wins_over_what_its_output_and_its_end_look_like(end: ProcessEnd) -> None:
+    said = Failure(reason=Reason.BAD_INPUT, message="row 3: 'MemoryError' is no number")
+    printed = evidence_from(f"BAD_INPUT: {said.message}\n".encode(), b"")
+    assert failure(end, printed).reason in (Reason.OUT_OF_MEMORY, Reason.KILLED_BY_SIGNAL)
+    verdict = failure(end, printed, said=said)
+    assert (verdict.reason, verdict.message) == (Reason.BAD_INPUT, said.message)
+
+
+def test_verdict_what_a_process_says_does_not_hide_that_the_kernel_killed_it() -> None:
+    said = Failure(reason=Reason.BAD_INPUT, message="bad")
+    assert failure(ProcessEnd(rank=0, signal="SIGKILL"), said=said, oom_kills=1).reason == Reason.OUT_OF_MEMORY
 
 
 def test_verdict_message_names_rank_or_step() -> None:

@@ -73,7 +73,7 @@ def _document(wanted: ValidateDataBody) -> dict[str, Any]:
             "base_model": wanted.base_model.model_dump(mode="json") if wanted.base_model else {},
             "hyperparameters": read_hyperparameters(wanted.training_type, wanted.hyperparameters) if typed else {},
         },
-        "data_config": wanted.data_config.model_dump(mode="json"),
+        "data_config": wanted.data.model_dump(mode="json"),
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Self
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, model_validator
 
 from trainmaster.api.envelope import Wire
-from trainmaster.core.fields import Environment, Model, StringMap
-from trainmaster.core.spec.data import DataConfig
+from trainmaster.core.fields import Broken, Environment, Model, StringMap, refuse
+from trainmaster.core.spec.data import DataConfig, PreprocessConfig, Sources
 from trainmaster.core.spec.training import BaseModelConfig
 from trainmaster.core.training.types import TrainingType
 from trainmaster.core.workloads.base import ShippedFile
@@ -17,9 +18,11 @@ MAX_SHOWN = 100
 
 
 class ValidateDataBody(Model):
-    """The data to look at, and what it is for."""
+    """The data to look at, and what it is for: a `data_config`, or the `sources` and `preprocess` of one."""
 
-    data_config: DataConfig
+    data_config: DataConfig | None = Field(default=None, description="As a job has it.")
+    sources: Sources | None = Field(default=None, description="Instead of data_config: its sources alone.")
+    preprocess: PreprocessConfig | None = Field(default=None, description="Beside sources.")
     base_model: BaseModelConfig | None = Field(
         default=None, description="Whose tokenizer is used. Without it and preprocess.tokenizer_id, rows are only read."
     )
@@ -30,7 +33,7 @@ class ValidateDataBody(Model):
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
-        description="Such as HF_TOKEN and AWS_...; others are passed over.",
+        description="Such as HF_TOKEN and AWS_ACCESS_KEY_ID; what is no key, token, region or endpoint is passed over.",
     )
     files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
         default=(), description="Uploaded files that relative paths name."
@@ -38,6 +41,25 @@ class ValidateDataBody(Model):
     limit: Annotated[int, Strict(), Field(ge=0, le=MAX_SHOWN)] = Field(
         default=3, description="How many rows of each source are shown."
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self._broken())
+        return self
+
+    def _broken(self) -> Iterator[Broken]:
+        if self.data_config is None and self.sources is None:
+            yield Broken(("data_config",), "required, unless there are sources")
+        for name in ("sources", "preprocess"):
+            if self.data_config is not None and getattr(self, name) is not None:
+                yield Broken((name,), "is a part of data_config; give one of the two")
+
+    @property
+    def data(self) -> DataConfig:
+        """The data to look at."""
+        if self.data_config is not None:
+            return self.data_config
+        return DataConfig(sources=self.sources or (), preprocess=self.preprocess or PreprocessConfig())
 
 
 class DataProblem(Wire):

@@ -15,6 +15,7 @@ from trainmaster.cli.exits import CommandError, ExitCode, UsageError
 from trainmaster.cli.formatting import age, number, size
 from trainmaster.cli.options import JobArgument, JsonOption, complete_job, job_id_of
 from trainmaster.cli.output import draw, print_json, table
+from trainmaster.cli.progress import SHOWN_METRICS
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trainmaster.sdk.types import Checkpoint
 
 S3_SCHEME = "s3://"
+SHOWN = 3
+"""Metrics of a checkpoint in a table; `--json` has all."""
 
 
 class ListedByDefault(TyperGroup):
@@ -257,7 +260,7 @@ def _draw(checkpoints: list[Checkpoint]) -> None:
             Text(checkpoint["checkpoint_id"]),
             Text(str(checkpoint["step"])),
             Text("" if checkpoint["epoch"] is None else number(checkpoint["epoch"])),
-            Text("  ".join(f"{name} {number(value)}" for name, value in checkpoint["metrics"].items())),
+            Text(_metrics(checkpoint)),
             Text(size(checkpoint["size_bytes"])),
             Text(age(checkpoint["created_at"])),
             Text(checkpoint["uri"], style="dim"),
@@ -267,6 +270,13 @@ def _draw(checkpoints: list[Checkpoint]) -> None:
     ]
     headings = ("CHECKPOINT", "STEP", "EPOCH", "METRICS", "SIZE", "AGE", "WHERE", "")
     draw(table(headings, rows, right=("STEP", "EPOCH", "SIZE", "AGE"), cut=("METRICS", "WHERE"), spare=("WHERE",)))
+
+
+def _metrics(checkpoint: Checkpoint) -> str:
+    """The losses where it has any, since that is what checkpoints are told apart by; else the first few."""
+    metrics = checkpoint["metrics"]
+    shown = [name for name in SHOWN_METRICS if name in metrics] or list(metrics)[:SHOWN]
+    return "  ".join(f"{name} {number(metrics[name])}" for name in shown)
 
 
 def _marks(checkpoint: Checkpoint) -> str:

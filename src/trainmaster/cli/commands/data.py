@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainmaster.cli.bars import waiting
 from trainmaster.cli.exits import ExitCode, UsageError, say
 from trainmaster.cli.options import JsonOption, SetOption
 from trainmaster.cli.output import draw, facts, print_json
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from trainmaster.sdk.data import CheckedData, CheckedSource, DataSample
 
 CUSTOM = "CUSTOM"
+LINES = ("jsonl", "csv")
+"""Formats whose rows are told by the lines of their files."""
 
 app = typer.Typer(help="Training data: check what a model will see of it.", rich_markup_mode=None)
 
@@ -46,19 +50,20 @@ def check(
     if not isinstance(document.get("data_config"), dict):
         raise UsageError(f"{file} has no data_config, so that there is no data to look at")
     with connect() as client:
-        shipped = ship(client, document, base, tell=say)
+        shipped = ship(client, document, base, weights=False, tell=say)
         training = _object(shipped, "training_config")
         custom = _object(training, "framework").get("type") == CUSTOM
-        found = client.data.validate(
-            shipped["data_config"],
-            # What a script of one's own makes of rows is its own affair.
-            base_model=None if custom else training.get("base_model"),
-            training_type=training.get("training_type") or "SFT",
-            hyperparameters=None if custom else training.get("hyperparameters"),
-            environment=training.get("environment"),
-            files=_object(shipped, "workload").get("files") or (),
-            limit=rows,
-        )
+        with waiting("reads and tokenizes rows", quiet=as_json):
+            found = client.data.validate(
+                shipped["data_config"],
+                # What a script of one's own makes of rows is its own affair.
+                base_model=None if custom else training.get("base_model"),
+                training_type=training.get("training_type") or "SFT",
+                hyperparameters=None if custom else training.get("hyperparameters"),
+                environment=training.get("environment"),
+                files=_object(shipped, "workload").get("files") or (),
+                limit=rows,
+            )
     if as_json:
         print_json(found)
     else:
@@ -76,14 +81,21 @@ def _show(found: CheckedData) -> None:
     for source in found["sources"]:
         draw(_heading(source), facts(_facts(source, found["max_seq_length"])))
         for sample in source["samples"]:
-            draw("", _title(sample), _row(sample))
-        for problem in source["problems"]:
-            draw(_wrong(problem["message"]))
+            draw("", _title(sample, "line" if source["format"] in LINES else "row"), _row(sample))
+        for message in _problems(source):
+            draw(_wrong(message))
         draw("")
     if found["problem"]:
         draw(_wrong(found["problem"]))
+    if any(_has_context(source) for source in found["sources"]):
+        context = "Dim text" if sys.stdout.isatty() else "What stands in ‹ ›"
+        draw(f"{context} is context: the model reads it, and is not trained to write it.")
     if found["ok"]:
-        draw("Nothing is wrong with what was read.")
+        draw(_verdict(found))
+
+
+def _has_context(source: CheckedSource) -> bool:
+    return any(not segment["trained"] for sample in source["samples"] for segment in sample["segments"])
 
 
 def _heading(source: CheckedSource) -> Text:
@@ -98,29 +110,54 @@ def _wrong(message: str) -> Text:
     return Text.assemble(("error: ", "bold red"), message)
 
 
+def _problems(source: CheckedSource) -> Iterator[str]:
+    """What is wrong; the same in many rows is told once."""
+    alike: dict[str, list[str]] = {}
+    for problem in source["problems"]:
+        where, _, what = problem["message"].partition(": ")
+        alike.setdefault(what if problem["row"] is not None else where, []).append(problem["message"])
+    for first, *more in alike.values():
+        yield f"{first} (and {_counted(len(more), 'more row')} alike)" if more else first
+
+
+def _verdict(found: CheckedData) -> str:
+    if lost := sum(source["untrained"] for source in found["sources"]):
+        read = sum(source["tokenized"] for source in found["sources"])
+        return (
+            f"Every row can be read, but of {lost:,} of {read:,} nothing is learned: "
+            f"what would be is cut off at {found['max_seq_length']:,} tokens. Give more in data_config.max_seq_length."
+        )
+    return "Nothing is wrong with what was read."
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 def _facts(source: CheckedSource, max_seq_length: int | None) -> dict[str, Any]:
     at_least = "" if source["complete"] else "at least "
     kept = "" if source["kept"] == source["rows"] else f", of which the filters keep {source['kept']:,}"
     counts = source["tokens"]
     told: dict[str, Any] = {
-        "format": source["format"] and f"{source['format']}, {source['files']} file{'s' * (source['files'] != 1)}",
+        "format": source["format"] and f"{source['format']}, {_counted(source['files'], 'file')}",
         "rows": f"{at_least}{source['rows']:,}{kept}" if source["rows"] else None,
         "columns": ", ".join(source["columns"]),
     }
     if counts:
         told["tokens"] = (
             f"{counts['min']:,} to {counts['max']:,} in a row, median {counts['median']:,}"
-            f" (of {source['tokenized']:,} rows)"
+            f" (of {_counted(source['tokenized'], 'row')})"
         )
-        told["cut off"] = f"{source['cut']:,} rows, at {max_seq_length:,} tokens" if source["cut"] else None
-        told["not trained"] = f"{source['untrained']:,} rows, of which nothing is left" if source["untrained"] else None
+        told["cut off"] = f"{_counted(source['cut'], 'row')}, at {max_seq_length:,} tokens" if source["cut"] else None
+        lost = source["untrained"]
+        told["not trained"] = f"{_counted(lost, 'row')}, cut before what is learned" if lost else None
     return told
 
 
-def _title(sample: DataSample) -> Text:
+def _title(sample: DataSample, unit: str) -> Text:
     from rich.text import Text
 
-    parts = [f"row {sample['row']}"]
+    parts = [f"{unit} {sample['row']}"]
     if sample["length"] is not None:
         trained = sum(segment["tokens"] for segment in sample["segments"] if segment["trained"])
         parts += [str(sample["shape"]), f"{sample['length']:,} tokens", f"{trained:,} trained on"]

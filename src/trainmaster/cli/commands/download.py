@@ -17,6 +17,8 @@ from trainmaster.cli.session import connect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+NAMED = 5
+"""Files that are named when none of them was meant."""
 PATTERN_HELP = "Only these files: a path, '*.safetensors', or a directory."
 
 
@@ -40,7 +42,9 @@ def run(
         directory = output or Path(checkpoint or job_id)
         wanted = client.results.targets(job_id, directory, patterns=patterns, checkpoint=checkpoint)
         if not wanted:
-            raise CommandError(_nothing(job, checkpoint, patterns))
+            every = client.results.targets(job_id, directory, checkpoint=checkpoint) if patterns else []
+            there = [str(target.path.relative_to(directory)) for target in every]
+            raise CommandError(_nothing(job, checkpoint, patterns, there))
         total = sum(target.artifact["size_bytes"] for target in wanted)
         stopped = "Stopped; the same command goes on from here."
         with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
@@ -52,9 +56,10 @@ def run(
         typer.echo(f"{files}, {size(total)}, in {directory}")
 
 
-def _nothing(job: str, checkpoint: str | None, patterns: Sequence[str]) -> str:
-    if patterns:
-        return f"no file matches {' '.join(patterns)}"
+def _nothing(job: str, checkpoint: str | None, patterns: Sequence[str], there: Sequence[str]) -> str:
+    if there:
+        more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+        return f"no file matches {' '.join(patterns)}; there are {', '.join(there[:NAMED])}{more}"
     if checkpoint is not None:
         return f"the job has no files of a checkpoint {checkpoint}; `trainmaster checkpoints {job}` lists all"
     return f"the job has left no output; `trainmaster download {job} --checkpoint latest` fetches a checkpoint"

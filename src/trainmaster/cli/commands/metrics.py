@@ -11,6 +11,7 @@ from trainmaster.cli.formatting import number, sparkline
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import console, draw, print_json, print_json_line, table
 from trainmaster.cli.plotting import plot
+from trainmaster.cli.progress import PREPARED_PERCENT
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ PLOT_HEIGHT = 8
 WIDEST_PLOT = 80
 NARROWEST_PLOT = 48
 """Two plots stand side by side where each has at least this much."""
-_FIRST = ("loss", "eval_loss")
-"""What a reader wants to see first."""
+_FIRST = ("loss", "eval_loss", "grad_norm", "learning_rate", "mean_token_accuracy", "tokens_per_s")
+"""What a reader wants to see first, in this order."""
 
 
 def run(
@@ -60,7 +61,7 @@ def run(
 
 
 def _draw(metrics: Metrics) -> None:
-    series = sorted(metrics["series"], key=lambda each: (each["name"] not in _FIRST, each["name"]))
+    series = sorted(metrics["series"], key=_rank)
     out = console()
     if out.is_terminal:
         drawn = [each for each in series if any(value is not None for *_, value in each["points"])][:PLOTTED]
@@ -69,6 +70,14 @@ def _draw(metrics: Metrics) -> None:
         for start in range(0, len(drawn), abreast):
             _print_abreast([_plot(each, width) for each in drawn[start : start + abreast]], width)
     draw(_table(series, metrics))
+
+
+def _rank(series: Series) -> tuple[int, str]:
+    """By what a reader looks for; what was over before the training began comes last."""
+    name = series["name"]
+    if name == PREPARED_PERCENT:
+        return len(_FIRST) + 1, name
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST), name
 
 
 def _plot(series: Series, width: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli.formatting import age
+from trainmaster.cli.formatting import age, number
 from trainmaster.cli.options import JsonOption, LabelOption
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
 from trainmaster.cli.progress import brief
@@ -40,7 +40,7 @@ WATCH_EVERY_S = 1.0
 EXPLAINED = 100
 """Of each queue, so many are explained: those that are next."""
 QUEUES = 5
-HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "AGE", "WHERE", "WHY")
+HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "LOSS", "AGE", "WHERE", "WHY")
 
 
 def run(
@@ -106,13 +106,15 @@ def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
             Text(job["queue"]),
             Text(str(job["priority"])),
             Text(brief(job)),
+            Text(number(job["metrics"]["loss"]) if "loss" in job["metrics"] else ""),
             Text(age(job["created_at"])),
             Text(_where(job)),
             Text(why, style="dim"),
         )
         for job, why in zip(jobs, _reasons(client, jobs), strict=True)
     ]
-    return table(HEADINGS, rows, right=("PRIO", "AGE"), cut=("NAME", "WHERE", "WHY"), spare=("PRIO", "QUEUE", "WHERE"))
+    right, cut, spare = ("PRIO", "LOSS", "AGE"), ("NAME", "WHERE", "WHY"), ("PRIO", "QUEUE", "WHERE", "LOSS")
+    return table(HEADINGS, rows, right=right, cut=cut, spare=spare)
 
 
 def _where(job: JobSummary) -> str:
@@ -133,8 +135,10 @@ def _reasons(client: Client, jobs: list[JobSummary]) -> Iterator[str]:
             yield waiting.get(job["job_id"], "")
         elif job["desired"] != "run" and job["placement"]:
             yield "is being stopped"
+        elif job["status"] == "COMPLETED" or job["status_reason"] == job["status"]:
+            yield ""
         else:
-            yield "" if job["status"] == "COMPLETED" else job["status_reason"] or ""
+            yield job["status_reason"] or ""
 
 
 def _why_they_wait(client: Client, jobs: list[JobSummary]) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import CommandError, UsageError
+from trainmaster.cli.exits import CommandError, ExitCode, UsageError, say
+from trainmaster.protocol.reasons import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from trainmaster.jobs.hardware import Cluster
@@ -54,7 +56,8 @@ def run(
     """
     from trainmaster.jobs import runner
     from trainmaster.jobs.configuration import ConfigurationError, from_yaml
-    from trainmaster.jobs.planning import RunError, RunRequest
+    from trainmaster.jobs.objects import ObjectStoreError
+    from trainmaster.jobs.run_plan import RunError, RunRequest
     from trainmaster.jobs.tracking import TRACKERS
 
     if tracker not in TRACKERS:
@@ -80,8 +83,17 @@ def run(
     )
     try:
         runner.run(request, _cluster(root), shows_progress=True)
-    except RunError as error:
+    except (RunError, ObjectStoreError) as error:
         raise CommandError(str(error)) from error
+    except SystemExit as stopped:
+        if stopped.code == EXIT_STOPPED:
+            say("Saved; the same command goes on from there.")
+        raise
+    except Exception as error:
+        # The class's own: who wrote it wants to see where, and nothing of what called it.
+        traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+        raise typer.Exit(ExitCode.REFUSED) from None
+    say(f"Complete; its files lie below {root}.")
 
 
 def _cluster(root: str) -> Cluster:

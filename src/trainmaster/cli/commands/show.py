@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from trainmaster.cli.progress import PREPARED_PERCENT, brief
 from trainmaster.cli.session import connect
 from trainmaster.cli.summary import failure_lines
 from trainmaster.sdk.training_files import TRAINER
+
+JOB_CLASS = "job_class"
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,7 +84,7 @@ def _facts(job: Job) -> dict[str, Any]:
 def _reason(job: Job) -> str | None:
     if job["status"] == "COMPLETED":
         return None
-    if not job["status_reason"]:
+    if job["status_reason"] in (None, job["status"]):
         return job["status_message"]
     return f"{job['status_reason']}: {job['status_message']}" if job["status_message"] else job["status_reason"]
 
@@ -107,6 +110,9 @@ def _training(job: Job) -> str | None:
 
 def _command(job: Job) -> str | None:
     workload = job["workload"] or {}
+    if workload.get("kind") == JOB_CLASS:
+        given = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in workload["config"].items())
+        return " ".join([workload["target"], *given])
     words = workload.get("argv") or [workload.get("path", ""), *workload.get("args", ())]
     return " ".join(shlex.quote(str(word)) for word in words if word) or None
 

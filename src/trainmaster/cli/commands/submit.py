@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from trainmaster.sdk.types import Job, Submitted
 
 PENDING = "PENDING"
+QUEUED = "QUEUED"
+STARTING = "STARTING"
+"""Why a job waits that is about to be placed: nothing to speak of."""
 ADMISSION_WAIT_S = 3.0
-"""How long a command waits to see whether the job is let in; a moment is enough unless the server is busy."""
+"""How long a command waits to see whether the job is let in, and can start; a moment is enough unless the server is
+busy."""
 
 
 def run(
@@ -86,14 +90,15 @@ def _tell(client: Client, submitted: Submitted, as_json: bool) -> ExitCode:
     if as_json:
         print_json(submitted)
         return ExitCode.OK
-    job = _once_admitted(client, submitted["job_id"]) if submitted["status"] == PENDING else None
-    status = job["status"] if job else submitted["status"]
-    typer.echo(f"{submitted['job_id']} ({submitted['name']}) is {status}")
-    if job is not None and job["error"]:
+    job = _once_admitted(client, submitted["job_id"])
+    typer.echo(f"{job['job_id']} ({job['name']}) is {job['status']}")
+    if job["error"]:
         from trainmaster.cli.summary import failure_lines
 
         say("\n".join(failure_lines(job["error"])))
-        return EXIT_OF_STATUS[job["status"]]
+        return EXIT_OF_STATUS.get(job["status"], ExitCode.OK)
+    if job["pending"] and job["pending"]["code"] != STARTING:
+        say(f"It {job['pending']['message']}.")
     say(f"Follow it with `trainmaster logs -f {submitted['job_id']}`.")
     return ExitCode.OK
 
@@ -102,6 +107,7 @@ def _once_admitted(client: Client, job_id: str) -> Job:
     deadline = time.monotonic() + ADMISSION_WAIT_S
     while True:
         job = client.get(job_id)
-        if job["status"] != PENDING or time.monotonic() > deadline:
+        decided = job["status"] != PENDING and (job["status"] != QUEUED or job["pending"] is not None)
+        if decided or time.monotonic() > deadline:
             return job
         time.sleep(0.05)

@@ -106,12 +106,13 @@ class PreprocessConfig(Model):
     )
 
 
+Sources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=1024)]
+
+
 class DataConfig(Model):
     """Where the training data lies and how it is read."""
 
-    sources: Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=1024)] = Field(
-        description="At least one source of rows."
-    )
+    sources: Sources = Field(description="At least one source of rows.")
     preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig, description="From rows to token sequences.")
     max_seq_length: Count | None = Field(
         default=None, description="Most tokens of a sample; the model's own when null."

@@ -62,7 +62,9 @@ class CheckpointConfig(Model):
 class OutputConfig(Model):
     """Where results go, how checkpoints are kept, and what is exported."""
 
-    output_model_name: Text | None = Field(default=None, description="Name of the result; the job's name when null.")
+    output_model_name: Text | None = Field(
+        default=None, description="The name of the result below output_path; null: output_path itself is its place."
+    )
     output_path: Text | None = Field(
         default=None, description="Where the result goes; a place of the server's if null."
     )

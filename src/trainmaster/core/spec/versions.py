@@ -21,29 +21,39 @@ Upcaster = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 _SEALED_SINCE = 2
 """From this version on the values of secrets are not in the document; version 1 has them in the clear."""
+_FILTERS: TypeAdapter[Any] = TypeAdapter(Filters | None)
 
 
-def _with_checked_rows(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """From version 2: `sampling.max` has another name, and filters, which had no effect, were not checked."""
-    data = document.get("data_config")
-    if not isinstance(data, Mapping):
-        return document
-    return {**document, "data_config": {**data, "sources": [_with_checked(source) for source in data["sources"]]}}
+def _from_2(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`sampling.max` has another name; filters, which had no effect, were not checked; nor was data fetched."""
+    changed = dict(document)
+    data, training = document.get("data_config"), document.get("training_config")
+    if data is not None:
+        changed["data_config"] = {**data, "sources": [_with_checked_rows(source) for source in data["sources"]]}
+    if document.get("workload") is None and training is not None and training["framework"]["custom_script_path"]:
+        changed["workload"] = _script_alone(training["framework"], document["resource_config"])
+    return changed
 
 
-def _with_checked(source: Mapping[str, Any]) -> dict[str, Any]:
+def _with_checked_rows(source: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(source)
-    sampling = source.get("sampling")
-    if isinstance(sampling, Mapping):
+    if (sampling := source.get("sampling")) is not None:
         changed["sampling"] = {("max_samples" if name == "max" else name): value for name, value in sampling.items()}
     try:
-        TypeAdapter(Filters | None).validate_python(source.get("filters"))
+        _FILTERS.validate_python(source.get("filters"))
     except ValidationError:
         changed["filters"] = None
     return changed
 
 
-UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document, 2: _with_checked_rows}
+def _script_alone(framework: Mapping[str, Any], resources: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload of a job that names none: a CUSTOM script, before which nothing ran."""
+    nodes = resources["node_count"]
+    ranks = framework["distributed"]["world_size"] or resources["gpu_count"] or nodes
+    return {"kind": "script", "path": framework["custom_script_path"], "ranks_per_node": ranks // nodes}
+
+
+UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document, 2: _from_2}
 """From a version to the next one. Every version below ours has one."""
 
 

@@ -19,6 +19,8 @@ ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
 _COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE})
 """The types that may train on a part of each row."""
+_MAX_PROBLEMS = 100
+"""Who has more has no use for the rest."""
 
 _ROWS = (
     Hyperparameter(
@@ -284,12 +286,14 @@ def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) 
     """All hyperparameters of a training type: what was given as typed values, and defaults for the rest.
 
     Raises:
-        RefusedError: one is not known, or its value cannot be read; every such one is named.
+        RefusedError: one is not known, or its value cannot be read; they are named, up to a hundred of them.
     """
     table = hyperparameters_of(training_type)
     values = {name: known.default_for(training_type) for name, known in table.items()}
-    problems = []
+    problems: list[Problem] = []
     for name, text in given.items():
+        if len(problems) == _MAX_PROBLEMS:
+            break  # to look for the nearest name takes time
         if name not in table:
             problems.append(Problem(field=f"{FIELD}.{shown(name)}", message=_unknown(name, training_type)))
             continue

@@ -80,6 +80,19 @@ def data_path(path: str, named_type: str | None = None) -> str | None:
     return file_path(path) if scheme_of(path) is not None or typed == "file" else None
 
 
+def fixed_part(path: str) -> str:
+    """The directory below which all matches of a pattern lie; a path without wild characters is its own.
+
+    >>> fixed_part("/srv/data/*/train-?.jsonl"), fixed_part("/srv/rows.jsonl"), fixed_part("*.jsonl")
+    ('/srv/data', '/srv/rows.jsonl', '')
+    """
+    wild = re.search(r"[*?[]", path)
+    if wild is None:
+        return path
+    above, slash, _ = path[: wild.start()].rpartition("/")
+    return above or slash
+
+
 def scheme_of(path: str) -> str | None:
     """The scheme of a URI; None of a plain path."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", path)

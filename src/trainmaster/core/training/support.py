@@ -14,6 +14,9 @@ TRAIN_EXTRA = "pip install 'trainmaster[train]'"
 TRAIN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
 """What the built-in trainers import."""
 
+MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
+"""Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
+
 BUILT_IN = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE, TrainingType.CONTINUED_PRETRAIN})
 """The training types that have a built-in trainer."""
 LATER: Mapping[TrainingType, str] = MappingProxyType(

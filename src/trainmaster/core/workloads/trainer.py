@@ -6,16 +6,26 @@ finds the same data and the same documents.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from trainmaster.core.errors import Problem, RefusedError, SpecError
-from trainmaster.core.suggest import choice_message
+from trainmaster.core.suggest import choice_message, shown
 from trainmaster.core.training.document import TRAINING_FILE, training_document, training_text
-from trainmaster.core.training.sources import SOURCE_TYPES, ModelSource, data_path, file_path, model_source, scheme_of
-from trainmaster.core.training.support import FRAMEWORKS, unavailable
+from trainmaster.core.training.loading import refused_arguments
+from trainmaster.core.training.options import refused_fields, refused_options
+from trainmaster.core.training.sources import (
+    SOURCE_TYPES,
+    ModelSource,
+    data_path,
+    file_path,
+    fixed_part,
+    model_source,
+    scheme_of,
+)
+from trainmaster.core.training.support import FRAMEWORKS, MEASURED, unavailable
 from trainmaster.core.training.types import LORA_TYPES, FrameworkType
 from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
@@ -27,16 +37,20 @@ if TYPE_CHECKING:
     from trainmaster.core.spec.training import TrainingConfig
 
 KIND = "trainer"
-PREPARE = Step(name="prepare", argv=("-m", "trainmaster.trainers.preparing"), python=True, tokens=True)
+_RUN = ("-P", "-m")
+"""A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
+PREPARE = Step(name="prepare", argv=(*_RUN, "trainmaster.trainers.preparing"), python=True, tokens=True)
 """Fetches model and data, and makes rows of tokens of them; once for each node."""
-FETCH = Step(name="prepare", argv=("-m", "trainmaster.trainers.fetching"), python=True, tokens=True)
+FETCH = Step(name="prepare", argv=(*_RUN, "trainmaster.trainers.fetching"), python=True, tokens=True)
 """Fetches alone, for a script of the user's own."""
 RESULT = "model"
 """The directory of the result in the job's output."""
-TRAIN = Step(name="train", argv=("-m", "trainmaster.trainers"), python=True)
+TRAIN = Step(name="train", argv=(*_RUN, "trainmaster.trainers"), python=True)
 
 _EXPORTS = ("safetensors", "adapter")
 _BACKENDS = ("nccl", "gloo")
+_MAX_PROBLEMS = 100
+"""Of one kind: to look for the nearest name takes time."""
 
 
 class TrainerSpec(WorkloadSpec):
@@ -116,7 +130,8 @@ def check_shipped(request: SubmitJobRequest) -> None:
     workload = request.workload
     if workload is not None and workload.working_directory is not None:
         return
-    shipped = [PurePosixPath(file.path) for file in workload.files] if workload is not None else []
+    files = [PurePosixPath(file.path) for file in workload.files] if workload is not None else []
+    shipped = {place for file in files for place in (file, *file.parents)}
     problems = [
         Problem(
             field=field,
@@ -131,9 +146,11 @@ def check_shipped(request: SubmitJobRequest) -> None:
         raise SpecError(problems)
 
 
-def _is_shipped(path: str, shipped: list[PurePosixPath]) -> bool:
-    wanted = PurePosixPath(path)
-    return any(wanted == file or wanted in file.parents or fnmatch.fnmatch(str(file), path) for file in shipped)
+def _is_shipped(path: str, shipped: Set[PurePosixPath]) -> bool:
+    """Whether a path is shipped; of a pattern, whether something is where its matches would lie."""
+    return PurePosixPath(path) in shipped or (
+        ".." not in path.split("/") and PurePosixPath(fixed_part(path)) in shipped
+    )
 
 
 def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
@@ -158,6 +175,12 @@ def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: Da
     if framework.distributed.backend not in _BACKENDS:
         message = f"is not available with built-in trainers; use {' or '.join(_BACKENDS)}"
         yield Problem(field=f"{where}.backend", message=message)
+    if not known.instead:
+        refused = refused_options(framework.type, framework.config, framework.distributed.config)
+        for field, message in islice(refused, _MAX_PROBLEMS):
+            yield Problem(field=f"training_config.{field}", message=message)
+    for name, message in islice(refused_fields(data.preprocess.field_mapping), _MAX_PROBLEMS):
+        yield Problem(field=f"data_config.preprocess.field_mapping.{name}", message=message)
 
 
 def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
@@ -177,9 +200,8 @@ def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: Dat
         ("training_config.base_model.model_kwargs", training.base_model.model_kwargs),
         ("data_config.preprocess.tokenizer_config", data.preprocess.tokenizer_config),
     ):
-        if "trust_remote_code" in options:
-            message = "set training_config.base_model.trust_remote_code instead"
-            yield Problem(field=f"{field}.trust_remote_code", message=message)
+        for name, instead in refused_arguments(options):
+            yield Problem(field=f"{field}.{shown(name)}", message=instead)
     place = output.output_path
     if place is not None and scheme_of(place) != "s3" and not (file_path(place) or "").startswith("/"):
         message = "must be an absolute path on the server, or an s3:// URI"
@@ -193,6 +215,11 @@ def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator
     strategy = training_document(request)["training_config"]["hyperparameters"]["eval_strategy"]
     metric = request.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
+    if metric and metric.removeprefix("eval_") not in MEASURED:
+        known = [prefix + name for prefix in ("", "eval_") for name in MEASURED]
+        message = choice_message("metric", metric, known)
+        yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
+        metric = ""
     if data.validation_split:
         if strategy == "no" and metric.startswith("eval_"):
             message = f"'{metric}' is measured by evaluations, and hyperparameters.eval_strategy is no"

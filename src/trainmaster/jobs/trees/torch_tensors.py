@@ -94,7 +94,7 @@ def fill(value: torch.Tensor, view: memoryview) -> None:
     if value.numel() == 0:
         return
     target = torch.frombuffer(view, dtype=torch.uint8).view(value.dtype).view(value.shape)
-    target.copy_(value.detach(), non_blocking=True)
+    target.copy_(value.detach(), non_blocking=value.is_cuda)
 
 
 def mark(values: Iterable[torch.Tensor]) -> list[torch.cuda.Event]:

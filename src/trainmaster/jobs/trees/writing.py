@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -60,12 +62,11 @@ class Shard:
 class Writing:
     """A tree on its way to the disk."""
 
-    def __init__(
-        self, executor: ThreadPoolExecutor, files: Sequence[Future[tuple[str, str]]], others: Callable[[], None] | None
-    ) -> None:
-        self._executor = executor
-        self._files = files
-        self._others = others
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="checkpoint")
+        self.files: list[Future[tuple[str, str]]] = []
+        self.others: Callable[[], None] | None = None
+        """Waits for the files that a library writes by itself."""
 
     def result(self) -> dict[str, str]:
         """Wait until every file is on disk; the SHA-256 of those that were hashed on the way, by path.
@@ -74,12 +75,22 @@ class Writing:
             OSError: a file could not be written.
         """
         try:
-            digests = dict(file.result() for file in self._files)
-            if self._others is not None:
-                self._others()
-            return digests
-        finally:
-            self._executor.shutdown(cancel_futures=True)
+            digests = dict(file.result() for file in self.files)
+        except BaseException:
+            self.give_up()
+            raise
+        self._end()
+        return digests
+
+    def give_up(self) -> None:
+        """Return when nobody writes any more: only then may the directory be removed."""
+        with contextlib.suppress(Exception):
+            self._end()
+
+    def _end(self) -> None:
+        self.executor.shutdown(cancel_futures=True)
+        if self.others is not None:
+            self.others()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +121,16 @@ class Plan:
         """Begin to save below a directory that exists; when this returns, the tree may be changed again."""
         buffers = buffers if buffers is not None else Buffers()
         self.allocate(buffers)
-        executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="checkpoint")
+        writing = Writing()
         try:
-            others = _start_jax([leaf for leaf in self.leaves if leaf.described.kind == "jax"], directory)
-            files = _stage(self.shards, directory, buffers, executor)
+            writing.others = _start_jax([leaf for leaf in self.leaves if leaf.described.kind == "jax"], directory)
+            _stage(self.shards, directory, buffers, writing)
             if self.first:
-                files.append(executor.submit(write_text, directory, TREE, _text(self.document)))
+                writing.files.append(writing.executor.submit(write_text, directory, TREE, _text(self.document)))
         except BaseException:
-            executor.shutdown(cancel_futures=True)
+            writing.give_up()
             raise
-        return Writing(executor, files, others)
+        return writing
 
     def allocate(self, buffers: Buffers) -> None:
         """Get the memory that `start` will need, as far as the limit allows."""
@@ -173,21 +184,29 @@ def write_text(directory: Path, name: str, text: str) -> tuple[str, str]:
     return name, hashlib.sha256(data).hexdigest()
 
 
-def _stage(
-    shards: Iterable[Shard], directory: Path, buffers: Buffers, executor: ThreadPoolExecutor
-) -> list[Future[tuple[str, str]]]:
-    files = []
+def _stage(shards: Iterable[Shard], directory: Path, buffers: Buffers, writing: Writing) -> None:
+    """Copy every shard away, and have it written meanwhile."""
     copies: list[Any] = []
     for shard in shards:
         on_gpu = shard.on_gpu
         buffer = buffers.acquire(shard.nbytes, pinned=bool(on_gpu))
-        _fill(shard, buffer.view)
-        begun = kinds.adapter("torch").mark(on_gpu) if on_gpu else []
+        try:
+            _fill(shard, buffer.view)
+            begun = kinds.adapter("torch").mark(on_gpu) if on_gpu else []
+            file = writing.executor.submit(_write, shard, directory, buffer, begun)
+        except BaseException:
+            buffers.release(buffer)
+            raise
+        # Also of a file that is never begun, since another one failed.
+        file.add_done_callback(functools.partial(_release, buffers, buffer))
+        writing.files.append(file)
         copies += begun
-        files.append(executor.submit(_write, shard, directory, buffer, buffers, begun))
     for copy in copies:
         copy.synchronize()
-    return files
+
+
+def _release(buffers: Buffers, buffer: Buffer, _file: Future[Any]) -> None:
+    buffers.release(buffer)
 
 
 def _fill(shard: Shard, view: memoryview) -> None:
@@ -198,16 +217,14 @@ def _fill(shard: Shard, view: memoryview) -> None:
         begin = end
 
 
-def _write(shard: Shard, directory: Path, buffer: Buffer, buffers: Buffers, copies: Sequence[Any]) -> tuple[str, str]:
-    try:
-        for copy in copies:
-            copy.synchronize()
-        path = directory / shard.path
+def _write(shard: Shard, directory: Path, buffer: Buffer, copies: Sequence[Any]) -> tuple[str, str]:
+    for copy in copies:
+        copy.synchronize()
+    path = directory / shard.path
+    if path.parent != directory:
         path.parent.mkdir(exist_ok=True)
-        entries = [piece.entry for piece in shard.pieces]
-        return shard.path, safetensors.write(path, entries, buffer.view[: shard.nbytes], metadata=shard.metadata)
-    finally:
-        buffers.release(buffer)
+    entries = [piece.entry for piece in shard.pieces]
+    return shard.path, safetensors.write(path, entries, buffer.view[: shard.nbytes], metadata=shard.metadata)
 
 
 def _shards(leaves: Iterable[Leaf], process: Process) -> list[Shard]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.trainers.data.config import DataConfig, LocalSource
-from trainmaster.trainers.data.encoding import Encoder
+from trainmaster.trainers.data.encoding import Encoder, Sample
 from trainmaster.trainers.data.rows import Tally, origin_of, write_rows
 from trainmaster.trainers.data.sampling import Indices, select
 from trainmaster.trainers.errors import InputError
@@ -18,6 +18,8 @@ from trainmaster.trainers.progress import Tell, tell_nobody
 if TYPE_CHECKING:
     from datasets import Dataset
 
+IGNORED = -100
+"""The label of a position that is not trained on, as every trainer knows it."""
 _SLICE = 50_000
 """Rows between two reports of progress."""
 _BATCH = 256
@@ -41,7 +43,7 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Datasets with the columns `input_ids` and `completion_mask`, of which 1 means: trained on."""
+    """Datasets with the columns `input_ids` and `labels`: the same, or IGNORED where a position is not trained on."""
 
     train: Dataset
     evaluation: Dataset | None
@@ -139,11 +141,17 @@ class _Work:
         samples = [sample for of_row in of_rows for sample in of_row]
         return {
             "input_ids": [sample.input_ids for sample in samples],
-            "completion_mask": [sample.mask for sample in samples],
+            "labels": [_labels(sample) for sample in samples],
             "tokens": [len(sample.input_ids) for sample in samples],
             "cut": [sample.cut for sample in samples],
             "left_out": [not sample.trained for sample in samples],
         }
+
+
+def _labels(sample: Sample) -> list[int]:
+    if all(sample.mask):
+        return sample.input_ids
+    return [token if trained else IGNORED for token, trained in zip(sample.input_ids, sample.mask, strict=True)]
 
 
 def _encoded(
@@ -154,7 +162,7 @@ def _encoded(
     features = Features(
         {
             "input_ids": List(Value("int32")),
-            "completion_mask": List(Value("int8")),
+            "labels": List(Value("int32")),
             "tokens": Value("int32"),
             "cut": Value("bool"),
             "left_out": Value("bool"),
@@ -191,7 +199,7 @@ def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
             f"no sample is left to {purpose}: with max_seq_length {max_seq_length}, everything that is trained on is "
             "cut off; raise it"
         )
-    kept = dataset.select_columns(["input_ids", "completion_mask"])
+    kept = dataset.select_columns(["input_ids", "labels"])
     return _Finished(
         dataset=kept.select(np.flatnonzero(~left_out)) if left_out.any() else kept,
         tokens=int(tokens[~left_out].sum()),

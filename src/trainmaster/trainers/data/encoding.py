@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.core.training.options import refused_fields
 from trainmaster.trainers.data.config import CONTINUED_PRETRAIN, DataConfig
 from trainmaster.trainers.data.shapes import Chat, Pair, Plain, Shape, shape_of
 from trainmaster.trainers.data.templates import ChatRenderer, Rendered
@@ -40,8 +41,10 @@ class Encoder:
         """Args: `max_seq_length`: the most tokens of a sample.
 
         Raises:
-            InputError: the tokenizer lacks what the configuration wants of it.
+            InputError: the tokenizer lacks what the configuration wants of it, or that names a field which no row has.
         """
+        for name, instead in refused_fields(config.preprocess.field_mapping):
+            raise InputError(f"preprocess.field_mapping.{name}: {instead}")
         self._config = config
         self._tokenizer = tokenizer
         self._limit = max_seq_length
@@ -99,6 +102,8 @@ class Encoder:
                 return Rendered(text=text)
 
     def _samples(self, ids: list[int], mask: list[int] | None, shape: Shape, origin: Origin) -> list[Sample]:
+        if not ids:
+            raise RowError(origin, "becomes no token at all")
         whole = mask is None
         mask = [1] * len(ids) if mask is None else mask
         opening, closing = self._opening[type(shape)], self._closing[type(shape)]
@@ -106,8 +111,6 @@ class Encoder:
             ids, mask = opening + ids, [int(whole)] * len(opening) + mask
         if ids[len(ids) - len(closing) :] != closing:
             ids, mask = ids + closing, mask + mask[-1:] * len(closing)
-        if not ids:
-            raise RowError(origin, "becomes no token at all")
         full, truncation = len(ids), self._config.preprocess.truncation
         if full <= self._limit:
             return [Sample(input_ids=ids, mask=mask, full_length=full)]

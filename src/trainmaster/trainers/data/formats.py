@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -42,6 +43,8 @@ BEGINNING_SUFFICES = frozenset({"jsonl", "csv"})
 MAX_DOCUMENT_BYTES = 256 << 20
 """Of a text file: it is tokenized as one piece."""
 _BATCH_ROWS = 1024
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON spells what may be half of a character."""
 
 
 class FileError(Exception):
@@ -110,7 +113,10 @@ def _jsonl(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator
             if not line.strip():
                 continue
             text = _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, number)
-            yield RawRow(number=number, values=_object(_parsed(text, number), number), text=text)
+            values = _object(_parsed(text, number), number)
+            if _SURROGATE.search(text):
+                _require_whole_characters(values, number)
+            yield RawRow(number=number, values=values, text=text)
 
 
 def _json(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
@@ -130,8 +136,12 @@ def _json(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[
         document = lists[0] if len(lists) == 1 else [document]
     if not isinstance(document, list):
         raise FileError("must hold a list of objects, or an object with one list of objects")
+    surrogates = _SURROGATE.search(text)
     for number, value in enumerate(document, 1):
-        yield RawRow(number=number, values=_object(value, number))
+        values = _object(value, number)
+        if surrogates:
+            _require_whole_characters(values, number)
+        yield RawRow(number=number, values=values)
 
 
 def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
@@ -244,7 +254,7 @@ def _decoded(data: bytes, number: int | None) -> str:
 
 def _parsed(text: str, number: int) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip())  # with its end, what is missing would be missed on the next line
     except json.JSONDecodeError as error:
         raise FileError(f"is not valid JSON: {error.msg} at column {error.colno}", number=number) from None
     except RecursionError:
@@ -257,6 +267,18 @@ def _object(value: Any, number: int) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise FileError(f'holds {kind_of(value)}; expected an object, such as {{"text": "..."}}', number=number)
     return value
+
+
+def _require_whole_characters(values: Mapping[str, Any], number: int) -> None:
+    """JSON can spell half of a character, which no tokenizer takes."""
+    for column, value in values.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
+            raise FileError(
+                f"holds half of a character ({half}); mend or remove it", number=number, column=column
+            ) from None
 
 
 def _wanted(names: list[str], columns: Collection[str] | None) -> list[str]:

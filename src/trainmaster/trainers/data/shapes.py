@@ -15,8 +15,6 @@ from trainmaster.trainers.data.filtering import MISSING, kind_of, value_at
 from trainmaster.trainers.errors import Origin, RowError
 
 ASSISTANT = "assistant"
-FIELDS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
-"""What `field_mapping` may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainmaster.core.training.loading import refused_arguments
 from trainmaster.trainers.data.config import Preprocess
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.values import parsed
@@ -23,6 +24,8 @@ def load_tokenizer(directory: Path, preprocess: Preprocess, *, trust_remote_code
     """
     from transformers import AutoTokenizer
 
+    for name, instead in refused_arguments(preprocess.tokenizer_config):
+        raise InputError(f"preprocess.tokenizer_config.{name}: {instead}")
     options = {name: parsed(text) for name, text in preprocess.tokenizer_config.items()}
     try:
         tokenizer = AutoTokenizer.from_pretrained(

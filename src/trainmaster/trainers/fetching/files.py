@@ -61,7 +61,10 @@ def _require_allowed(path: str, found: Path, access: Access) -> None:
     roots = [root.resolve() for root in (access.working_directory, *access.data_roots)]
     if not any(real == root or root in real.parents for root in roots):
         allowed = ", ".join(map(str, access.data_roots)) or "none"
-        raise InputError(f"{path}: this server lets jobs read below its data roots alone ({allowed}); put it there")
+        raise InputError(
+            f"{path}: this server lets jobs read below its data roots alone ({allowed}); put it there, "
+            "name it from the job file's directory, so that it is sent along, or add to the server's data_roots"
+        )
 
 
 def _nothing(path: str, named: str) -> str:

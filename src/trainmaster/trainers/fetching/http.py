@@ -25,6 +25,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import httpx
 
 from trainmaster import __version__
+from trainmaster.core.training.sources import scheme_of
 from trainmaster.protocol.addresses import is_public
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.trainers.fetching.access import Access
@@ -66,9 +67,18 @@ class Target:
 
 
 def target_of(url: str) -> Target:
-    """What a URL in a job's document names."""
-    parts = urlsplit(url)
-    shown = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    """What a URL in a job's document names.
+
+    Raises:
+        InputError: it is none, or holds a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # Not shown: who can say which part of it is a password?
+        raise InputError(f"what begins with {scheme_of(url)}:// here is no URL; check its host and port") from None
+    shown = f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"
     if parts.username or parts.password:
         raise InputError(f"{shown}: a URL must not hold a user or a password")
     return Target(url=url, shown=shown, headers={})

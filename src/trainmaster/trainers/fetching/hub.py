@@ -237,10 +237,6 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
 
-def _silent(error: BaseException) -> str:
-    return f"the Hub at {_endpoint()} does not answer: {_first_line(error)}"
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

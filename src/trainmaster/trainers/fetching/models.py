@@ -16,6 +16,8 @@ from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
 from trainmaster.trainers.progress import Tell, tell_nobody
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+_TIMES_UNPACKED = 8
+"""What an archive may unpack to for a check, in times of what of it is fetched at most."""
 _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
@@ -110,5 +112,8 @@ def _unpacked(
         raise InputError(f"{shown} is too large to be unpacked for a check; name the tokenizer with tokenizer_id")
     cache = Cache(access.cache)
     key = key_of("archive", cache.digest(fetched.path))
-    directory = cache.entry("models", key, lambda draft: unpack(fetched.path, emptied(draft), shown))
+    most_bytes = None if access.beginning_bytes is None else _TIMES_UNPACKED * access.beginning_bytes
+    directory = cache.entry(
+        "models", key, lambda draft: unpack(fetched.path, emptied(draft), shown, most_bytes=most_bytes)
+    )
     return checkpoint_in(directory, shown, mark or MARK)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from trainmaster.core.training.sources import scheme_of
+from trainmaster.core.suggest import choice_message
+from trainmaster.core.training.sources import SOURCE_TYPES, scheme_of
 from trainmaster.trainers.data.config import LocalSource, Source
 from trainmaster.trainers.data.formats import BEGINNING_SUFFICES, format_of
 from trainmaster.trainers.errors import InputError
@@ -20,22 +19,6 @@ from trainmaster.trainers.progress import Tell, tell_nobody
 
 if TYPE_CHECKING:
     from trainmaster.trainers.fetching import http
-
-
-_SCHEME_OF_TYPE: Mapping[str, str] = MappingProxyType(
-    {
-        "file": "file",
-        "local": "file",
-        "hf": "hf",
-        "huggingface": "hf",
-        "s3": "s3",
-        "http": "http",
-        "https": "https",
-        "url": "https",
-        "scaidrive": "scaidrive",
-        "scaiatlas": "scaiatlas",
-    }
-)
 
 
 def fetch_source(source: Source, access: Access, tell: Tell = tell_nobody) -> LocalSource:
@@ -65,10 +48,9 @@ def _scheme(source: Source) -> str:
     scheme = scheme_of(source.path)
     if source.type is None:
         return scheme or "file"
-    typed = _SCHEME_OF_TYPE.get(source.type.lower())
+    typed = SOURCE_TYPES.get(source.type.lower())
     if typed is None:
-        known = ", ".join(sorted(set(_SCHEME_OF_TYPE.values())))
-        raise InputError(f"{source.path}: there is no type '{source.type}'; use one of {known}, or leave it out")
+        raise InputError(f"{source.path}: {choice_message('type', source.type, SOURCE_TYPES)}")
     if scheme is not None and {scheme, typed} not in ({scheme}, {"http", "https"}):
         raise InputError(f"{source.path}: its type is {source.type}, and its path begins with {scheme}://; change one")
     return scheme or typed

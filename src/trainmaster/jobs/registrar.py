@@ -1,29 +1,18 @@
-"""Registering checkpoints of a job class: pointers that are set, and a server that is told, once they are committed."""
+"""Registers checkpoints of a job class once they are committed: sets pointers to them, and tells the server."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
 
 from trainmaster.jobs import report
-from trainmaster.jobs.checkpoint import Manifest
+from trainmaster.jobs.committing import BEST, Saved
 from trainmaster.jobs.locking import Lock
 from trainmaster.jobs.roots import Root
-from trainmaster.protocol.identity import POINTERS
-
-_, BEST = POINTERS
-
-
-class _Saved(NamedTuple):
-    place: str
-    manifest: Manifest
-    took_s: float
 
 
 class Registrar:
-    """Stands between a job's saver and the reporter of this process, and sees every commit. For process 0."""
+    """Sees every commit of a job's saver, and knows which of them are to be registered. For process 0."""
 
     def __init__(self, root: Root, home: str) -> None:
         """Take where checkpoints lie, and the directory below it that has the pointers."""
@@ -32,13 +21,14 @@ class Registrar:
         self._mutex = threading.Lock()
         self._under_way: str | None = None
         self._wanted: set[str] = set()
-        self._saved: dict[str, _Saved] = {}
-        self._told: set[str] = set()
+        self._saved: dict[str, Saved] = {}
+        self._told: dict[str, bool] = {}
+        """What the server knows of, and whether it is the best."""
         self.lock: Lock | None = None
         """On the run's identity, where somebody holds one: no commit without it."""
 
-    def expect(self, place: str) -> None:
-        """A save to this place begins now; none other is under way."""
+    def expect(self, place: str | None) -> None:
+        """A save to this place begins now, and none other is under way; None: none is at all."""
         with self._mutex:
             self._under_way, self._wanted = place, set()
 
@@ -58,52 +48,34 @@ class Registrar:
     def place_of(self, place: str) -> str:
         """Where what this process saved to a place lies: beside it, when the place was taken already."""
         saved = self._saved.get(place)
-        return saved.place if saved is not None else place
+        return saved.rel_path if saved is not None else place
 
-    # What the saver asks of a reporter.
-
-    def require_ownership(self) -> None:
+    def check_owner(self) -> None:
         """Return when this process may commit: neither its job nor the run's lock went to somebody else."""
         if self.lock is not None:
             self.lock.require()
         report.reporter.require_ownership()
 
-    def committed(self, manifest: Manifest, where: str, *, took_s: float) -> None:
+    def on_commit(self, saved: Saved) -> None:
         """Set the pointers that waited for this commit.
 
         The server is told of what is registered, and of nothing else: it is what a new attempt goes on from.
         """
         with self._mutex:
-            place = where.removeprefix(f"{self._root.uri}/")
-            self._saved[self._under_way or place] = _Saved(place, manifest, took_s)
+            self._saved[self._under_way or saved.rel_path] = saved
             self._under_way = None
             if self._wanted:
-                self._register(place, self._wanted)
-
-    def new_manifest(self, **facts: Any) -> Manifest:
-        """As the reporter makes it."""
-        return report.reporter.new_manifest(**facts)
-
-    def saving(self) -> AbstractContextManager[None]:
-        """As the reporter shows it."""
-        return report.reporter.saving()
-
-    def note(self, message: str) -> None:
-        """As the reporter leaves it."""
-        report.note(message)
-
-    def job_id(self) -> str | None:
-        """As the reporter knows it."""
-        return report.job_id()
+                self._register(saved.rel_path, self._wanted)
 
     def _register(self, place: str, pointers: Collection[str]) -> None:
         if self._root.manifest(place) is None:
             raise FileNotFoundError(f"{self._root.locate(place)}: no checkpoint is committed there")
         for name in pointers:
             self._root.point(self._home, name, place.removeprefix(f"{self._home}/"))
-        saved = next((saved for saved in self._saved.values() if saved.place == place), None)
-        if saved is not None and place not in self._told:
-            self._told.add(place)
-            report.reporter.committed(
-                saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=BEST in pointers
-            )
+        self._tell(place, is_best=BEST in pointers)
+
+    def _tell(self, place: str, *, is_best: bool) -> None:
+        saved = next((saved for saved in self._saved.values() if saved.rel_path == place), None)
+        if saved is not None and self._told.get(place) not in (True, is_best):
+            self._told[place] = is_best
+            report.reporter.committed(saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=is_best)

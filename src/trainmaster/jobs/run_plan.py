@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.jobs.basic import BasicJob
+from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.classes import CONFIG_FILE, JOB_FILE, RestoreableJob
+from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE
 from trainmaster.jobs.configuration import (
     ConfigurationError,
     config_type,
@@ -23,6 +23,7 @@ from trainmaster.jobs.configuration import (
     typed,
 )
 from trainmaster.jobs.hardware import HardwareRequest
+from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root
 from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, ExecutionSpec
 from trainmaster.jobs.tracking import NONE
@@ -51,6 +52,8 @@ class RunRequest:
     """Another run's checkpoint to begin with, while this one has none of its own."""
     overlay: bool = False
     """Go on with another configuration than the checkpoint's."""
+    checkpoints: str | None = None
+    """The root of its checkpoints, if it is another than the job's: `s3://bucket/prefix`."""
     tracker: str = NONE
     nodes: int = 1
     hardware: HardwareRequest | None = None

@@ -1,0 +1,132 @@
+"""`RestoreableJob`: a job class that goes on from its latest checkpoint, and can be made from any.
+
+A subclass is written against a configuration of its own, `class Pretrain(RestoreableJob[PretrainConfig])`, and knows
+nothing of where it runs: the same class works in a notebook (`Pretrain.local(...)`), in the foreground
+(`trainmaster run`) and as a job of a server.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
+from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob, own_place, pointed_suffix
+from trainmaster.jobs.committing import BEST, LATEST
+from trainmaster.jobs.configuration import from_yaml, overlaid, overlay_of
+from trainmaster.jobs.registry import UnknownJobClassError, known_class
+from trainmaster.jobs.roots import checked, open_root
+from trainmaster.jobs.spec import ExecutionSpec
+from trainmaster.protocol.identity import POINTERS
+
+C = TypeVar("C")
+
+
+class RestoreableJob(CheckpointedJob[C]):
+    """A job that goes on from its latest checkpoint, however often it is started."""
+
+    @abstractmethod
+    def restore_from_path(self, rel_path: str | os.PathLike[str]) -> None:
+        """Take this job's state from a checkpoint, which may be another job's."""
+
+    def restore(self, suffix: str | os.PathLike[str]) -> None:
+        """The same, from one of this job's own checkpoints."""
+        self.restore_from_path(self._own(suffix))
+
+    def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:
+        """Make a checkpoint the latest, from which the job goes on when it is started again.
+
+        One that is still being written is registered when it is committed, and not before. With `best`, it becomes
+        the best one, too.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+        """
+        if self.is_main:
+            self._registrar.register(f"{self.spec.path}/{checked(suffix)}", POINTERS if best else (LATEST,))
+
+    @classmethod
+    def latest(cls, spec: ExecutionSpec) -> str | None:
+        """The suffix of the latest checkpoint; None when none was ever registered.
+
+        Where what was registered is gone, the newest that is there stands in for it.
+        """
+        return pointed_suffix(open_root(spec.cluster.checkpoints_uri), spec, LATEST)
+
+    @classmethod
+    def best(cls, spec: ExecutionSpec) -> str | None:
+        """The suffix of the best checkpoint; None when none was ever said to be."""
+        return pointed_suffix(open_root(spec.cluster.checkpoints_uri), spec, BEST)
+
+    @classmethod
+    def checkpoints(cls, spec: ExecutionSpec) -> list[str]:
+        """The suffixes of all checkpoints that this job can be restored from, the oldest first."""
+        found = open_root(spec.cluster.checkpoints_uri).committed(spec.path)
+        return [rel_path.removeprefix(f"{spec.path}/") for rel_path in found]
+
+    @classmethod
+    def from_checkpoint_path(
+        cls,
+        rel_path: str | os.PathLike[str],
+        spec: ExecutionSpec,
+        runtime_cfg: C | Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> tuple[Self, C]:
+        """A job made and restored from a checkpoint.
+
+        Args:
+            rel_path: which one, below the root.
+            spec: what it runs on; says where the checkpoint is found.
+            runtime_cfg: values that win over the checkpoint's configuration.
+            resume: go on as the very job that wrote it: name, project, group and the tracker's run are the saved ones.
+                Otherwise the job is who `spec` says that it is.
+
+        Returns:
+            The job, whose `spec` is the one that holds, and its configuration.
+
+        Raises:
+            FileNotFoundError: nothing is committed there.
+            CorruptCheckpointError: it is not what was committed.
+            ConfigurationError: the configuration does not fit the class.
+            UnknownJobClassError: the class that wrote it is not loaded, and this is none that could be made.
+        """
+        place, root = checked(rel_path), open_root(spec.cluster.checkpoints_uri)
+        saved = json.loads(root.read(place, JOB_FILE))
+        document = from_yaml(root.read(place, CONFIG_FILE).decode(), f"{place}/{CONFIG_FILE}")
+        if runtime_cfg is not None:
+            document = overlaid(document, overlay_of(runtime_cfg))
+        job = cls._class_for(saved.get("job_class", ""), place)(spec.with_identity(saved) if resume else spec, document)
+        if resume:
+            job.restored_from = saved.get("restored_from")
+        else:
+            job.restored_from = place
+        job.restore_from_path(place)
+        return job, job.config
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        suffix: str | os.PathLike[str],
+        spec: ExecutionSpec,
+        runtime_cfg: C | Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> tuple[Self, C]:
+        """The same, from one of the checkpoints that belong to `spec`."""
+        place = own_place(open_root(spec.cluster.checkpoints_uri), spec, suffix)
+        return cls.from_checkpoint_path(place, spec, runtime_cfg, resume)
+
+    @classmethod
+    def _class_for(cls, name: str, place: str) -> type[Self]:
+        """The class that wrote a checkpoint, if it is this one or one of its kind; else this one, if it can be made."""
+        known = known_class(name)
+        if known is not None and issubclass(known, cls):
+            return known
+        if inspect.isabstract(cls):
+            raise UnknownJobClassError(
+                f"{place} was written by the job class {name!r}, which is not loaded; import its module first, or call "
+                "from_checkpoint_path on the class itself"
+            )
+        return cls

@@ -1,0 +1,58 @@
+"""What a person reads of a job that is followed: in a pipe, in the footer, and when it has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainmaster.cli.progress import Pace, sentence
+from trainmaster.cli.summary import ending
+from trainmaster.cli.views import PlainView
+
+
+def job(status: str = "TRAINING", **fields: Any) -> Any:
+    return {
+        "job_id": "job-1",
+        "status": status,
+        "pending_reason": None,
+        "attempt": 1,
+        "kind": "trainer",
+        "metrics": {},
+        "progress": {"step": None, "total_steps": None, "percent": None, "eta_seconds": None},
+        "runtime_seconds": 5.0,
+        "latest_checkpoint_id": None,
+        "stalled": False,
+        "error": None,
+        **fields,
+    }
+
+
+def told(capsys: pytest.CaptureFixture[str], *jobs: Any) -> list[str]:
+    view = PlainView()
+    for each in jobs:
+        view.job(each)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_pipe_is_told_the_first_status_and_those_that_last(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = ["PREPARING", "TRAINING", "TRAINING", "EVALUATING", "TRAINING", "EVALUATING", "EVALUATING", "COMPLETED"]
+    assert told(capsys, *map(job, seen)) == ["PREPARING", "TRAINING", "EVALUATING"]
+
+
+def test_pipe_is_not_told_how_a_wait_counts_down(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["waits 5 s more", "waits 4 s more", "waits 3 s more", "needs 1 × GPU", "needs 1 × GPU"]
+    lines = told(capsys, *(job("QUEUED", pending_reason=reason) for reason in reasons))
+    assert lines == ["QUEUED: waits 5 s more", "QUEUED: needs 1 × GPU"]
+
+
+@pytest.mark.parametrize(("percent", "said"), [(40.0, ""), (100.0, "load the model")])
+def test_footer_says_what_happens_between_the_preparation_and_the_first_step(percent: float, said: str) -> None:
+    text = sentence(job("PREPARING", metrics={"prepare_percent": percent, "loss": 1.0}), Pace())
+    assert (said in text, "loss" in text) == (True, False)
+
+
+def test_ending_of_a_training_says_how_to_fetch_the_model() -> None:
+    assert ending(job("COMPLETED"))[1:] == ["  Fetch the model with `trainmaster download job-1 model`."]
+    assert ending(job("COMPLETED", kind="script"))[1:] == []
+    assert ending(job("CANCELLED"))[1:] == []
