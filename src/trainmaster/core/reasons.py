@@ -69,7 +69,9 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.LAUNCH_REFUSED: row(permanent, user, "the backend refused the launch; the message says why"),
         Reason.RETRYABLE_EXIT: row(transient, user, "it ended with an exit code that the job lists as worth a retry"),
         Reason.KILLED_BY_SIGNAL: row(
-            transient, infrastructure, "something other than Trainmaster killed it; look at the node's system log"
+            transient,
+            infrastructure,
+            "it crashed, or something other than Trainmaster killed it; look at its log and the node's system log",
         ),
         Reason.OUT_OF_MEMORY: row(
             transient, user, "use a smaller batch or a node with more memory, then retry from its checkpoint"

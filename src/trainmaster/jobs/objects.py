@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -65,29 +65,6 @@ class Place:
     def below(self, path: str) -> str:
         """The key of a path below this place."""
         return f"{self.key}/{path}".strip("/")
-
-
-def upload(source: str | os.PathLike[str], uri: str, *, on_bytes: OnBytes | None = None) -> None:
-    """Take a file, or all files below a directory, there. What has other names there stays.
-
-    Args:
-        source: a file or a directory.
-        uri: of a file its `s3://bucket/key`, or with a slash at the end where to put it; of a directory the prefix.
-        on_bytes: told how many more bytes were read for sending; from several threads.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ObjectStoreError: the store cannot be reached, or refuses.
-        ValueError: this is no URI of an object.
-    """
-    origin = Path(source)
-    place = open_place(uri)
-    if origin.is_dir():
-        paths = [path for path in sorted(origin.rglob("*")) if path.is_file()]
-        files = {path: place.below(path.relative_to(origin).as_posix()) for path in paths}
-    else:
-        files = {origin: place.below(origin.name) if uri.endswith("/") or not place.key else place.key}
-    send_all(place, files, on_bytes=on_bytes)
 
 
 def open_place(uri: str) -> Place:
@@ -211,9 +188,9 @@ def digest(place: Place, key: str, *, on_bytes: OnBytes | None = None) -> tuple[
     return _digest(place, key, on_bytes, len)
 
 
-def send_all(place: Place, files: Mapping[Path, str], *, on_bytes: OnBytes | None = None) -> None:
+def send_all(place: Place, files: Mapping[Path, str]) -> None:
     """Take files to their keys, several at a time."""
-    in_parallel(lambda item: _send(place, item[0], item[1], on_bytes), files.items())
+    in_parallel(lambda item: _send(place, *item), files.items())
 
 
 def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
@@ -246,33 +223,17 @@ def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[me
     return meta["size"], sha256.hexdigest()
 
 
-def _send(place: Place, path: Path, key: str, on_bytes: OnBytes | None) -> None:
+def _send(place: Place, path: Path, key: str) -> None:
     import obstore
 
-    with open(path, "rb") as file, _translated(place, key):
-        size = os.fstat(file.fileno()).st_size
+    with _translated(place, key):
         obstore.put(
             place.store,
             key,
-            _Counting(file, on_bytes) if on_bytes is not None else path,  # type: ignore[arg-type]
-            chunk_size=max(_PIECE, size // _MAX_PIECES + 1),
+            path,
+            chunk_size=max(_PIECE, path.stat().st_size // _MAX_PIECES + 1),
             max_concurrency=_PIECES_AT_ONCE,
         )
-
-
-class _Counting:
-    """A file that says how much of it was read."""
-
-    def __init__(self, file: IO[bytes], on_bytes: OnBytes) -> None:
-        self._file = file
-        self._on_bytes = on_bytes
-        self.seek = file.seek
-        self.tell = file.tell
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._on_bytes(len(data))
-        return data
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
     if not place:
         if (known := _CLASSES.get(target)) is not None:
             return known
-        raise UnknownJobClassError(_unknown(f"no job class is registered as {target!r}", target, registered()))
+        message = f"no job class is registered as {target!r}; name it as module:Class, or import what registers it"
+        raise UnknownJobClassError(_unknown(message, target, registered()))
     found = _attribute(sys.modules[place], qualified)
     if found is None:
         there = [name for name, value in vars(sys.modules[place]).items() if _is_job(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from pathlib import Path
 
@@ -20,6 +21,9 @@ def main() -> None:
     # The ranks of a node share its cores; has to be said before torch is there.
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+    # Threads that wait for one another by spinning make each other crawl where a core has other work too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    faulthandler.enable()
     # transformers would report by itself where it finds this, all that we report, a second time and without steps.
     os.environ.pop(environment.KUBEFLOW_URL, None)
     try:

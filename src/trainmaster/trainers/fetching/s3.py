@@ -19,7 +19,7 @@ from trainmaster.trainers.progress import Tell, tell_nobody
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-_REFUSED = ("accessdenied", "invalidaccesskeyid", "signaturedoesnotmatch", "expiredtoken", "unauthorized", "forbidden")
+_KEYS = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
 _WILD = frozenset("*?[")
 
 
@@ -143,12 +143,11 @@ def _translated(uri: str) -> Iterator[None]:
         raise InputError(f"{uri}: {error}") from error
     except (ImportError, ValueError) as error:
         raise InputError(str(error)) from error
+    except objects.AccessRefusedError as error:
+        raise CredentialsError(f"{error}; {_KEYS}") from error
     except (objects.ObjectStoreError, _store_error()) as error:
-        advice = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
-        if any(word in str(error).lower() for word in _REFUSED):
-            raise CredentialsError(f"{error}; {advice}") from error
         if not os.environ.get("AWS_ACCESS_KEY_ID"):
-            raise UnavailableError(f"{error}; if it wants credentials, {advice}") from error
+            raise UnavailableError(f"{error}; if it wants credentials, {_KEYS}") from error
         raise UnavailableError(str(error)) from error
 
 
