@@ -164,6 +164,9 @@ class _Case:
         ahead = way.ahead(holders) if thorough else []
         blockers = [self._blocker(other, preempted=other in preempted) for other in (*holders, *ahead)]
         remedy = _remedy(blockers)
+        if preempted or (job.room_at is not None and not way.over_quota):
+            parts = [f"needs {self._needs}; room is being made for it", *_in_words(blockers)]
+            return self._told(PendingCode.PREEMPTING, "; ".join(parts), remedy, best, blockers)
         if way.over_quota:
             holds = f"may hold {way.quota} GPUs and holds {way.gpus_held}"
             asks = f"asks for {_gpus(way.wish.total_gpus)} in queue {job.queue}"
@@ -171,9 +174,6 @@ class _Case:
             if way.fits and way.starts_without_quota():
                 remedy = f"{remedy}, or the quota were {way.gpus_held + way.wish.total_gpus} GPUs"
             return self._told(PendingCode.QUOTA, "; ".join(parts), remedy, best, blockers)
-        if preempted or job.room_at is not None:
-            parts = [f"needs {self._needs}; room is being made for it", *_in_words(blockers)]
-            return self._told(PendingCode.PREEMPTING, "; ".join(parts), remedy, best, blockers)
         if not way.fits:
             have = free_in_words(way.wish, way.pool, best) if best else "no node takes work"
             parts = [f"needs {self._needs}; {have}", *_in_words(blockers)]
