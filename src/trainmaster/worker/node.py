@@ -91,7 +91,6 @@ class NodeRun:
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
         self._probe: ReadinessProbe | None = None
-        self._ready_until = 0.0
         self._dump: StackDump | None = None
         self.started_at: float | None = None
         """Unix time at which all ranks were running."""
@@ -228,8 +227,7 @@ class NodeRun:
             self._deadline = now + self._request.max_runtime_s
         if self._around.port is not None:
             readiness = self._launch.readiness or Readiness()
-            self._ready_until = now + readiness.timeout_s
-            self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness)
+            self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now)
 
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""
@@ -288,10 +286,7 @@ class NodeRun:
             self._journal.record("ready", **endpoint)
             self._close_probe()
             self._hint()
-        elif now >= self._ready_until and self._stopping.cause is None:
-            message = (
-                f"the service did not answer at http://{self._address}:{self._around.port} in time: {probe.last_answer}"
-            )
+        elif (message := probe.failure(now)) is not None and self._stopping.cause is None:
             evidence = self._evidence(self._around.first_rank)
             self._close_probe()
             self._fail(Verdict(reason=Reason.NOT_READY, message=message, step=self._step.name, evidence=evidence))

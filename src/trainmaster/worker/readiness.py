@@ -17,18 +17,20 @@ _ANSWER_WITHIN_S = 5.0
 class ReadinessProbe:
     """Asks `GET path` until the answer's status is below 400. Its sockets live in the caller's selector."""
 
-    def __init__(self, selector: selectors.BaseSelector, host: str, port: int, readiness: Readiness) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, host: str, port: int, readiness: Readiness, now: float
+    ) -> None:
         self._selector = selector
         self._address = (host, port)
         self._readiness = readiness
         self._socket: socket.socket | None = None
         self._asked_at = 0.0
         self._received = b""
+        self._until = now + readiness.timeout_s
         self.next_due = 0.0
         """When `advance` has something to do."""
         self.is_ready = False
-        self.last_answer = "it was not asked"
-        """What the last probe met, in words."""
+        self._last_answer = "it was not asked"
 
     def advance(self, now: float) -> None:
         """Ask if it is time to, and give up on an answer that takes too long."""
@@ -37,6 +39,13 @@ class ReadinessProbe:
         if self._socket is not None:
             self._conclude("no answer in time")
         self._ask(now)
+
+    def failure(self, now: float) -> str | None:
+        """Why there is no use in asking on; None before its time is over."""
+        if self.is_ready or now < self._until:
+            return None
+        host, port = self._address
+        return f"the service did not answer at http://{host}:{port} in time: {self._last_answer}"
 
     def close(self) -> None:
         """Ask no more."""
@@ -100,5 +109,5 @@ class ReadinessProbe:
 
     def _conclude(self, answer: str) -> None:
         self.close()
-        self.last_answer = answer
+        self._last_answer = answer
         self.next_due = self._asked_at + self._readiness.interval_s
