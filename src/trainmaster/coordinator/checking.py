@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainmaster.coordinator.admission import importable
-from trainmaster.coordinator.running import fetching_environment
+from trainmaster.coordinator.launching import fetching_environment
 from trainmaster.coordinator.tenants import runs_as
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import ConflictError, RefusedError

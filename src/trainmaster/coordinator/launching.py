@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +12,10 @@ from trainmaster.core.resources import Node
 from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.protocol import environment as variables
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
+from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
 
 
@@ -72,6 +75,19 @@ def attempt_request(
         cache_dir=str(cache / job.account_id) if cache else None,
         environment=dict(environment),
     )
+
+
+def fetching_environment(settings: Settings) -> dict[str, str]:
+    """The variables that tell a job's processes what they may fetch, and from where."""
+    services = {
+        variables.SCAIDRIVE_URL: settings.scaidrive_url,
+        variables.SCAIATLAS_URL: settings.scaiatlas_url,
+    }
+    return {
+        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.data_roots or (Path.home(),))),
+        variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
+        **{name: url for name, url in services.items() if url},
+    }
 
 
 def checkpoints_home(job: Job) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
 from trainmaster.coordinator.declaring import Declaring
+from trainmaster.coordinator.launching import fetching_environment
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.loop import Coordinator
 from trainmaster.coordinator.reporting import NodeReports
@@ -22,7 +22,6 @@ from trainmaster.coordinator.tenants import LOCAL, runs_as
 from trainmaster.coordinator.vault import Vault
 from trainmaster.coordinator.webhooks import Deliveries
 from trainmaster.core.job import Checkpoint, Job
-from trainmaster.protocol import environment
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.settings import Role, Settings, TransportKind
@@ -157,19 +156,6 @@ class CoordinatorRole:
             if readable:
                 for subject in self._listener.drain():
                     self.hint(subject)
-
-
-def fetching_environment(settings: Settings) -> dict[str, str]:
-    """The variables that tell a job's processes what they may fetch, and from where."""
-    services = {
-        environment.SCAIDRIVE_URL: settings.scaidrive_url,
-        environment.SCAIATLAS_URL: settings.scaiatlas_url,
-    }
-    return {
-        environment.DATA_ROOTS: os.pathsep.join(map(str, settings.data_roots or (Path.home(),))),
-        environment.PRIVATE_URLS: "1" if settings.private_sources else "0",
-        **{name: url for name, url in services.items() if url},
-    }
 
 
 def worker_url(settings: Settings, url: str) -> str | None:
