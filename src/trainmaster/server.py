@@ -193,7 +193,8 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
         healthy: Callable[[], str | None] = _always_healthy
         leads: Callable[[], bool] = _never_leads
         admission = Admission(
-            data_roots=settings.data_roots,
+            data_roots=settings.readable_roots,
+            artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
         )
         if Role.COORDINATOR in settings.roles:
@@ -360,6 +361,11 @@ def _announce(settings: Settings, url: str) -> None:
     identity = identity_of(os.getpid())
     write_document(
         settings.data_dir / "server.json",
-        {"url": url, "version": trainmaster.__version__, **(identity.to_json() if identity else {})},
+        {
+            "url": url,
+            "version": trainmaster.__version__,
+            "data_roots": [str(root.absolute()) for root in settings.readable_roots],
+            **(identity.to_json() if identity else {}),
+        },
     )
     print(f"ready {url}", flush=True)  # noqa: T201 - scripts wait for this line

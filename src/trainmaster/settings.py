@@ -179,6 +179,11 @@ class Settings:
         return self.cache_root or self.data_dir / "cache"
 
     @property
+    def readable_roots(self) -> tuple[Path, ...]:
+        """Where paths that jobs name on the server may lie."""
+        return self.data_roots or (Path.home(),)
+
+    @property
     def is_private(self) -> bool:
         """Whether nobody but this machine can reach the server."""
         if self.behind_proxy:

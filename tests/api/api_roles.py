@@ -34,6 +34,7 @@ AT_ROOT = {
 
 BELOW_PREFIX = {
     "POST /jobs": Who.MANAGE,
+    "POST /jobs/validate": Who.MANAGE,
     "GET /jobs": Who.VIEW,
     "GET /jobs/{job_id}": Who.VIEW,
     "PATCH /jobs/{job_id}": Who.MANAGE,

@@ -67,6 +67,47 @@ def test_training_type_of_a_later_version_is_400(api: Api, training_type: str) -
     assert "not available in this version" in error["message"]
 
 
+def named(name: str, field: str = "model_id") -> dict[str, Any]:
+    return tuned(base_model={"model_id": "org/model", field: name})
+
+
+@pytest.mark.parametrize("field", ["model_id", "tokenizer_id"])
+def test_model_that_another_job_left_is_named_by_that_jobs_id(api: Api, world: World, field: str) -> None:
+    first = api.submit(handle="first")
+    name = f"artifacts:{first}/output/model"
+    job = api.show(api.call("POST", "/v1/jobs", 201, json=named(name, field))["job_id"])
+    assert job["training_config"]["base_model"][field] == name
+    assert f"artifacts:{first}/output/model" in refused_name(api, named("artifacts:first/output/model", field), field)
+    other = {"Authorization": f"Bearer {world.key('not-its-job')}"}
+    assert "there is no job" in refused_name(api, named(name, field), field, headers=other)
+    api.call("DELETE", f"/v1/jobs/{first}")
+    assert "there is no job" in refused_name(api, named(name, field), field)
+
+
+def test_retry_of_a_job_whose_model_is_gone_says_so(api: Api) -> None:
+    first = api.submit()
+    job_id = api.call("POST", "/v1/jobs", 201, json=named(f"artifacts:{first}/output/model"))["job_id"]
+    post(api, job_id, "cancel")
+    api.call("DELETE", f"/v1/jobs/{first}")
+    assert f"there is no job {first}" in post(api, job_id, "retry", 422)["message"]
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "JOB", "JOB/", "JOB/../other/output", "JOB/output//model", "/output", "JOB/./output"]
+)
+def test_what_is_no_directory_of_a_job_is_refused(api: Api, rest: str) -> None:
+    document = named(f"artifacts:{rest.replace('JOB', api.submit())}")
+    assert "write artifacts:JOB/output/model" in refused_name(api, document, "model_id")
+
+
+def refused_name(api: Api, document: dict[str, Any], field: str, **options: Any) -> str:
+    """What is said of a base model's field, alike by a submission and by a question before it."""
+    said = [api.call("POST", f"/v1/jobs{more}", 422, json=document, **options)["details"] for more in ("", "/validate")]
+    assert said[0] == said[1]
+    assert [detail["field"] for detail in said[0]] == [f"training_config.base_model.{field}"]
+    return str(said[0][0]["message"])
+
+
 def test_remote_code_is_403_unless_the_server_allows_it(api: Api) -> None:
     document = tuned(base_model={"model_id": "org/model", "trust_remote_code": True})
     error = api.call("POST", "/v1/jobs", 403, json=document)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +215,40 @@ def test_show_tells_all_about_a_failure(tm: Tm, submit: Submit, status: Wait) ->
     assert "EXITED_NONZERO" in shown
     assert "a last word" in shown
     assert "fault: user" in shown
+
+
+SLOW = """
+import http.server, os, time
+time.sleep(3)
+http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def test_show_counts_how_long_a_job_ran_from_when_it_started(tm: Tm, submit: Submit, status: Wait) -> None:
+    """Also one whose processes run for a while before it is TRAINING."""
+    job_id = submit("", workload={"kind": "service", "argv": [sys.executable, "-c", SLOW], "port_environment": "PORT"})
+    status(job_id, "TRAINING")
+    tm("cancel", job_id)
+    status(job_id, "CANCELLED")
+
+    job = json.loads(tm("show", job_id, "--json").stdout)
+    shown = dict(line.split(maxsplit=1) for line in tm("show", job_id).stdout.splitlines() if len(line.split()) > 1)
+
+    started, finished = (datetime.fromisoformat(shown[name]) for name in ("started", "finished"))
+    assert float(shown["ran"].removesuffix("s")) >= 3
+    # Both are shown to the second.
+    assert abs((finished - started).total_seconds() - job["runtime_seconds"]) <= 1.5
+
+
+def test_show_sums_the_attempts_that_ran(tm: Tm, submit: Submit, status: Wait, tmp_path: Path) -> None:
+    script = f"sleep 0.5; test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; kill -9 $$; }}"
+    job_id = submit(script, scheduling_config={"max_retries": 1})
+    status(job_id, "COMPLETED")
+
+    shown = tm("show", job_id).stdout
+    ran = re.search(r"ran +([0-9.]+)s in 2 attempts", shown)
+    assert ran, shown
+    assert 1.0 <= float(ran[1]) < 5.0  # without the 5 s until it was tried again
 
 
 def test_show_of_several_jobs_as_json_is_a_list(tm: Tm, submit: Submit) -> None:

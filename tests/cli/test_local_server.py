@@ -39,13 +39,13 @@ def home(tmp_path: Path) -> Iterator[Path]:
     retire_fork_server(directory)
 
 
-def job_file(tmp_path: Path, script: str) -> str:
+def job_file(tmp_path: Path, script: str, **workload: str) -> str:
     file = tmp_path / "job.json"
     file.write_text(
         json.dumps(
             {
                 "name": "local",
-                "workload": {"kind": "command", "argv": ["sh", "-c", script]},
+                "workload": {"kind": "command", "argv": ["sh", "-c", script], **workload},
                 "resource_config": {"gpu_count": 0},
             }
         )
@@ -53,8 +53,8 @@ def job_file(tmp_path: Path, script: str) -> str:
     return str(file)
 
 
-def submitted(tm: Callable[..., Result], tmp_path: Path, script: str) -> str:
-    result = tm("submit", job_file(tmp_path, script), "--json")
+def submitted(tm: Callable[..., Result], tmp_path: Path, script: str, **workload: str) -> str:
+    result = tm("submit", job_file(tmp_path, script, **workload), "--json")
     assert result.exit_code == 0, result.stderr
     return str(json.loads(result.stdout)["job_id"])
 
@@ -85,6 +85,28 @@ def test_command_that_needs_a_server_starts_it(tm: Callable[..., Result]) -> Non
     assert second.stderr == ""
     assert "is down" in tm("down").stdout
     assert tm("down").stdout == "No local server runs.\n"
+
+
+@pytest.mark.usefixtures("home")
+def test_server_is_started_with_data_roots_and_reads_there_alone(
+    tm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    up = tm("up", "--data-root", "first", "--data-root", str(tmp_path / "second"))
+    assert up.exit_code == 0, up.stderr
+
+    server = local.find()
+    assert server is not None
+    assert server.data_roots == (tmp_path / "first", tmp_path / "second")
+    for name, status in (("first", "COMPLETED"), ("second", "COMPLETED"), ("third", "FAILED")):
+        job_id = submitted(tm, tmp_path, "true", working_directory=str(tmp_path / name))
+        wait_for(lambda job_id=job_id, status=status: status_of(job_id) == status)
+    assert "third lies outside the directories that this server allows" in tm("show", job_id).stdout
+    again = tm("up", "--data-root", "third")
+    assert "runs already" in again.stdout
+    assert "runs with the settings of its start" in again.stderr
 
 
 @pytest.mark.usefixtures("home")

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_server import Server
 from typer.testing import Result
 
 from trainmaster.cli.progress import brief, percent
+from trainmaster.sdk import Client
 
 pytestmark = pytest.mark.usefixtures("connected")
 
@@ -58,6 +60,41 @@ def test_unknown_hyperparameter_is_named_with_the_nearest(tm: Tm, tmp_path: Path
     result = tm("submit", written(tmp_path, hyperparameters={"learning_rat": 1}))
     assert result.exit_code == 1
     assert "did you mean 'learning_rate'?" in result.stderr
+
+
+def uploads(server: Server) -> list[str]:
+    return [path.name for path in (server.directory / "blobs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training_type": "DPO"}, "training_type DPO is not available in this version"),
+        ({"hyperparameters": {"learning_rat": 1}}, "did you mean 'learning_rate'?"),
+        ({"base_model": {"model_id": "artifacts:job-none/output/model"}}, "there is no job job-none"),
+        ({"resume_from_checkpoint": "none"}, "there is no committed checkpoint 'none'"),
+    ],
+)
+def test_training_that_is_refused_is_so_before_its_files_are_sent(
+    tm: Tm, tmp_path: Path, connected: Server, client: Client, changes: dict[str, Any], says: str
+) -> None:
+    before, jobs = uploads(connected), len(list(client.list()))
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "{tmp_path}"}}\n')
+    result = tm("submit", written(tmp_path, **changes))
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert "Sends" not in result.stderr
+    assert uploads(connected) == before
+    assert len(list(client.list())) == jobs
+
+
+def test_training_that_is_accepted_has_its_files_sent_once(tm: Tm, tmp_path: Path, connected: Server) -> None:
+    before = uploads(connected)
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "{tmp_path}"}}\n')
+    first, second = tm("submit", written(tmp_path)), tm("submit", written(tmp_path))
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr
+    assert "Sends rows.jsonl" in first.stderr
+    assert len(uploads(connected)) == len(before) + 1
 
 
 @pytest.mark.parametrize(

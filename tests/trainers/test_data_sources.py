@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import socket
 import tarfile
@@ -531,6 +532,35 @@ def test_wrong_keys_of_s3_are_refused_for_good(s3_root: str, access: Access, mon
         fetch_source(Source(path=f"{s3_root}/a.jsonl"), access)
 
 
+# What other jobs left
+
+
+def test_model_that_another_job_left_is_read_where_it_lies(access: Access, tmp_path: Path) -> None:
+    artifacts = tmp_path / "artifacts"
+    left = artifacts / "job-a" / "output" / "model"
+    left.mkdir(parents=True)
+    for name, content in MODEL.items():
+        (left / name).write_bytes(content)
+    (left.parent / "out").symlink_to("../../job-b/output")
+    (artifacts / "job-b" / "output").mkdir(parents=True)
+    (artifacts / "job-b" / "output" / "config.json").write_bytes(b"{}")
+    name = "artifacts:job-a/output/model"
+    inside = replace(access, artifacts=artifacts)
+    assert fetch_model({"model_id": name}, inside) == left
+    assert fetch_model({"model_id": name, "source": "artifacts"}, inside) == left
+    assert fetch_tokenizer({"model_id": "org/other"}, name, inside) == left
+    assert not left_to_the_script({"model_id": name})
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        fetch_model({"model_id": "artifacts:job-a/output"}, inside)
+    for wrong in ("output/absent", "output/out"):
+        with pytest.raises(InputError, match="has left no such directory, or it was removed since"):
+            fetch_model({"model_id": f"artifacts:job-a/{wrong}"}, inside)
+    with pytest.raises(InputError, match="is no directory of a job"):
+        fetch_model({"model_id": "artifacts:job-a/../job-b/output"}, inside)
+    with pytest.raises(InputError, match="known where jobs run alone"):
+        fetch_model({"model_id": name}, access)
+
+
 # The Hub
 
 
@@ -615,6 +645,27 @@ def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: 
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
         with pytest.raises(UnavailableError, match="does not answer"):
             fetch_model({"model_id": "org/other"}, access)
+
+
+def test_hub_that_cannot_be_reached_is_told_in_two_lines(
+    hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a job's log shows: that it is tried again, once, and what to do."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("huggingface_hub").handlers[0], "emit", lambda each: lines.append(each.msg))
+    with pytest.raises(UnavailableError) as caught:
+        fetch_model({"model_id": "org/tiny"}, access)
+    assert len(lines) == 1
+    assert lines[0].startswith("The Hub is asked again for a while: '[Errno 111] Connection refused'")
+    assert str(caught.value).startswith("org/tiny: the Hub at http://127.0.0.1:9 does not answer: ")
+    assert "training_config.environment.HF_ENDPOINT" in str(caught.value)
+    assert "a directory of this machine, with a leading / or ./" in str(caught.value)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.repositories["models/org/tiny"] = MODEL
+    assert fetch_model({"model_id": "org/tiny"}, access).is_dir()
+    assert len(lines) == 1
 
 
 def test_offline_says_so_and_uses_what_is_there(hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:

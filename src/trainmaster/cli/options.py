@@ -64,6 +64,15 @@ DataDirOption = Annotated[
     Path | None,
     typer.Option("--data-dir", help="All of its state; by default TRAINMASTER_HOME, else ~/.trainmaster."),
 ]
+DataRootOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data-root",
+        metavar="PATH",
+        help="Where paths that jobs name may lie; by default your home. May be repeated.",
+        show_default=False,
+    ),
+]
 LabelOption = Annotated[list[str], typer.Option("--label", "-l", metavar="KEY=VALUE", help="May be repeated.")]
 
 

@@ -16,12 +16,12 @@ from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
 from trainmaster.core.spec import SubmitJobRequest, load_stored
 from trainmaster.core.training.document import training_document
-from trainmaster.core.training.sources import SOURCE_TYPES, file_path, fixed_part, scheme_of
+from trainmaster.core.training.sources import SOURCE_TYPES, ModelSource, file_path, fixed_part, left_by_job, scheme_of
 from trainmaster.core.training.support import missing, missing_options
 from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.core.workloads.script import ScriptSpec
-from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths
+from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths, models_from
 
 SERVICES = ("scaidrive", "scaiatlas")
 """Schemes, and sources of models, that lead to a service whose address a server has to know."""
@@ -43,10 +43,12 @@ class Admission:
         self,
         *,
         data_roots: Sequence[Path] = (),
+        artifacts: Path = Path(),
         services: Collection[str] = (),
         installed: Callable[[str], bool] = importable,
     ) -> None:
-        """Take what this server has: where files may lie, the services that it knows, what local workers can import."""
+        """Take what this server has: where files may lie, where jobs leave theirs, services, what workers import."""
+        self._artifacts = artifacts.resolve()
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
         self._installed = installed
@@ -110,6 +112,8 @@ class Admission:
                 if not where.exists() and not Path(fixed_part(str(where))).is_dir():
                     yield f"{field}: there is no {where} on the server; check the path"
         base, preprocess = training.base_model, data.preprocess
+        for field, name in models_from(ModelSource.ARTIFACTS, base, data):
+            yield from self._not_left(field, name)
         named = {str(base.source), *(SOURCE_TYPES.get((source.type or "").lower()) for source in data.sources)}
         paths = [base.model_id, base.tokenizer_id, preprocess.tokenizer_id, *(source.path for source in data.sources)]
         named |= {scheme_of(path) for path in paths if path}
@@ -119,6 +123,16 @@ class Admission:
         output = file_path(request.output_config.output_path or "")
         if output:
             yield from self._outside(output, "output_config.output_path:")
+
+    def _not_left(self, field: str, name: str) -> Iterator[str]:
+        wanted = left_by_job(name)
+        own = self._artifacts / wanted.job_id
+        found = (own / wanted.path).resolve()
+        if not found.is_relative_to(own) or not found.is_dir():
+            yield (
+                f"{field}: job {wanted.job_id} has left no directory {wanted.path}; what a training leaves is there "
+                f"when it has COMPLETED, and `trainmaster show {wanted.job_id}` names it"
+            )
 
     def _outside(self, path: str, what: str) -> Iterator[str]:
         resolved = Path(path).resolve()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from trainmaster.core.errors import ConflictError, RefusedError
 from trainmaster.core.training.support import TRAIN_EXTRA
 from trainmaster.protocol.environment import CACHE_DIR, RESERVED_PREFIX, TOKENS
 from trainmaster.protocol.trees import remove_tree
+from trainmaster.protocol.users import User
 from trainmaster.settings import Settings
 
 TIMEOUT_S = 120.0
@@ -42,7 +42,6 @@ MAX_ANSWER_BYTES = 32 << 20
 """What a check may say: the server holds it in memory."""
 NEEDED = ("transformers", "datasets")
 """Packages without which nothing can be looked at."""
-_NOBODYS_GROUP = 65534
 _LAST_BYTES = 64 << 10
 _ENDPOINTS = frozenset({"HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
 _PASSED = _ENDPOINTS | {
@@ -140,6 +139,7 @@ class DataChecks:
 
     def _exit_code(self, check: DataCheck, directory: Path, uid: int | None, streams: Sequence[IO[bytes]]) -> int:
         """Run the process to its end, or end it; its exit code."""
+        user = None if uid is None else User.of(uid)
         try:
             process = subprocess.Popen(
                 # Without -P, a shipped file would be imported in the place of a module of its name.
@@ -150,7 +150,9 @@ class DataChecks:
                 stdin=streams[0],
                 stdout=streams[1],
                 stderr=streams[2],
-                **_identity(uid),
+                user=user.uid if user else None,
+                group=user.gid if user else None,
+                extra_groups=user.groups if user else None,
             )
         except PermissionError as error:
             raise RefusedError(
@@ -214,18 +216,6 @@ def _place(content: Path, target: Path, *, linked: bool) -> None:
         else:
             return
     shutil.copyfile(content, target)
-
-
-def _identity(uid: int | None) -> dict[str, Any]:
-    """As whom the process runs."""
-    if uid is None:
-        return {}
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return {"user": uid, "group": _NOBODYS_GROUP, "extra_groups": []}
-    groups: Sequence[int] = os.getgrouplist(entry.pw_name, entry.pw_gid)
-    return {"user": uid, "group": entry.pw_gid, "extra_groups": groups}
 
 
 def _failure(code: int, errors: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from trainmaster.coordinator.accepting import Named, accepted, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.tenants import LOCAL, Tenants
 from trainmaster.coordinator.vault import Vault
@@ -29,11 +30,9 @@ from trainmaster.core.errors import (
     StaleWriteError,
 )
 from trainmaster.core.job import Change, Checkpoint, Job, merge
-from trainmaster.core.retention import best_checkpoint
 from trainmaster.core.spec import SubmitJobRequest, secret_values, with_server_defaults
 from trainmaster.core.states import TERMINAL
 from trainmaster.core.submission import check_retry, child_request, in_queue, new_job_id, submit
-from trainmaster.core.workloads import compile_launch
 from trainmaster.store import blobs, checkpoints, idempotency, jobs, queues
 from trainmaster.store import secrets as sealed_secrets
 from trainmaster.store.database import Database
@@ -107,15 +106,26 @@ class Commands:
         if request.data_config is not None:
             request = with_server_defaults(request, seed=secrets.randbelow(2**31))
         change = self._new_job(scope, request, created_by=created_by)
-        blobs_used = {blob.sha256 for blob in compile_launch(request).blobs}
         sealed = self._sealed(change.job, secret_values(request), tokens)
+        named = named_in(request)
 
         def work(connection: Connection) -> Outcome:
             return self._once(
-                connection, scope, idempotency, lambda: self._insert(connection, scope, change, blobs_used, sealed)
+                connection, scope, idempotency, lambda: self._insert(connection, scope, change, named, sealed)
             )
 
         return self._write(work)
+
+    def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
+        """See that `submit` would take a request, once the files are here that it ships."""
+        change, named = self._new_job(scope, request, created_by=created_by), named_in(request)
+
+        def work(connection: Connection) -> None:
+            self._accepted(connection, scope, change, named)
+            jobs.require_free_handle(connection, scope, change.job)
+
+        # Nothing is written; but tenants are asked on that thread alone.
+        return self._database.write(work)
 
     def cancel(
         self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
@@ -164,7 +174,7 @@ class Commands:
 
         def edited(connection: Connection, job: Job) -> Change | None:
             if queue is not None:
-                _check_queue(connection, scope, queue, "queue")
+                check_queue(connection, scope, queue, "queue")
             return decide.edit(job, now=self._clock(), priority=priority, queue=queue, labels=labels)
 
         return self._command(scope, job_id, idempotency, edited)
@@ -211,9 +221,9 @@ class Commands:
                     else parent.own_checkpoint_id or parent.resume_checkpoint_id
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-                used = {blob.sha256 for blob in compile_launch(request).blobs}
                 inherited = self._vault.open(connection, parent, until_end=False)
-                return self._insert(connection, scope, change, used, self._sealed(change.job, inherited, tokens))
+                sealed = self._sealed(change.job, inherited, tokens)
+                return self._insert(connection, scope, change, named_in(request), sealed)
 
             return self._once(connection, scope, idempotency, child)
 
@@ -264,26 +274,25 @@ class Commands:
         connection: Connection,
         scope: Scope,
         change: Change,
-        blobs_used: Collection[str],
+        named: Named,
         sealed: Sequence[SealedSecret],
     ) -> Outcome:
+        change = self._accepted(connection, scope, change, named)
         job = change.job
-        if self._tenants is not None and job.backend == LOCAL:
-            self._tenants.require(connection, scope, job.account_id)
-        _check_queue(connection, scope, job.queue, "scheduling_config.queue")
-        if job.resume_checkpoint_id and job.parent_job_id is None:
-            chosen = _named_checkpoint(connection, scope, job, job.resume_checkpoint_id)
-            job = job.evolve(resume_checkpoint_id=chosen.checkpoint_id)
-            change = Change(job=job, events=change.events)
         jobs.insert(connection, scope, change)
         sealed_secrets.put(connection, scope, job, sealed)
         try:
-            blobs.use(connection, scope, job, blobs_used, job.created_at)
+            blobs.use(connection, scope, job, named.blobs, job.created_at)
         except NotFoundError as error:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
         METERS.submissions += 1
         return Outcome(job=job)
+
+    def _accepted(self, connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
+        if self._tenants is not None and change.job.backend == LOCAL:
+            self._tenants.require(connection, scope, change.job.account_id)
+        return accepted(connection, scope, change, named)
 
     def _command(
         self,
@@ -344,24 +353,6 @@ def _decide(
         if jobs.apply(connection, scope, change):
             return Outcome(job=change.job)
     raise StaleWriteError
-
-
-def _check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
-    if not queues.exists(connection, scope, queue):
-        known = ", ".join(queue.name for queue in queues.all(connection, scope))
-        raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
-
-
-def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
-    """What a new job goes on from: the checkpoint that it names, of any job of the account, or that job's best."""
-    try:
-        named = checkpoints.get(connection, scope, checkpoint_id)
-    except NotFoundError:
-        message = f"there is no committed checkpoint {checkpoint_id!r}"
-        raise SpecError([Problem(field="training_config.resume_from_checkpoint", message=message)]) from None
-    if not job.resumes_from_best:
-        return named
-    return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named
 
 
 def _checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:

@@ -59,6 +59,7 @@ def attempt_request(
                 node_id=share.node_id,
                 address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
                 gpus=_devices(nodes.get(share.node_id), share.gpus),
+                cpu_cores=share.cpu_cores,
             )
             for share in attempt.shares
         ),
@@ -84,7 +85,8 @@ def fetching_environment(settings: Settings) -> dict[str, str]:
         variables.SCAIATLAS_URL: settings.scaiatlas_url,
     }
     return {
-        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.data_roots or (Path.home(),))),
+        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.readable_roots)),
+        variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
         variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
         **{name: url for name, url in services.items() if url},
     }

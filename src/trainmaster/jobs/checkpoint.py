@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainmaster.jobs.flushing import flush_path
+
 MANIFEST = "manifest.json"
 """Written last into a checkpoint; a file of this name at its top belongs to the protocol."""
 MAX_MANIFEST_BYTES = 64 << 20
@@ -179,7 +181,7 @@ def describe(
         described = tuple(pool.map(lambda file: _describe(directory, file, known, flush=flush), files))
     if flush:
         for inner in directories:
-            flush_directory(inner)
+            flush_path(inner)
     return described
 
 
@@ -194,7 +196,7 @@ def seal(directory: Path, manifest: Manifest, *, known_digests: Mapping[str, str
         target.write(sealed.to_bytes())
         target.flush()
         os.fsync(target.fileno())
-    flush_directory(directory)
+    flush_path(directory)
     return sealed
 
 
@@ -211,16 +213,7 @@ def publish(directory: Path, target: Path) -> None:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise FileExistsError(errno.EEXIST, "a checkpoint is never replaced", str(target)) from error
         raise
-    flush_directory(target.parent)
-
-
-def flush_directory(directory: Path) -> None:
-    """Make the names in a directory last."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_path(target.parent)
 
 
 def _contents(directory: Path) -> tuple[list[Path], list[Path]]:

@@ -16,13 +16,13 @@ from trainmaster.jobs.checkpoint import (
     CorruptCheckpointError,
     Manifest,
     committed,
-    flush_directory,
     publish,
     read_manifest,
     require_same,
     seal,
     verify,
 )
+from trainmaster.jobs.flushing import flush_path
 from trainmaster.jobs.locking import Lock, file_lock
 from trainmaster.jobs.roots import checked
 
@@ -137,7 +137,7 @@ class LocalRoot:
             os.pwrite(descriptor, f"{target}\n".encode(), 0)
             os.fsync(descriptor)
             os.replace(new, path)
-        flush_directory(path.parent)
+        flush_path(path.parent)
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         """Held by the kernel until the block ends or the process dies."""
@@ -172,7 +172,7 @@ def _make_lasting(directory: Path) -> None:
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        flush_directory(path.parent)
+        flush_path(path.parent)
 
 
 @contextlib.contextmanager

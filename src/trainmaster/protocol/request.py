@@ -25,6 +25,8 @@ class NodeAssignment:
     """Where the other nodes of the gang reach this one."""
     gpus: tuple[str, ...] = ()
     """What CUDA_VISIBLE_DEVICES shall hold, in order."""
+    cpu_cores: int = 0
+    """How many are booked for it there; 0: the job did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,10 @@ class AttemptRequest:
         known["launch"] = launch_from_json(document["launch"])
         known["nodes"] = tuple(
             NodeAssignment(
-                node_id=node["node_id"], address=node.get("address", "127.0.0.1"), gpus=tuple(node.get("gpus", ()))
+                node_id=node["node_id"],
+                address=node.get("address", "127.0.0.1"),
+                gpus=tuple(node.get("gpus", ())),
+                cpu_cores=node.get("cpu_cores", 0),
             )
             for node in document["nodes"]
         )

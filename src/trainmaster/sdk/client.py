@@ -24,6 +24,7 @@ from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.following import Following
 from trainmaster.sdk.results import Results
 from trainmaster.sdk.types import (
+    CheckedJob,
     ControlledJob,
     Event,
     EventPage,
@@ -116,6 +117,10 @@ class Client:
     def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> Submitted:
         """Submit a job. Sent again when the connection breaks, and still submitted once."""
         return cast(Submitted, self._change("POST", "/v1/jobs", document, idempotency_key, self._tokens))
+
+    def validate(self, document: Mapping[str, Any]) -> CheckedJob:
+        """See whether `submit` would take a job, and which of its files have to be uploaded first; nothing is kept."""
+        return cast(CheckedJob, self._change("POST", "/v1/jobs/validate", document, headers=self._tokens))
 
     def get(self, job: str) -> Job:
         """A job, with all that the server knows about it."""
@@ -232,11 +237,10 @@ class Client:
         """Whether the server can work; raises UnavailableError, with the reason, when it cannot."""
         return cast(Mapping[str, Any], self._connection.call("GET", "/readyz") or {})
 
-    def upload_blob(self, path: str | Path) -> str:
-        """Send a file by its content, unless the server has it; returns its sha256."""
+    def upload_blob(self, path: str | Path, *, sha256: str | None = None) -> str:
+        """Send a file by its content, unless the server has it; returns its sha256, which the caller may know."""
         path = Path(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256 or digest_of(path)
         try:
             self._connection.call("HEAD", f"/v1/blobs/{digest}")
         except NotFoundError:
@@ -275,6 +279,12 @@ class Client:
     ) -> Any:
         keyed = {**headers, "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return self._connection.call(method, path, json=body, headers=keyed)
+
+
+def digest_of(path: Path) -> str:
+    """The sha256 of a file, by which the server knows it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _path(job: str, route: str = "") -> str:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +43,8 @@ class LocalServer:
     version: str
     process: ProcessIdentity
     data_dir: Path
+    data_roots: tuple[Path, ...] = ()
+    """Below these it lets jobs read files where they are."""
 
 
 def data_dir() -> Path:
@@ -86,13 +88,14 @@ def running() -> LocalServer | None:
             version=str(said["version"]),
             process=process,
             data_dir=directory,
+            data_roots=tuple(Path(root) for root in said.get("data_roots", ())),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # never started, or it is just being written
 
 
-def start(config: Path | None = None, *, asked: bool = False) -> LocalServer:
-    """The local server; started, detached from this process and with a settings file, when none runs.
+def start(config: Path | None = None, *, data_roots: Sequence[Path] = (), asked: bool = False) -> LocalServer:
+    """The local server; started, detached from this process and with these settings, when none runs.
 
     Where somebody ran `trainmaster serve` last, none is started unless a person `asked` for it: theirs has settings of
     its own, and is only down for a moment.
@@ -111,7 +114,7 @@ def start(config: Path | None = None, *, asked: bool = False) -> LocalServer:
                 f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, so start it as "
                 "it was, or let `trainmaster up` start one here"
             )
-        return find() or _started(config)
+        return find() or _started(_arguments(config, data_roots))
 
 
 def stop() -> bool:
@@ -174,8 +177,14 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _started(config: Path | None) -> LocalServer:
-    process = _spawn(config)
+def _arguments(config: Path | None, data_roots: Sequence[Path]) -> list[str]:
+    """What `serve` is told. It runs in a directory of its own, where a relative path would lead elsewhere."""
+    named = ["--config", str(config.absolute())] if config else []
+    return [*named, *(word for root in data_roots for word in ("--data-root", str(root.absolute())))]
+
+
+def _started(arguments: Sequence[str]) -> LocalServer:
+    process = _spawn(arguments)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
@@ -193,13 +202,12 @@ _children: list[subprocess.Popen[bytes]] = []
 """Servers that this process started. They outlive it; the list only keeps Python from complaining about that."""
 
 
-def _spawn(config: Path | None) -> subprocess.Popen[bytes]:
+def _spawn(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     directory = data_dir()
-    named = ["--config", str(config.absolute())] if config else []
     log = os.open(log_file(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainmaster", "serve", "--data-dir", str(directory), "--free-port", *named],
+            [sys.executable, "-m", "trainmaster", "serve", "--data-dir", str(directory), "--free-port", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,23 +1,60 @@
-"""Files that a job names and the server does not have: sent by content, before the job is submitted."""
+"""Files that a job names and the server does not have: sent by content, once the server would take the job."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.sdk.client import Client
+from trainmaster.sdk.client import Client, digest_of
 from trainmaster.sdk.errors import ApiError, ShippingError
 from trainmaster.sdk.local import running
 from trainmaster.sdk.training_files import TRAINER, Named, named_files, names_training, with_paths
+from trainmaster.sdk.types import Submitted
 
 LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
 """Directories that nobody means when they ship the one around them."""
 MAX_FILES = 8192
 """What a server takes with one job."""
 _REMEDY = "put it where the server finds it, and give its absolute path there, or an s3:// or http(s):// URL"
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A job and the files that go along with it."""
+
+    document: dict[str, Any]
+    """With digests in the place of what it names here."""
+    files: dict[str, Path] = field(default_factory=dict)
+    """By their digests."""
+    announcements: list[str] = field(default_factory=list)
+    """Lines about what is sent of a training."""
+
+    def add(self, path: Path, target: str) -> dict[str, Any]:
+        """Take a file along; the entry of `workload.files` that says where it goes."""
+        try:
+            digest, executable = digest_of(path), os.access(path, os.X_OK)
+        except OSError as error:
+            raise ShippingError(f"cannot send {path}: {error.strerror}") from error
+        self.files[digest] = path
+        return {"path": target, "sha256": digest} | ({"executable": True} if executable else {})
+
+    def send(self, client: Client, tell: Callable[[str], None]) -> None:
+        """Upload the files that the server does not have."""
+        for line in self.announcements:
+            tell(line)
+        for digest, path in self.files.items():
+            try:
+                client.upload_blob(path, sha256=digest)
+            except OSError as error:
+                raise ShippingError(f"cannot send {path}: {error.strerror}") from error
+            except ApiError as error:
+                if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                    raise
+                raise ShippingError(f"cannot send {path}: {error.message}; {_REMEDY}") from error
 
 
 def ship(
@@ -28,31 +65,55 @@ def ship(
     weights: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Upload what the job names and the server does not have; returns the document with digests in the place of that.
+    """Upload what a job names; its document with digests in the place of that. The rest is as of `submit`."""
+    parcel = pack(client, document, base, weights=weights)
+    parcel.send(client, tell)
+    return parcel.document
+
+
+def submit(
+    client: Client, document: Mapping[str, Any], base: Path, *, tell: Callable[[str], None] = lambda _: None
+) -> Submitted:
+    """Submit a job with the files that it names: `pack` says which. What the server would refuse is not uploaded.
+
+    `tell` is called with a line about what is sent of a training.
+
+    Raises:
+        ShippingError: a file is not there, or cannot be read or sent.
+    """
+    parcel = pack(client, document, base)
+    # Where others are missing, which the document names by their digests, the submission says so.
+    if parcel.files and parcel.files.keys() >= set(client.validate(parcel.document)["missing_blobs"]):
+        parcel.send(client, tell)
+    return client.submit(parcel.document)
+
+
+def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bool = True) -> Parcel:
+    """Find what the job names and the server does not have.
 
     - `workload.files[].source`: a local file or a directory, relative to `base`; `path` is where it goes (by default
       the same relative path).
     - `workload.path` of a script that exists relative to `base` and is not among the files: sent along.
     - the modules of a job class that lie in `base`, as files or as packages: likewise.
 
-    - what a training names relative to `base` (data, models, tokenizers, its own script): made absolute for the local
-      server, and sent to any other.
+    - what a training names relative to `base` (data, models, tokenizers, its own script): made absolute where the
+      local server reads it, and sent otherwise.
 
-    `tell` is called with a line about what is sent of a training. With `weights` false, those of its model stay here:
-    who looks at data needs the tokenizer alone.
+    With `weights` false, those of a training's model stay here: who looks at data needs the tokenizer alone.
 
     Raises:
-        ShippingError: a file is not there, or cannot be read or sent.
+        ShippingError: a file is not there, or cannot be read.
     """
+    parcel = Parcel(dict(document))
     if names_training(document):
-        document = _with_training(client, document, base, tell, weights=weights)
-    workload = document.get("workload")
+        _pack_training(parcel, client, base, weights=weights)
+    workload = parcel.document.get("workload")
     if not isinstance(workload, Mapping):
-        return dict(document)
+        return parcel
     files: list[Any] = []
     for index, entry in enumerate(_entries(workload)):
         if isinstance(entry, Mapping) and "source" in entry:
-            files += _shipped(client, entry, base, f"workload.files[{index}]")
+            files += _packed(parcel, entry, base, f"workload.files[{index}]")
         else:
             files.append(entry)
     changed = {**workload, "files": files} if files else {**workload}
@@ -60,18 +121,18 @@ def ship(
     if script is not None:
         # The server takes plain paths inside the working directory; what lies elsewhere here goes by its name.
         target = script.name if ".." in script.parts else script.as_posix()
-        changed |= {"path": target, "files": [*files, _upload(client, base / script, target)]}
-    modules = [file for name in _local_modules(workload, files) for file in _module(client, base, name)]
+        changed |= {"path": target, "files": [*files, parcel.add(base / script, target)]}
+    modules = [file for name in _local_modules(workload, files) for file in _module(parcel, base, name)]
     if modules:
         changed |= {"files": [*files, *modules]}
-    return {**document, "workload": changed}
+    parcel.document["workload"] = changed
+    return parcel
 
 
-def _with_training(
-    client: Client, document: Mapping[str, Any], base: Path, tell: Callable[[str], None], *, weights: bool
-) -> dict[str, Any]:
+def _pack_training(parcel: Parcel, client: Client, base: Path, *, weights: bool) -> None:
+    document = parcel.document
     here = running()
-    on_this_machine = here is not None and here.url == client.url
+    readable = here.data_roots if here is not None and here.url == client.url else ()
     workload = document.get("workload") or {"kind": TRAINER}
     declared = {str(entry.get("path", entry.get("source"))).rstrip("/") for entry in _mappings(_entries(workload))}
     paths: dict[tuple[str | int, ...], str] = {}
@@ -80,19 +141,17 @@ def _with_training(
         named = each if weights else each.without_weights()
         if any(named.target == path or named.target.startswith(f"{path}/") for path in declared):
             continue
-        # The local server lets jobs read what lies in the user's home, unless it was told otherwise.
-        if on_this_machine and named.path.is_relative_to(Path.home()):
+        if any(Path(os.path.realpath(named.path)).is_relative_to(os.path.realpath(root)) for root in readable):
             paths[named.place] = str(named.path)
             continue
         if len(named.files) > MAX_FILES:
             raise ShippingError(f"{named.field}: has {len(named.files)} files, at most {MAX_FILES} go along; {_REMEDY}")
-        tell(_announcement(named))
+        parcel.announcements.append(_announcement(named))
         paths[named.place] = named.target
-        files |= {target: _upload(client, path, target) for path, target in named.files}
-    changed = with_paths(document, paths)
+        files |= {target: parcel.add(path, target) for path, target in named.files}
+    parcel.document = with_paths(document, paths)
     if files:
-        changed["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
-    return changed
+        parcel.document["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
 
 
 def _announcement(named: Named) -> str:
@@ -118,7 +177,7 @@ def _entries(workload: Mapping[str, Any]) -> list[Any]:
     return files if isinstance(files, list) else []
 
 
-def _shipped(client: Client, entry: Mapping[str, Any], base: Path, field: str) -> Iterator[dict[str, Any]]:
+def _packed(parcel: Parcel, entry: Mapping[str, Any], base: Path, field: str) -> Iterator[dict[str, Any]]:
     source = str(entry["source"])
     local = base / Path(source).expanduser()
     if "sha256" in entry:
@@ -128,10 +187,10 @@ def _shipped(client: Client, entry: Mapping[str, Any], base: Path, field: str) -
     target = PurePosixPath(str(entry.get("path", source)))
     rest = {key: value for key, value in entry.items() if key not in ("source", "path")}
     if not local.is_dir():
-        yield _upload(client, local, str(target)) | rest
+        yield parcel.add(local, str(target)) | rest
         return
     for file in _files_below(local):
-        yield _upload(client, file, str(target / file.relative_to(local).as_posix())) | rest
+        yield parcel.add(file, str(target / file.relative_to(local).as_posix())) | rest
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
@@ -162,22 +221,9 @@ def _local_modules(workload: Mapping[str, Any], files: list[Any]) -> list[str]:
     return [top for top in tops if top and not {top, f"{top}.py"} & shipped]
 
 
-def _module(client: Client, base: Path, name: str) -> Iterator[dict[str, Any]]:
+def _module(parcel: Parcel, base: Path, name: str) -> Iterator[dict[str, Any]]:
     if (base / f"{name}.py").is_file():
-        yield _upload(client, base / f"{name}.py", f"{name}.py")
+        yield parcel.add(base / f"{name}.py", f"{name}.py")
     elif (base / name).is_dir():
         for file in _files_below(base / name):
-            yield _upload(client, file, file.relative_to(base).as_posix())
-
-
-def _upload(client: Client, path: Path, target: str) -> dict[str, Any]:
-    try:
-        digest = client.upload_blob(path)
-        executable = os.access(path, os.X_OK)
-    except OSError as error:
-        raise ShippingError(f"cannot send {path}: {error.strerror}") from error
-    except ApiError as error:
-        if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            raise
-        raise ShippingError(f"cannot send {path}: {error.message}; {_REMEDY}") from error
-    return {"path": target, "sha256": digest} | ({"executable": True} if executable else {})
+            yield parcel.add(file, file.relative_to(base).as_posix())

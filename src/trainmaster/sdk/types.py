@@ -39,6 +39,13 @@ class Submitted(TypedDict):
     checkpoint_id: str | None
 
 
+class CheckedJob(TypedDict):
+    """A job that would be accepted."""
+
+    missing_blobs: list[str]
+    """Digests of files that have to be uploaded before it is submitted."""
+
+
 class GpuUse(TypedDict):
     """One GPU that a job holds."""
 

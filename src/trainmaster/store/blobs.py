@@ -14,6 +14,8 @@ from trainmaster.store import schema
 from trainmaster.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
+_DIGESTS_PER_QUERY = 500
+"""Databases bound the number of a query's parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,17 @@ def get(connection: Connection, scope: Scope, sha256: str) -> Blob | None:
     """The account's blob of a digest; in the scope of everything, any account's."""
     row = connection.execute(scope.limit(_SELECT.where(_blobs.c.sha256 == sha256), _blobs.c.account_id)).first()
     return None if row is None else Blob(**row._mapping)
+
+
+def missing(connection: Connection, scope: Scope, digests: Iterable[str]) -> list[str]:
+    """Those of the digests of which the account has no blob."""
+    wanted = sorted(set(digests))
+    kept: set[str] = set()
+    for start in range(0, len(wanted), _DIGESTS_PER_QUERY):
+        some = _blobs.c.sha256.in_(wanted[start : start + _DIGESTS_PER_QUERY])
+        query = sa.select(_blobs.c.sha256).where(some, _blobs.c.account_id == scope.account)
+        kept.update(connection.execute(query).scalars())
+    return [sha256 for sha256 in wanted if sha256 not in kept]
 
 
 def use(connection: Connection, scope: Scope, job: Job, digests: Iterable[str], now: float) -> None:

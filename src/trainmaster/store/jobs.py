@@ -29,12 +29,21 @@ def insert(connection: Connection, scope: Scope, change: Change) -> None:
         HandleTakenError: another job of the account, not deleted, has its handle.
     """
     job = change.job
-    scope.require(job.account_id)
-    if job.handle is not None and connection.execute(_BY_HANDLE, _handle(job.account_id, job.handle)).first():
-        raise HandleTakenError(f"another job has the handle {job.handle}")
+    require_free_handle(connection, scope, job)
     _INSERT.execute(connection, job_to_row(job))
     _insert_labels(connection, job)
     events.append(connection, scope, job, change.events)
+
+
+def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
+    """See that a new job can have its handle.
+
+    Raises:
+        HandleTakenError: another job of the account, not deleted, has it.
+    """
+    scope.require(job.account_id)
+    if job.handle is not None and connection.execute(_BY_HANDLE, _handle(job.account_id, job.handle)).first():
+        raise HandleTakenError(f"another job has the handle {job.handle}")
 
 
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:

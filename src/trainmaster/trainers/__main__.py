@@ -18,7 +18,7 @@ def main() -> None:
     # Whatever is needed was fetched before: a library that would ask the network fails at once instead of waiting.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # The ranks of a node share its cores; has to be said before torch is there.
+    # The ranks of a node share its cores, where the job books none; has to be said before torch is there.
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
     # Threads that wait for one another by spinning make each other crawl where a core has other work too.

@@ -25,6 +25,7 @@ from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching import Access, fetch_model, fetch_sources, fetch_tokenizer, tell_model
 from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
 from trainmaster.trainers.fetching.hub import TOKENIZER_PATTERNS
+from trainmaster.trainers.fetching.models import ADAPTER_MARK, adapter_error
 from trainmaster.trainers.progress import Progress, note, say
 
 _FORM = 2
@@ -116,9 +117,9 @@ def weights_key(model: Path) -> str:
 
 def _require_plain_weights(model: Path, shown: str) -> None:
     """See that loading the model runs nothing and leads nowhere else."""
-    if (model / "adapter_config.json").exists():
+    if (model / ADAPTER_MARK).exists():
         # transformers would load the model that it was made for, wherever that lies.
-        raise InputError(f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before")
+        raise adapter_error(shown)
     if not any(model.glob("*.safetensors")):
         raise InputError(
             f"{shown} has no weights in *.safetensors, and built-in trainers load no pickles (*.bin); load it where "

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from trainmaster.jobs import objects
+from trainmaster.jobs.flushing import flush_path, flush_tree
 from trainmaster.protocol import environment
 from trainmaster.trainers.document import Document, DocumentError
 from trainmaster.trainers.errors import CredentialsError, UnavailableError
@@ -88,14 +89,11 @@ def drafting(parent: Path) -> Iterator[Path]:
 
 def place(draft: Path, target: Path) -> None:
     """Make a finished directory the one at `target`: readers see the old one, none, or the new one, never a part."""
-    for path in draft.rglob("*"):
-        if path.is_file():
-            _flush(path)
-    _flush(draft)
+    flush_tree(draft)
     if target.exists():
         os.rename(target, draft.with_name("old"))
     os.rename(draft, target)
-    _flush(target.parent)
+    flush_path(target.parent)
 
 
 def _require_replaceable(target: Path) -> None:
@@ -159,11 +157,3 @@ def _reached() -> Iterator[None]:
         raise UnavailableError(f"{_FIELD}: {error}") from error
     except ImportError as error:
         raise DocumentError(f"{_FIELD}: {error}") from error
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

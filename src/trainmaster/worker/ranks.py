@@ -17,9 +17,10 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.staging import INPUTS, PREPARED
-from trainmaster.worker.users import PRIVATE_UMASK, User, open_own, without_session
+from trainmaster.worker.users import PRIVATE_UMASK, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
 
 _EXIT_NOT_FOUND = 127
@@ -122,7 +123,11 @@ def rank_environment(
         names.KUBEFLOW_URL: around.kubeflow_url,
         names.KUBEFLOW_TOKEN: around.token_file,
     }
-    if local_world_size > 1:
+    if cores := request.nodes[around.node].cpu_cores:
+        # A preparing step has the node for itself; ranks share what is booked for all of them.
+        processes = 1 if rendezvous is None else local_world_size
+        variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    elif local_world_size > 1:
         # As torchrun does, because every rank would otherwise start one thread per core.
         variables.setdefault("OMP_NUM_THREADS", "1")
     if rendezvous is not None:

@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 from trainmaster.protocol.launch import BlobFile
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.worker.users import User, acting_as, barred, give_directory
+from trainmaster.protocol.users import User
+from trainmaster.worker.users import acting_as, barred, give_directory
 
 INPUTS = "inputs"
 PREPARED = "prepared"

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.protocol.rundir import SEARCH_ONLY
+from trainmaster.protocol.users import User
 from trainmaster.worker.processes import keeping_death_signal
 
 PRIVATE_UMASK = 0o077
 """Ranks of different users share directories that all may write to, such as /tmp."""
 
-_NOBODYS_GROUP = 65534
-"""For a user without an entry in the system's list: a group of the same number may be somebody else's."""
 _ROOT = 0
 _OF_A_SESSION = frozenset({"DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "MAIL", "SHELL", "SSH_AGENT_PID", "SSH_AUTH_SOCK"})
 _PREFIXES_OF_A_SESSION = ("SUDO_", "XDG_")
@@ -29,23 +26,6 @@ _PREFIXES_OF_A_SESSION = ("SUDO_", "XDG_")
 
 class CannotBecomeError(Exception):
     """The worker cannot start processes as the user whom its request names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    """A user of this machine."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-    name: str | None = None
-    home: str | None = None
-    """None where there is no such directory."""
-
-    def variables(self, working_directory: str) -> dict[str, str]:
-        """What a login would set."""
-        name = self.name or str(self.uid)
-        return {"HOME": self.home or working_directory, "USER": name, "LOGNAME": name}
 
 
 def user_of(uid: int | None) -> User | None:
@@ -63,17 +43,7 @@ def user_of(uid: int | None) -> User | None:
         return None
     if own != _ROOT:
         raise CannotBecomeError(f"the worker runs as uid {own} and cannot start processes as uid {uid}")
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return User(uid=uid, gid=_NOBODYS_GROUP)
-    return User(
-        uid=uid,
-        gid=entry.pw_gid,
-        groups=tuple(os.getgrouplist(entry.pw_name, entry.pw_gid)),
-        name=entry.pw_name,
-        home=entry.pw_dir if os.path.isdir(entry.pw_dir) else None,
-    )
+    return User.of(uid)
 
 
 def without_session(variables: Mapping[str, str]) -> dict[str, str]:

@@ -37,6 +37,17 @@ def test_blob_that_is_put_twice_is_there_once(database: Database) -> None:
         assert blobs.get(connection, EVERYTHING, A) == expected
 
 
+def test_what_an_account_lacks_is_told_however_much_is_asked(database: Database) -> None:
+    put(database, A, 100.0)
+    put(database, B, 100.0, OTHER)
+    many = [f"{number:064x}" for number in range(1, 1200)]
+    put(database, many[700], 100.0)
+    with database.read() as connection:
+        assert blobs.missing(connection, ACME, [B, A, B]) == [B]
+        assert blobs.missing(connection, ACME, []) == []
+        assert blobs.missing(connection, ACME, [*many, A]) == [each for each in many if each != many[700]]
+
+
 def test_blob_is_unused_until_a_job_uses_it_and_after_that_job_is_deleted(database: Database) -> None:
     job = submit(database, new_job())
     put(database, A, 100.0)

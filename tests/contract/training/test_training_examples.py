@@ -89,6 +89,15 @@ def test_training_that_is_not_available_is_refused_with_what_to_do(server: Local
         assert training_type in answer.json()["error"]["message"]
 
 
+def test_example_of_an_adapter_as_a_training_that_is_not_available_says_that_alone(
+    server: LocalServer, tiny_model: Path
+) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        submit_example(server, "lora.yaml", tiny_model, "training_config.training_type=DPO")
+    assert "training_type DPO is not available in this version" in caught.value.stderr
+    assert "merge_lora" not in caught.value.stderr
+
+
 def test_unknown_hyperparameter_is_refused_with_the_nearest_name(server: LocalServer, tiny_model: Path) -> None:
     job = {
         "name": "typo",

@@ -53,6 +53,24 @@ def decided(document: dict[str, Any], *, root: Path, backend: str = "local", **a
     return decision.job
 
 
+def test_model_that_another_job_left_must_lie_there(root: Path) -> None:
+    left = root / "artifacts" / "job-a" / "output" / "model"
+    left.mkdir(parents=True)
+    (left.parent / "file").touch()
+    (left.parent / "out").symlink_to(root / "model")
+    (left.parent / "inside").symlink_to("model")
+
+    def named(path: str) -> dict[str, Any]:
+        return training(root, training_config={"base_model": {"model_id": f"artifacts:job-a/{path}"}})
+
+    for path in ("output/model", "output/inside", "output"):
+        assert decided(named(path), root=root, artifacts=root / "artifacts").status == "QUEUED"
+    for path in ("output/absent", "output/file", "output/out"):
+        said = refusal(named(path), root=root, artifacts=root / "artifacts")
+        assert f"training_config.base_model.model_id: job job-a has left no directory {path}" in said
+        assert "trainmaster show job-a" in said
+
+
 def refusal(document: dict[str, Any], *, root: Path, **admission: Any) -> str:
     job = decided(document, root=root, **admission)
     assert (job.status, job.reason) == ("FAILED", "ADMISSION")

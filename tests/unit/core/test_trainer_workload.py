@@ -253,6 +253,21 @@ def test_type_of_a_later_version_is_refused(training_type: str) -> None:
     assert parse_submit(with_values(CUSTOM, training_config__training_type=training_type))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_config__merge_lora": True},  # of the adapter that it was an example of
+        {"training_config__priority": 3, "scheduling_config": {"priority": 4}},
+        {"training_config__framework": {"distributed": {"world_size": 3}}, "resource_config": {"gpu_count": 2}},
+        {"training_config__hyperparameters": {"dpo_beta": "0.1"}},
+    ],
+)
+def test_refusal_of_a_type_stands_alone_whatever_else_the_job_says(changes: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="training_type DPO is not available in this version") as caught:
+        parse_submit(with_values(LORA, training_config__training_type="DPO", **changes))
+    assert "merge_lora" not in caught.value.message
+
+
 @pytest.mark.parametrize("framework", ["DEEPSPEED", "MEGATRON"])
 def test_framework_that_has_to_be_looked_for_is_left_to_admission(framework: str) -> None:
     assert parse_submit(with_values(LORA, training_config__framework={"type": framework}))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import httpx
 import pytest
 
 from trainmaster.protocol.processes import ProcessIdentity
-from trainmaster.sdk import Client, ShippingError
+from trainmaster.sdk import Client, RefusedError, ShippingError
 from trainmaster.sdk.local import LocalServer
-from trainmaster.sdk.shipping import ship
+from trainmaster.sdk.shipping import ship, submit
 
 
 class Blobs:
@@ -30,6 +32,26 @@ class Blobs:
         return httpx.Response(201, json={"status": "ok", "data": {}})
 
 
+class Accepting(Blobs):
+    """One that takes jobs too, but for those of a name that it refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.path.replace(digest(b'print(1)'), 'DIGEST')}")
+        if request.method != "POST":
+            return super().__call__(request)
+        document = json.loads(request.read())
+        if document["name"] == "refused":
+            error = {"code": "INVALID_ARGUMENT", "message": "no"}
+            return httpx.Response(400, json={"status": "error", "error": error, "meta": {}})
+        shipped = {file["sha256"] for file in document["workload"].get("files", ())}
+        answer = {"missing_blobs": sorted(shipped - self.kept.keys()), "job_id": "job-1"}
+        return httpx.Response(200, json={"status": "ok", "data": answer})
+
+
 @pytest.fixture
 def blobs() -> Blobs:
     return Blobs()
@@ -42,6 +64,39 @@ def client(blobs: Blobs) -> Client:
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def test_server_is_asked_before_anything_is_sent(tmp_path: Path) -> None:
+    server = Accepting()
+    client = Client("http://server.test", "a-key", transport=httpx.MockTransport(server))
+    (tmp_path / "train.py").write_bytes(b"print(1)")
+    document: dict[str, Any] = {"name": "n", "workload": {"kind": "script", "path": "train.py"}}
+    told: list[str] = []
+
+    with pytest.raises(RefusedError):
+        submit(client, {**document, "name": "refused"}, tmp_path, tell=told.append)
+    assert (server.asked, server.kept, told) == (["POST /v1/jobs/validate"], {}, [])
+
+    server.asked.clear()
+    assert submit(client, document, tmp_path)["job_id"] == "job-1"
+    assert server.asked == ["POST /v1/jobs/validate", "HEAD /v1/blobs/DIGEST", "PUT /v1/blobs/DIGEST", "POST /v1/jobs"]
+    assert server.kept == {digest(b"print(1)"): b"print(1)"}
+
+
+def test_nothing_is_sent_beside_a_digest_that_nobody_uploaded(tmp_path: Path) -> None:
+    server = Accepting()
+    client = Client("http://server.test", "a-key", transport=httpx.MockTransport(server))
+    (tmp_path / "train.py").write_bytes(b"print(1)")
+    files = [{"path": "rows.jsonl", "sha256": "0" * 64}]
+    submit(client, {"name": "n", "workload": {"kind": "script", "path": "train.py", "files": files}}, tmp_path)
+    assert server.asked == ["POST /v1/jobs/validate", "POST /v1/jobs"]  # which says what is missing
+
+
+def test_job_without_files_is_submitted_at_once(tmp_path: Path) -> None:
+    server = Accepting()
+    client = Client("http://server.test", "a-key", transport=httpx.MockTransport(server))
+    submit(client, {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}, tmp_path)
+    assert server.asked == ["POST /v1/jobs"]
 
 
 def test_script_beside_the_job_file_is_sent_along(client: Client, blobs: Blobs, tmp_path: Path) -> None:
@@ -266,23 +321,26 @@ def test_file_of_a_training_that_is_not_there_is_an_error(
         ship(client, document, project)
 
 
-def test_local_server_finds_files_of_the_users_home_where_they_are(
+def test_local_server_finds_files_below_its_data_roots_where_they_are(
     client: Client, blobs: Blobs, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = LocalServer(
+    local = LocalServer(
         url=client.url,
         api_key="",
         version="",
         process=ProcessIdentity(pid=1, start_time=0, boot_id=""),
         data_dir=project,
+        data_roots=(Path("/srv/data"), project),
     )
-    monkeypatch.setattr("trainmaster.sdk.shipping.running", lambda: home)
-    monkeypatch.setenv("HOME", str(project))
+    monkeypatch.setattr("trainmaster.sdk.shipping.running", lambda: local)
     shipped = ship(client, training(base_model={"model_id": "./model"}), project)
     assert path_of(shipped) == str(project / "data" / "a.jsonl")
     assert shipped["training_config"]["base_model"] == {"model_id": str(project / "model"), "source": "local"}
     assert "workload" not in shipped
-    monkeypatch.setenv("HOME", "/somewhere/else")
+    assert not blobs.kept
+    (project / "data" / "elsewhere.jsonl").symlink_to("../../above.jsonl")
+    assert paths_in(ship(client, training("data/elsewhere.jsonl"), project)) == ["data/elsewhere.jsonl"]
+    monkeypatch.setattr("trainmaster.sdk.shipping.running", lambda: replace(local, data_roots=(Path("/srv/data"),)))
     assert paths_in(ship(client, training(), project)) == ["data/a.jsonl"]
 
 

@@ -39,7 +39,7 @@ def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
     return AttemptRequest(**{**values, **changes})
 
 
-def environment_of(request: AttemptRequest, **base: str) -> dict[str, str]:
+def environment_of(request: AttemptRequest, *, prepares: bool = False, **base: str) -> dict[str, str]:
     around = Surroundings(
         request=request,
         node=1,
@@ -50,7 +50,7 @@ def environment_of(request: AttemptRequest, **base: str) -> dict[str, str]:
         kubeflow_url="http://127.0.0.1:1/",
         port=8080,
     )
-    return rank_environment(around, around.first_rank, base=base, rendezvous=("10.0.0.1", 29500))
+    return rank_environment(around, around.first_rank, base=base, rendezvous=None if prepares else ("10.0.0.1", 29500))
 
 
 def test_environment_of_second_node_continues_the_ranks(tmp_path: Path) -> None:
@@ -77,6 +77,22 @@ def test_environment_that_the_user_chose_is_kept(tmp_path: Path) -> None:
     variables = environment_of(request_of(tmp_path), PYTHONUNBUFFERED="", OMP_NUM_THREADS="8", TRAINMASTER_URL="x")
     assert (variables["PYTHONUNBUFFERED"], variables["OMP_NUM_THREADS"]) == ("", "8")
     assert "TRAINMASTER_URL" not in variables
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads", "when_preparing"),
+    [(8, 2, "4", "8"), (7, 2, "3", "7"), (6, 1, "6", "6"), (2, 4, "1", "2"), (0, 1, None, None), (0, 4, "1", "1")],
+)
+def test_threads_of_a_rank_follow_the_cores_that_are_booked(
+    tmp_path: Path, cores: int, ranks: int, threads: str | None, when_preparing: str | None
+) -> None:
+    nodes = (NodeAssignment(node_id="a", cpu_cores=64), NodeAssignment(node_id="b", cpu_cores=cores))
+    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), ranks_per_node=ranks)
+    request = request_of(tmp_path, launch=launch, nodes=nodes)
+    assert environment_of(request).get("OMP_NUM_THREADS") == threads
+    assert environment_of(request, prepares=True).get("OMP_NUM_THREADS") == when_preparing
+    assert environment_of(request, OMP_NUM_THREADS="5")["OMP_NUM_THREADS"] == "5"
+    assert AttemptRequest.from_json(request.to_json()) == request
 
 
 def test_control_watch_sees_each_newer_wish_once(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ _FILE: dict[int | str, dict[str, Any]] = {
 )
 async def put_blob(request: Request, principal: Manager, context: Context, sha256: Sha256) -> Response:
     """Ship a file. Shipping it again changes nothing; a file that no job uses is removed after a day."""
-    target = _path(context, principal.account_id, sha256)
+    target = blob_file(context, principal.account_id, sha256)
     temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
     try:
         size = await _take(request, temporary, sha256, context.max_blob_bytes)
@@ -109,7 +109,7 @@ async def _file(request: Request, context: ApiContext, sha256: str) -> Response:
         return blobs.get(connection, scope, sha256)
 
     blob = await context.read(find)
-    path = _path(context, blob.account_id, sha256) if blob else None
+    path = blob_file(context, blob.account_id, sha256) if blob else None
     if path is None or not await run_in_threadpool(path.exists):
         raise NotFoundError("there is no such blob")
     return FileResponse(path, media_type=BINARY, headers={"ETag": f'"{sha256}"'})
@@ -163,5 +163,6 @@ async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
     return size
 
 
-def _path(context: ApiContext, account_id: str, sha256: str) -> Path:
+def blob_file(context: ApiContext, account_id: str, sha256: str) -> Path:
+    """Where a file of an account lies, if it was shipped."""
     return context.roots.path(BLOBS, blob_path(account_id, sha256))

@@ -16,12 +16,15 @@ from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
 from trainmaster.api.wire.data import CheckedData, ValidateDataBody
+from trainmaster.coordinator.accepting import check_results
 from trainmaster.coordinator.checking import DataCheck
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import NotFoundError, RefusedError
 from trainmaster.core.spec import parse
 from trainmaster.core.training.hyperparameters import read_hyperparameters
+from trainmaster.core.training.sources import ModelSource
 from trainmaster.core.training.support import BUILT_IN
+from trainmaster.core.workloads.trainer import models_from
 from trainmaster.storage import BLOBS, blob_path
 from trainmaster.store import accounts, blobs
 
@@ -49,6 +52,10 @@ async def validate_data(request: Request, principal: Manager, context: Context) 
     document = _document(wanted)
 
     def look_up(connection: Connection) -> tuple[Account, dict[str, Path]]:
+        left = models_from(ModelSource.ARTIFACTS, wanted.base_model, wanted.data)
+        check_results(
+            connection, principal.scope, [(field.removeprefix("training_config."), name) for field, name in left]
+        )
         return accounts.get(connection, principal.scope, principal.account_id), _files(
             connection, principal, context, wanted
         )

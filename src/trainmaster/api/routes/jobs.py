@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.auth import Manager, Viewer, guard, require
 from trainmaster.api.context import ApiContext, Context, context_of
@@ -15,8 +16,9 @@ from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.api.routes.blobs import blob_file
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
-from trainmaster.api.wire.commands import EditBody, SubmittedJob, submitted_job
+from trainmaster.api.wire.commands import CheckedJob, EditBody, SubmittedJob, submitted_job
 from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_resource, job_summary
 from trainmaster.coordinator.commands import Outcome
 from trainmaster.coordinator.explain import explain
@@ -27,7 +29,7 @@ from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.core.spec.submit import MAX_LABELS
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
-from trainmaster.store import activity, attempts, checkpoints, jobs
+from trainmaster.store import activity, attempts, blobs, checkpoints, jobs
 from trainmaster.store.listing import JobQuery, page
 from trainmaster.store.scope import Scope
 
@@ -92,6 +94,32 @@ async def submit(request: Request) -> Response:
     )
     outcome = await asyncio.wrap_future(submission)
     return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+
+
+@submitting.post(
+    "/jobs/validate",
+    response_model=Ok[CheckedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": FORWARDING_PARAMETERS},
+)
+@guard
+async def validate(request: Request) -> Response:
+    """See whether a job would be accepted, without submitting it, and which of its files have to be uploaded first.
+
+    What is refused is refused as by a submission. Nothing is kept.
+    """
+    context = context_of(request)
+    principal = require(request, KeyScope.MANAGE)
+    wanted = parse_submit(parse_json(await read_body(request)))
+    await forwarded_tokens(request, context)
+    await asyncio.wrap_future(context.commands.check(principal.scope, wanted, created_by=principal.name))
+    shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
+    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
+
+    def lost() -> set[str]:
+        return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
+
+    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost))))
 
 
 @listing.get("/jobs", response_model=Ok[JobList], responses=errors(), openapi_extra={"parameters": [_LABELS_PARAMETER]})

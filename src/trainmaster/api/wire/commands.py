@@ -68,6 +68,14 @@ class SubmittedJob(Wire):
     checkpoint_id: str | None = Field(description="What it will go on from.")
 
 
+class CheckedJob(Wire):
+    """A job that would be accepted."""
+
+    missing_blobs: list[str] = Field(
+        description="Digests of the files in its `workload.files` that are yet to be uploaded."
+    )
+
+
 def submitted_job(job: Job) -> SubmittedJob:
     """The answer to a submission."""
     return SubmittedJob(

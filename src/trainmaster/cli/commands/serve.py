@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli.exits import CommandError, UsageError
-from trainmaster.cli.options import ConfigOption, DataDirOption
+from trainmaster.cli.options import ConfigOption, DataDirOption, DataRootOption
 
 
 def run(
@@ -35,14 +35,7 @@ def run(
     runs_root: Annotated[Path | None, typer.Option("--runs-root", help="Where run directories lie.")] = None,
     artifacts_root: Annotated[Path | None, typer.Option("--artifacts-root", help="Where checkpoints lie.")] = None,
     cache_root: Annotated[Path | None, typer.Option("--cache-root", help="Where fetched models and data lie.")] = None,
-    data_root: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--data-root",
-            metavar="PATH",
-            help="Where paths that jobs name may lie; by default your home. May be repeated.",
-        ),
-    ] = None,
+    data_root: DataRootOption = None,
     transport: Annotated[
         str | None, typer.Option("--transport", help="How local workers report: files or http [files].")
     ] = None,

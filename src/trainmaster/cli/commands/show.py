@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
-    """Show jobs in full."""
+    """Show jobs in full.
+
+    `started` is when its processes first ran, and `ran` how long they did, over all attempts: neither counts what comes
+    before them (waiting, fetching and preparing), and pauses are no part of the second.
+    """
     with connect() as client:
         found = [client.get(job_id_of(client, job)) for job in jobs]
     if as_json:
@@ -68,9 +72,9 @@ def _facts(job: Job) -> dict[str, Any]:
         "endpoint": _endpoint(job),
         "labels": "  ".join(f"{key}={value}" for key, value in job["labels"].items()),
         "created": clock(job["created_at"]),
-        "started": clock(job["started_at"]),
+        "started": clock(_first_start(job)),
         "finished": clock(job["finished_at"]),
-        "ran": duration(job["runtime_seconds"]) if job["runtime_seconds"] else None,
+        "ran": _ran(job),
         "GPU time": duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
         "attempt": _attempts(job),
         "checkpoints": _checkpoints(job),
@@ -94,6 +98,18 @@ def _attempts(job: Job) -> str | None:
         return None
     retries = f", {job['retries_used']} of {job['max_retries']} retries used" if job["max_retries"] else ""
     return f"{job['attempt']}{retries}"
+
+
+def _first_start(job: Job) -> str | None:
+    # The job's own `started_at` is when it was first TRAINING: what its processes do before that counts as run time.
+    return next((attempt["started_at"] for attempt in job["attempts"] if attempt["started_at"]), None)
+
+
+def _ran(job: Job) -> str | None:
+    if not job["runtime_seconds"]:
+        return None
+    count = sum(1 for attempt in job["attempts"] if attempt["started_at"])
+    return duration(job["runtime_seconds"]) + (f" in {count} attempts" if count > 1 else "")
 
 
 def _training(job: Job) -> str | None:
@@ -151,7 +167,7 @@ def _attempt(attempt: Attempt) -> tuple[Text, ...]:
     ran = seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
     return (
         Text(f"  {attempt['number']}"),
-        Text(clock(attempt["started_at"] or attempt["created_at"])),
+        Text(clock(attempt["started_at"])),
         Text(duration(ran)),
         Text(attempt["reason"] or "runs"),
         Text(attempt["message"] or ""),

@@ -43,7 +43,7 @@ def run(
     class, data and models of a training) are sent along, or found where they are by the local server.
     """
     from trainmaster.cli.jobfile import load, pairs, set_values
-    from trainmaster.sdk.shipping import ship
+    from trainmaster.sdk.shipping import submit
 
     document, base = load(file)
     document = set_values(document, settings)
@@ -54,7 +54,7 @@ def run(
     if restore is not None:
         document["workload"] = _restored(document.get("workload"), restore)
     with connect() as client:
-        submitted = client.submit(ship(client, document, base, tell=say))
+        submitted = submit(client, document, base, tell=say)
         if not follow:
             raise typer.Exit(_tell(client, submitted, as_json))
         if as_json:

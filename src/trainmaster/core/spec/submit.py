@@ -14,6 +14,7 @@ from trainmaster.core.spec.output import OutputConfig
 from trainmaster.core.spec.resources import ResourceConfig
 from trainmaster.core.spec.scheduling import SchedulingConfig
 from trainmaster.core.spec.training import TrainingConfig
+from trainmaster.core.training.support import unavailable
 from trainmaster.core.training.types import LORA_TYPES
 from trainmaster.core.workloads.registry import AnyWorkload
 from trainmaster.core.workloads.trainer import TrainerSpec, is_training
@@ -116,6 +117,8 @@ class SubmitJobRequest(Model):
 
     def _broken(self) -> Iterator[Broken]:
         training = self.training_config
+        if training and is_training(self.workload) and unavailable(training.framework.type, training.training_type):
+            return  # the workload's kind refuses it for that, beside which nothing else matters
         if self.output_config.merge_lora and (training is None or training.training_type not in LORA_TYPES):
             yield Broken(("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out")
         if training is not None:

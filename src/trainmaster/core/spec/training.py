@@ -45,7 +45,9 @@ class CollectiveBackend(StrEnum):
 class BaseModelConfig(Model):
     """The model to start from."""
 
-    model_id: Text = Field(description="A Hugging Face name, a path, or a URI: hf, s3, http, https or scaiatlas.")
+    model_id: Text = Field(
+        description="A Hugging Face name, a path, a URI (hf, s3, http, https, scaiatlas) or artifacts:JOB/output/model."
+    )
     revision: Text | None = Field(default=None, description="Branch, tag or commit of the model.")
     source: ModelSource | None = Field(default=None, description="Where the model lies; null: as model_id says.")
     tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the model's own when null.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ class ModelSource(StrEnum):
     LOCAL = "local"
     S3 = "s3"
     URL = "url"
+    ARTIFACTS = "artifacts"
 
 
 _SOURCE_OF_SCHEME = {
@@ -41,6 +43,8 @@ SOURCE_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What `type` of a data source may say, and the scheme that its path then has, where it names none."""
+_ARTIFACTS = f"{ModelSource.ARTIFACTS}:"
+"""Jobs show what they leave like this, so that it can be named like this too."""
 _LOCAL_START = re.compile(r"/|\.{1,2}(/|$)|~")
 
 
@@ -49,13 +53,42 @@ def model_source(model_id: str, named: ModelSource | None = None) -> ModelSource
 
     >>> [str(model_source(name)) for name in ("org/model", "/srv/model", "./model", "s3://bucket/model")]
     ['huggingface', 'local', 'local', 's3']
+    >>> str(model_source("artifacts:job-4jd8wz0q1c2x/output/model"))
+    'artifacts'
     """
     if named is not None:
         return named
+    if model_id.startswith(_ARTIFACTS):
+        return ModelSource.ARTIFACTS
     scheme = scheme_of(model_id)
     if scheme is None:
         return ModelSource.LOCAL if _LOCAL_START.match(model_id) else ModelSource.HUGGINGFACE
     return _SOURCE_OF_SCHEME.get(scheme, ModelSource.URL)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftByJob:
+    """A directory that another job left."""
+
+    job_id: str
+    path: str
+    """Below what is the job's: `output/model`, say."""
+
+
+def left_by_job(name: str) -> LeftByJob:
+    """What the name of a model with the source `artifacts` stands for.
+
+    >>> left_by_job("artifacts:job-4jd8wz0q1c2x/output/model/")
+    LeftByJob(job_id='job-4jd8wz0q1c2x', path='output/model')
+
+    Raises:
+        ValueError: it is written otherwise, or leads elsewhere.
+    """
+    job_id, _, path = name.removeprefix(_ARTIFACTS).rstrip("/").partition("/")
+    parts = [job_id, *path.split("/")]
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ValueError(f"'{name}' is no directory of a job; write {_ARTIFACTS}JOB/output/model, as the job shows it")
+    return LeftByJob(job_id, path)
 
 
 def file_path(path: str) -> str | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainmaster.core.spec.data import DataConfig
     from trainmaster.core.spec.output import OutputConfig
     from trainmaster.core.spec.submit import SubmitJobRequest
-    from trainmaster.core.spec.training import TrainingConfig
+    from trainmaster.core.spec.training import BaseModelConfig, TrainingConfig
 
 KIND = "trainer"
 _RUN = ("-P", "-m")
@@ -96,21 +96,26 @@ def configs_of(request: SubmitJobRequest) -> tuple[TrainingConfig, DataConfig]:
 def local_paths(request: SubmitJobRequest) -> Iterator[tuple[str, str]]:
     """Every field of a training that names a file or a directory to read, and its path."""
     training, data = configs_of(request)
-    base = training.base_model
     if training.framework.custom_script_path is not None:
         yield "training_config.framework.custom_script_path", training.framework.custom_script_path
-    if model_source(base.model_id, base.source) is ModelSource.LOCAL:
-        yield "training_config.base_model.model_id", file_path(base.model_id) or base.model_id
-    tokenizers = {
-        "training_config.base_model.tokenizer_id": base.tokenizer_id,
-        "data_config.preprocess.tokenizer_id": data.preprocess.tokenizer_id,
-    }
-    for field, name in tokenizers.items():
-        if name is not None and model_source(name) is ModelSource.LOCAL:
-            yield field, file_path(name) or name
+    for field, name in models_from(ModelSource.LOCAL, training.base_model, data):
+        yield field, file_path(name) or name
     for index, source in enumerate(data.sources):
         if (path := data_path(source.path, source.type)) is not None:
             yield f"data_config.sources[{index}].path", path
+
+
+def models_from(source: ModelSource, base: BaseModelConfig | None, data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Every field that names a model or a tokenizer which comes from there, and what it says."""
+    if base is not None and model_source(base.model_id, base.source) is source:
+        yield "training_config.base_model.model_id", base.model_id
+    tokenizers = {
+        "training_config.base_model.tokenizer_id": base.tokenizer_id if base else None,
+        "data_config.preprocess.tokenizer_id": data.preprocess.tokenizer_id,
+    }
+    for field, name in tokenizers.items():
+        if name is not None and model_source(name) is source:
+            yield field, name
 
 
 def result_uri(output: OutputConfig) -> str | None:

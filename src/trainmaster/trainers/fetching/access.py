@@ -30,6 +30,8 @@ class Access:
     working_directory: Path
     data_roots: tuple[Path, ...] | None = None
     """Local paths must lie below one of them; None, outside a job: anywhere."""
+    artifacts: Path | None = None
+    """Below which lies what jobs leave; None, outside a job: nowhere."""
     private_urls: bool = True
     """Whether http(s) URLs may lead to addresses that are not public."""
     hub_token: str | None = field(repr=False, default=None)
@@ -42,6 +44,7 @@ class Access:
     def from_environ(cls, environ: Mapping[str, str], *, beginning_bytes: int | None = None) -> Self:
         """What the environment of a step says."""
         roots = environ.get(environment.DATA_ROOTS)
+        artifacts = environ.get(environment.ARTIFACTS_DIR)
         cache = environ.get(environment.CACHE_DIR)
         services = {
             "scaidrive": (environment.SCAIDRIVE_URL, environment.TOKENS[SCAIDRIVE_TOKEN]),
@@ -51,6 +54,7 @@ class Access:
             cache=Path(cache) if cache else Path.home() / ".cache" / "trainmaster",
             working_directory=Path.cwd(),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
+            artifacts=Path(artifacts) if artifacts else None,
             private_urls=environ.get(environment.PRIVATE_URLS, "1") == "1",
             hub_token=environ.get(environment.TOKENS[HUB_TOKEN]) or None,
             services={

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainmaster.jobs.flushing import flush_path, flush_tree
 from trainmaster.trainers.progress import say
 
 _LOOK_AGAIN_S = 0.2
@@ -51,9 +52,9 @@ class Cache:
                     draft = place.with_name(key + UNFINISHED)
                     draft.mkdir(parents=True, exist_ok=True)
                     make(draft)
-                    _flush(draft)
+                    flush_tree(draft)
                     os.rename(draft, place)
-                    _sync(place.parent)
+                    flush_path(place.parent)
         with contextlib.suppress(OSError):
             os.utime(place)
         return place
@@ -131,21 +132,3 @@ def _acquire(descriptor: int, kind: str) -> None:
                 told = time.monotonic()
                 say(f"waiting for another job, which is fetching or preparing the same ({kind})")
             time.sleep(_LOOK_AGAIN_S)
-
-
-def _flush(directory: Path) -> None:
-    """Have everything on disk before it gets its name: an entry that survives a power cut is whole."""
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                _sync(path)
-        _sync(parent)
-
-
-def _sync(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

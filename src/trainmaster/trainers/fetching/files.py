@@ -1,11 +1,11 @@
-"""Local paths: below the server's data roots, or shipped into the job's working directory."""
+"""Local paths: below the server's data roots, shipped into the job's working directory, or left by another job."""
 
 from __future__ import annotations
 
 import glob
 from pathlib import Path
 
-from trainmaster.core.training.sources import file_path
+from trainmaster.core.training.sources import file_path, left_by_job
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching.access import Access
 
@@ -47,6 +47,28 @@ def local_files(path: str, access: Access) -> list[Path]:
     for file in files:
         _require_allowed(path, file, access)
     return files
+
+
+def left_directory(name: str, access: Access) -> Path:
+    """A directory that another job left. That the account may have it was seen when the job was submitted.
+
+    Raises:
+        InputError: it is not there, or leads elsewhere.
+    """
+    try:
+        wanted = left_by_job(name)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if access.artifacts is None:
+        raise InputError(f"{name}: what jobs leave is known where jobs run alone; name its directory")
+    own = access.artifacts.resolve() / wanted.job_id
+    try:
+        found = (own / wanted.path).resolve()
+        if found.is_relative_to(own) and found.is_dir():
+            return found
+    except OSError as error:  # the account runs as another user than it did then, say
+        raise InputError(f"{name} cannot be read: {error.strerror}") from error
+    raise InputError(f"{name}: the job has left no such directory, or it was removed since")
 
 
 def _is_plain(path: Path, directory: Path) -> bool:

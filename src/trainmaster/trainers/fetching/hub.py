@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ _OTHER_FORMS = (
 )  # fmt: skip
 """The same weights again, or what a trainer left beside them."""
 _LIBRARY = "trainmaster"
+_ASKING = "huggingface_hub.utils._http"
+"""The client's logger of requests that it makes again."""
 _DATASET = re.compile(
     r"(?:datasets/)?(?P<repo>[^/@]+/[^/@]+)(?:@(?P<early>[^/]+))?(?:/(?P<path>.*?))?(?:@(?P<late>[^@]+))?"
 )
@@ -185,7 +188,8 @@ def _translated(shown: str, access: Access) -> Iterator[None]:
 
     token = "the token that was sent" if access.hub_token or os.environ.get("HF_TOKEN") else "no token was sent"
     try:
-        yield
+        with _trying_again_told_once():
+            yield
     except errors.GatedRepoError as error:
         raise CredentialsError(
             f"{shown}: access is granted by its owner alone ({token}); ask for it at {_endpoint()}, and give a "
@@ -208,22 +212,49 @@ def _translated(shown: str, access: Access) -> Iterator[None]:
                 f"{shown}: it is not on this machine, and HF_HUB_OFFLINE keeps it from being fetched; unset that, or "
                 "fetch it before"
             ) from error
-        raise UnavailableError(f"{shown}: the Hub at {_endpoint()} does not answer: {_first_line(error)}") from error
+        raise _unavailable(shown, "does not answer", error) from error
     except errors.HfHubHTTPError as error:
         if _status(error) in (401, 403):
             raise CredentialsError(f"{shown}: the Hub refuses it ({token}): {_first_line(error)}") from error
         if _status(error) == 404:
             raise InputError(f"{shown}: the Hub does not have it: {_first_line(error)}") from error
-        raise UnavailableError(f"{shown}: the Hub at {_endpoint()} fails: {_first_line(error)}") from error
+        raise _unavailable(shown, "fails", error) from error
     except OSError as error:
         if error.errno is not None:
             raise  # of this machine: its disk is full, say
-        raise UnavailableError(f"{shown}: the Hub at {_endpoint()} does not answer: {_first_line(error)}") from error
+        raise _unavailable(shown, "does not answer", error) from error
     except Exception as error:
         # The client's transport has errors of its own, which are no OSError.
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
             raise
-        raise UnavailableError(f"{shown}: the Hub at {_endpoint()} does not answer: {_first_line(error)}") from error
+        raise _unavailable(shown, "does not answer", error) from error
+
+
+def _unavailable(shown: str, what: str, error: BaseException) -> UnavailableError:
+    return UnavailableError(
+        f"{shown}: the Hub at {_endpoint()} {what}: {_first_line(error)}. If this machine cannot reach it, name a "
+        "mirror in training_config.environment.HF_ENDPOINT, or a directory of this machine, with a leading / or ./"
+    )
+
+
+@contextlib.contextmanager
+def _trying_again_told_once() -> Iterator[None]:
+    """Let the client say only once that it tries again; how that ended is ours to say."""
+    logger, told = logging.getLogger(_ASKING), False
+
+    def first(record: logging.LogRecord) -> bool:
+        nonlocal told
+        if record.levelno != logging.WARNING:
+            return True
+        told, again = True, told
+        record.msg, record.args = f"The Hub is asked again for a while: {record.getMessage()}", ()
+        return not again
+
+    logger.addFilter(first)
+    try:
+        yield
+    finally:
+        logger.removeFilter(first)
 
 
 def _status(error: Any) -> int | None:

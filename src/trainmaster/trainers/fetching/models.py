@@ -18,6 +18,8 @@ from trainmaster.trainers.progress import Tell, tell_nobody
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _TIMES_UNPACKED = 8
 """What an archive may unpack to for a check, in times of what of it is fetched at most."""
+ADAPTER_MARK = "adapter_config.json"
+"""What only an adapter has."""
 _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
@@ -60,6 +62,14 @@ def fetch_tokenizer(
     return directory
 
 
+def adapter_error(shown: str) -> InputError:
+    """What is said where a model is expected, and an adapter lies there."""
+    return InputError(
+        f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before: a LORA with "
+        "output_config.merge_lora leaves the whole model"
+    )
+
+
 def left_to_the_script(base_model: Mapping[str, Any]) -> bool:
     """Whether a CUSTOM script loads the model itself: its id is a mere name, and no source is given."""
     name = base_model["model_id"]
@@ -79,6 +89,8 @@ def _directory(
             directory = files.local_path(name, access)
             if not directory.is_dir():
                 raise InputError(f"{name} is no directory; expected one of a model, as save_pretrained writes it")
+        case ModelSource.ARTIFACTS:
+            directory = files.left_directory(name, access)
         case ModelSource.S3 if not name.endswith(_ARCHIVES):
             from trainmaster.trainers.fetching import s3
 
@@ -86,6 +98,8 @@ def _directory(
         case _:
             return _unpacked(name, source, revision, access, tell, mark)
     if mark is not None and not (directory / mark).is_file():
+        if (directory / ADAPTER_MARK).is_file():
+            raise adapter_error(name)
         raise InputError(f"{name} holds no {mark}; expected the directory of a model, as save_pretrained writes it")
     return directory
 

@@ -1,0 +1,95 @@
+"""What a new job names of its account's, and must be there when it is stored: queue, checkpoint, results, files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from trainmaster.core.errors import JobNotFoundError, NotFoundError, Problem, SpecError
+from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.retention import best_checkpoint
+from trainmaster.core.spec import SubmitJobRequest
+from trainmaster.core.training.sources import ModelSource, left_by_job
+from trainmaster.core.workloads import compile_launch
+from trainmaster.core.workloads.trainer import configs_of, is_training, models_from
+from trainmaster.store import checkpoints, jobs, queues
+from trainmaster.store.scope import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What a request names, beside what its job has in columns."""
+
+    blobs: frozenset[str]
+    """The digests of the files that it ships."""
+    results: tuple[tuple[str, str], ...]
+    """Fields, and what they name that other jobs left."""
+
+
+def named_in(request: SubmitJobRequest) -> Named:
+    """What a request names."""
+    results: tuple[tuple[str, str], ...] = ()
+    if is_training(request.workload):
+        training, data = configs_of(request)
+        results = tuple(models_from(ModelSource.ARTIFACTS, training.base_model, data))
+    return Named(blobs=frozenset(blob.sha256 for blob in compile_launch(request).blobs), results=results)
+
+
+def accepted(connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
+    """The change that makes a job, with the checkpoint that the job goes on from.
+
+    Raises:
+        SpecError: the job names something that is not there, or not its account's.
+    """
+    job = change.job
+    check_queue(connection, scope, job.queue, "scheduling_config.queue")
+    check_results(connection, scope, named.results)
+    if job.resume_checkpoint_id and job.parent_job_id is None:
+        chosen = _named_checkpoint(connection, scope, job, job.resume_checkpoint_id)
+        change = Change(job=job.evolve(resume_checkpoint_id=chosen.checkpoint_id), events=change.events)
+    return change
+
+
+def check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
+    """See that there is a queue.
+
+    Raises:
+        SpecError: there is none of this name.
+    """
+    if not queues.exists(connection, scope, queue):
+        known = ", ".join(queue.name for queue in queues.all(connection, scope))
+        raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
+
+
+def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[str, str]]) -> None:
+    """See that what fields name was left by jobs in scope. Whether it still lies there is for admission to see.
+
+    Raises:
+        SpecError: there is no such job in scope, or no directory of a job is written like that.
+    """
+    for field, name in named:
+        try:
+            wanted = left_by_job(name)
+            found = jobs.get(connection, scope, wanted.job_id)
+        except ValueError as error:
+            raise SpecError([Problem(field=field, message=str(error))]) from None
+        except JobNotFoundError:
+            raise SpecError([Problem(field=field, message=f"there is no job {wanted.job_id}")]) from None
+        if found.job_id != wanted.job_id:
+            # A handle may be another job's by the time at which this one starts.
+            message = f"name the job by its id: {ModelSource.ARTIFACTS}:{found.job_id}/{wanted.path}"
+            raise SpecError([Problem(field=field, message=message)])
+
+
+def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """What a new job goes on from: the checkpoint that it names, of any job of the account, or that job's best."""
+    try:
+        named = checkpoints.get(connection, scope, checkpoint_id)
+    except NotFoundError:
+        message = f"there is no committed checkpoint {checkpoint_id!r}"
+        raise SpecError([Problem(field="training_config.resume_from_checkpoint", message=message)]) from None
+    if not job.resumes_from_best:
+        return named
+    return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named
