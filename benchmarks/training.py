@@ -23,6 +23,7 @@ from benchmarks.server import Client, running_server, wait_for
 RATIO = 0.97
 """Of the speed of the script that is started by hand."""
 _TIMEOUT_S = 600.0
+_TYPES = ("LORA", "FULL_FINETUNE")
 _BY_HAND = Path(__file__).with_name("by_hand.py")
 
 
@@ -40,6 +41,8 @@ class Shape:
     vocabulary: int
     batch: dict[str, int]
     """By training type."""
+    steps: dict[str, int]
+    """`first`, `last` and `every` of its plans."""
     checkpointing: frozenset[str]
     """The training types that need gradient checkpointing to fit."""
     dtype: str = "bfloat16"
@@ -58,6 +61,8 @@ class Plan:
     """Timed from the log at step `first` to that at step `last`, with a log at each `every` steps."""
     packing: bool = True
     compile: bool = False
+    attention: str | None = None
+    """Of the job; the script takes what transformers chooses."""
 
     @property
     def batch(self) -> int:
@@ -79,6 +84,7 @@ _SMALL = Shape(
     head_dim=128,
     vocabulary=151_936,
     batch={"LORA": 8, "FULL_FINETUNE": 8},
+    steps={"first": 10, "last": 30, "every": 5},
     checkpointing=frozenset(),
 )
 _LARGE = Shape(
@@ -91,6 +97,7 @@ _LARGE = Shape(
     head_dim=128,
     vocabulary=151_936,
     batch={"LORA": 4, "FULL_FINETUNE": 2},
+    steps={"first": 10, "last": 30, "every": 5},
     checkpointing=frozenset({"LORA", "FULL_FINETUNE"}),
 )
 _LAPTOP = Shape(
@@ -103,6 +110,7 @@ _LAPTOP = Shape(
     head_dim=64,
     vocabulary=8192,
     batch={"LORA": 4, "FULL_FINETUNE": 4},
+    steps={"first": 10, "last": 60, "every": 10},
     checkpointing=frozenset(),
     dtype="float32",
 )
@@ -118,7 +126,6 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     if chosen := os.environ.get("BENCH_SHAPES"):
         shapes = [shape for shape in shapes if shape.name in chosen.split(",")]
     length = 2048 if cuda else 128
-    steps = {"first": 10, "last": 40, "every": 5} if cuda else {"first": 10, "last": 60, "every": 10}
     full, ragged = directory / "full.jsonl", directory / "ragged.jsonl"
     _write_texts(full, [length * 4] * (1024 if cuda else 512))
     _write_texts(ragged, _lengths(4096 if cuda else 1024, longest=length))
@@ -128,8 +135,8 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
         for shape in shapes:
             progress(f"making a model of the shape {shape.name}")
             model = _make_model(directory / shape.name, shape)
-            for training_type in ("LORA", "FULL_FINETUNE"):
-                plan = Plan(shape=shape, training_type=training_type, length=length, **steps)
+            for training_type in _TYPES:
+                plan = Plan(shape=shape, training_type=training_type, length=length, **shape.steps)
                 progress(f"{shape.name} {training_type}: by hand")
                 by_hand = plan.tokens / _run_by_hand(directory, model, full, plan)
                 progress(f"{shape.name} {training_type}: through a job")
@@ -137,8 +144,11 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
                 ours = plan.tokens / seconds
                 progress(f"{ours:,.0f} tokens/s, {ours / by_hand:.3f} x by hand ({by_hand:,.0f}); {_rounded(metrics)}")
                 figures.append(_compared(plan, ours, by_hand, metrics))
-        plan = Plan(shape=shapes[0], training_type="LORA", length=length, **steps)
-        model = directory / shapes[0].name
+        first = shapes[0]
+        plan = Plan(shape=first, training_type="LORA", length=length, **first.steps)
+        model = directory / first.name
+        if cuda:
+            figures.append(_with_the_scripts_attention(client, model, full, plan, progress, figures[0]))
         figures += list(_additions(client, model, full, ragged, plan, progress, plain=figures[0].measured))
         client.close()
     return figures
@@ -159,6 +169,25 @@ def _compared(plan: Plan, ours: float, by_hand: float, metrics: dict[str, float]
         at_least=True,
         peer=Peer(name="the TRL script by hand", value=by_hand, ours=ours),
         note=f"{plan.batch} x {plan.length} tokens a step{share}",
+    )
+
+
+def _with_the_scripts_attention(
+    client: Client, model: Path, data: Path, plan: Plan, progress: Progress, figure: Figure
+) -> Figure:
+    """What being a job costs, apart from what its attention wins."""
+    assert figure.peer is not None
+    by_hand = figure.peer.value
+    progress("with the script's attention")
+    seconds, _ = _run_job(client, model, data, dataclasses.replace(plan, attention="sdpa"))
+    ours = plan.tokens / seconds
+    progress(f"{ours:,.0f} tokens/s, {ours / by_hand:.3f} x by hand")
+    return dataclasses.replace(
+        figure,
+        name=f"{plan.training_type} of a {plan.shape.name} model, attn_implementation: sdpa",
+        measured=ours,
+        peer=Peer(name=figure.peer.name, value=by_hand, ours=ours),
+        note="",
     )
 
 
@@ -243,6 +272,7 @@ def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[float
                     "logging_steps": str(plan.every),
                     "gradient_checkpointing": str(plan.training_type in plan.shape.checkpointing).lower(),
                     "torch_compile": str(plan.compile).lower(),
+                    **({"attn_implementation": plan.attention} if plan.attention else {}),
                     **(lora if plan.training_type == "LORA" else {}),
                 },
             },

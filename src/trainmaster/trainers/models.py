@@ -9,6 +9,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trainmaster.core.training.loading import refused_arguments
+from trainmaster.trainers.attention import prefer_packed_attention
 from trainmaster.trainers.document import Document, DocumentError, Hyperparameters, Prepared
 from trainmaster.trainers.values import parsed
 
@@ -41,6 +42,7 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
         raise DocumentError(f"the base model {base.model_id} cannot be loaded{with_options}: {error}") from error
     if not isinstance(model, PreTrainedModel):
         raise DocumentError(f"{base.model_id} is no language model that transformers can train")
+    prefer_packed_attention(model, document)
     return model
 
 

@@ -129,7 +129,8 @@ _ROWS = (
         kind=Kind.CHOICE,
         default=None,
         choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-        meaning="What computes attention. Left out: what transformers chooses.",
+        meaning="What computes attention. Left out: what transformers chooses, but for packed samples on a GPU kernels "
+        "that skip what samples do not see of each other.",
     ),
     Hyperparameter(name="torch_compile", kind=Kind.FLAG, default=False, meaning="Compile the model before training."),
     Hyperparameter(
