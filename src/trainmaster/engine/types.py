@@ -1,0 +1,153 @@
+"""What goes into the engine and what comes out of it: plain values, and NumPy arrays at the rim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+
+class Blame(StrEnum):
+    """Whose fault an error is."""
+
+    USER = "user"
+    SERVER = "server"
+
+
+class EngineError(Exception):
+    """A request cannot be done; the message says why and what to do instead."""
+
+    def __init__(self, message: str, blame: Blame = Blame.USER) -> None:
+        super().__init__(message)
+        self.blame = blame
+
+
+class Trained(StrEnum):
+    """What of a model is trained."""
+
+    ADAPTER = "adapter"
+    ALL = "all"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraOptions:
+    """An adapter beside the base model."""
+
+    rank: int
+    alpha: float = 32.0
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+    init: str = "kaiming"
+    """`kaiming`, or `nora`: how the factor that is not zero begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datum:
+    """One sequence, and what its loss needs."""
+
+    tokens: np.ndarray
+    """int64 [length]."""
+    inputs: Mapping[str, np.ndarray]
+    """By name, such as `target_tokens` int64 and `weights` float32: [length], or [length, k]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass over some sequences, with a backward pass or without."""
+
+    model_id: str
+    data: tuple[Datum, ...]
+    loss: str
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    backward: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass gives."""
+
+    outputs: tuple[Mapping[str, np.ndarray], ...]
+    """For each datum in order: `logprobs`, float32, in the shape of its `target_tokens`."""
+    metrics: Mapping[str, float]
+    """Each name is `name:reduction`; `loss:sum` is among them."""
+
+
+class Normalization(StrEnum):
+    """What accumulated gradients are divided by before they are used."""
+
+    NONE = "none"
+    NUM_LOSS_TOKENS = "num_loss_tokens"
+    NUM_SEQUENCES = "num_sequences"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamOptions:
+    """One step of AdamW."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """0: gradients are not clipped."""
+    normalization: Normalization = Normalization.NONE
+    grad_norm_metrics: str = "off"
+    """`off`, `basic` or `detailed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """Some continuations of one prompt."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    num_samples: int = 1
+    max_tokens: int | None = None
+    """None: as many as the context has room for."""
+    seed: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop_tokens: tuple[int, ...] | None = None
+    """None: the model's end-of-text tokens; empty: none."""
+    stop_strings: tuple[str, ...] = ()
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+
+
+class StopReason(StrEnum):
+    """Why a continuation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledSequence:
+    """One continuation; the stop token, or the tokens that hold the stop string, are its last."""
+
+    tokens: np.ndarray
+    """int32."""
+    logprobs: np.ndarray
+    """float32, of the distribution that the model gives at temperature 1, as training computes it."""
+    stop_reason: StopReason
+    topk: tuple[np.ndarray, np.ndarray] | None = None
+    """Token ids int32 [length, k] and their logprobs float32 [length, k]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleResult:
+    """The continuations in order, and what was asked of the prompt."""
+
+    sequences: tuple[SampledSequence, ...]
+    prompt_logprobs: np.ndarray | None = None
+    """float32 [prompt]; NaN at 0."""
+    topk_prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = None
+    """Token ids int32 [prompt, k] and their logprobs float32 [prompt, k]; the first row has id 0 and -99999."""
