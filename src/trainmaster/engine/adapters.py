@@ -1,0 +1,325 @@
+"""Low-rank adapters beside the layers of a model, and which rows of a pack they adapt.
+
+An adapted layer computes `x W' + alpha/rank * (x A') B'`. The product with W is one for all rows of a pack, whoever
+they belong to; those with A and B are each adapter's own, on its own rows. A pack's other rows take no part in them, so
+an adapter's gradients are what they would be alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.products import back_product, product
+from trainmaster.engine.types import EngineError, LoraOptions
+
+UNEMBEDDING = "lm_head"
+"""The unembedding's name among the layers that are adapted."""
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_PEFT_PREFIX = "base_model.model."
+_PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
+"""What of a PEFT adapter's configuration must not be otherwise: it would be another function."""
+
+
+class Adapter:
+    """The factors of one adapter.
+
+    Args:
+        config: The model that it is beside.
+        options: Its rank, what of the model it adapts, and how it begins; without a seed it begins as with seed 0.
+        device: Where its factors lie; those of one seed are the same on all devices.
+
+    Raises:
+        EngineError: The options make no adapter.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: LoraOptions,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if options.rank < 1:
+            raise EngineError(f"an adapter's rank is at least 1, not {options.rank}")
+        if not (math.isfinite(options.alpha) and options.alpha > 0):
+            raise EngineError(f"an adapter's alpha is a positive number, not {options.alpha}")
+        if options.init not in ("kaiming", "nora"):
+            raise EngineError(f"an adapter begins by kaiming or nora, not by {options.init!r}")
+        shapes = target_shapes(config, options)
+        if not shapes:
+            raise EngineError("an adapter needs something to adapt: train_attn, train_mlp or train_unembed")
+        self.config = config
+        self.options = options
+        self.scale = options.alpha / options.rank
+        self.factors: dict[str, Factors] = {}
+        """By the layer's name, such as `model.layers.0.self_attn.q_proj`."""
+        for target, (outputs, inputs) in shapes.items():
+            a = nn.Parameter(_begun(options, target, inputs).to(device, dtype))
+            b = nn.Parameter(torch.zeros(outputs, options.rank, device=device, dtype=dtype))
+            self.factors[target] = Factors(a, b)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each factor by name, always in the same order: `<layer>.lora_A.weight` and `<layer>.lora_B.weight`."""
+        for target, factors in self.factors.items():
+            yield f"{target}.lora_A.weight", factors.a
+            yield f"{target}.lora_B.weight", factors.b
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Each factor, in the same order."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over factors by the names of `named_parameters`, all of them.
+
+        Raises:
+            EngineError: One is missing, is unknown or has another shape; nothing is taken over then.
+        """
+        own = dict(self.named_parameters())
+        if other := sorted(own.keys() ^ tensors.keys()):
+            raise EngineError(f"these are not this adapter's factors: {other[0]} is on one side only")
+        for name, parameter in own.items():
+            if tensors[name].shape != parameter.shape:
+                shapes = f"{list(tensors[name].shape)}, not {list(parameter.shape)}"
+                raise EngineError(f"these are not this adapter's factors: {name} is {shapes}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(tensors[name])
+
+    def copy(self) -> Adapter:
+        """Another one with the same factors, that no gradient is kept for."""
+        twin = object.__new__(Adapter)
+        twin.config, twin.options, twin.scale = self.config, self.options, self.scale
+        twin.factors = {
+            target: Factors(*(nn.Parameter(each.detach().clone(), requires_grad=False) for each in (own.a, own.b)))
+            for target, own in self.factors.items()
+        }
+        return twin
+
+    def delta(self, target: str) -> Tensor:
+        """What the adapter adds to a layer's weight, [out, in], in float32."""
+        factors = self.factors[target]
+        return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
+
+    def peft_tensors(self) -> dict[str, Tensor]:
+        """The factors as `adapter_model.safetensors` holds them."""
+        return {_PEFT_PREFIX + name: each.detach().cpu().contiguous() for name, each in self.named_parameters()}
+
+    def peft_config(self, base_model: str) -> dict[str, Any]:
+        """What `adapter_config.json` says beside them."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.options.rank,
+            "lora_alpha": self.options.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted({target.rpartition(".")[2] for target in self.factors}),
+            "inference_mode": True,
+            **_PEFT_OPTIONS,
+        }
+
+    @classmethod
+    def from_peft(
+        cls,
+        config: ModelConfig,
+        described: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Adapter:
+        """The adapter of an `adapter_config.json` and the tensors beside it.
+
+        Raises:
+            EngineError: It is not an adapter of this model, or one that is not supported.
+        """
+        for name, value in _PEFT_OPTIONS.items():
+            if described.get(name, value) != value:
+                raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")
+        for name in ("rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"):
+            if described.get(name):
+                raise EngineError(f"the PEFT adapter cannot be used: its {name} is not supported")
+        modules = {name.removeprefix(_PEFT_PREFIX).split(".")[-3] for name in tensors if name.count(".") > 2}
+        try:
+            rank, alpha = int(described["r"]), float(described["lora_alpha"])
+        except (KeyError, TypeError, ValueError):
+            raise EngineError("the PEFT adapter cannot be used: it does not say its r and lora_alpha") from None
+        options = LoraOptions(
+            rank=rank,
+            alpha=alpha,
+            train_attn=bool(modules & set(_ATTENTION)),
+            train_mlp=bool(modules & set(_MLP)),
+            train_unembed=UNEMBEDDING in modules,
+        )
+        adapter = cls(config, options, device=device, dtype=dtype)
+        given = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+        for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
+            if alone := [name for name in given if name.replace(factor, other) not in given]:
+                raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")
+        # What it does not adapt, it adapts by nothing: B begins as zero.
+        adapter.load({**dict(adapter.named_parameters()), **given})
+        return adapter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """A [rank, in] and B [out, rank] beside one layer."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+
+
+def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
+    """The layers that an adapter adapts, with how wide they are: out and in."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    attention = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: dict[str, tuple[int, int]] = {}
+    for layer in range(config.num_layers):
+        if options.train_attn:
+            shapes |= {f"model.layers.{layer}.self_attn.{name}": size for name, size in attention.items()}
+        if options.train_mlp:
+            shapes |= {f"model.layers.{layer}.mlp.{name}": size for name, size in mlp.items()}
+    if options.train_unembed:
+        shapes[UNEMBEDDING] = (config.vocab_size, hidden)
+    return shapes
+
+
+def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
+    """A as it begins: it depends on the seed and the layer, and on nothing else that is drawn anywhere."""
+    digest = hashlib.sha256(f"{options.seed or 0}:{target}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    drawn = torch.rand(options.rank, inputs, generator=generator) * 2 - 1
+    if options.init == "nora":
+        # Every input counts the same at first: its column over the rank has length 1.
+        return functional.normalize(drawn, dim=0)
+    return drawn / math.sqrt(inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The rows of one adapter in a pack, and its factors for one layer."""
+
+    start: int
+    stop: int
+    scale: float
+    factors: Factors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterRows:
+    """Which rows of a pack belong to which adapter.
+
+    Args:
+        parts: Adapters, or None for the base model alone, each with its number of rows, in the order of the rows.
+    """
+
+    parts: Sequence[tuple[Adapter | None, int]]
+    _shares: dict[str, tuple[Share, ...]] = field(default_factory=dict, init=False)
+
+    @property
+    def total(self) -> int:
+        """Rows of the pack."""
+        return sum(rows for _, rows in self.parts)
+
+    def shares(self, target: str) -> tuple[Share, ...]:
+        """The parts that adapt a layer."""
+        if target not in self._shares:
+            self._shares[target] = tuple(
+                Share(start, start + rows, adapter.scale, adapter.factors[target])
+                for adapter, start, rows in self._placed()
+                if adapter is not None and rows and target in adapter.factors
+            )
+        return self._shares[target]
+
+    def _placed(self) -> Iterator[tuple[Adapter | None, int, int]]:
+        start = 0
+        for adapter, rows in self.parts:
+            yield adapter, start, rows
+            start += rows
+
+
+def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share]) -> Tensor:
+    """`rows @ weight.T + bias`, one product for all rows, and on their own rows what the adapters add."""
+    if not shares:
+        return product(rows, weight, bias)
+    factors = [each for share in shares for each in (share.factors.a, share.factors.b)]
+    return _AdaptedProduct.apply(rows, weight, bias, shares, *factors)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def lowered_rows(rows: Tensor, share: Share, a: Tensor) -> Tensor:
+    """Rows of a share [n, in] on their way through its factors, scaled: [n, rank]."""
+    return share.scale * product(rows, a.to(rows.dtype))
+
+
+def share_gradients(
+    share: Share, factors: Sequence[Tensor], grad: Tensor, rows: Tensor, lowered: Tensor, grad_rows: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of A and B; that of the rows is added to `grad_rows`, where it is wanted.
+
+    Args:
+        share: Whose they are.
+        factors: Its A and B.
+        grad: [n, out].
+        rows: [n, in].
+        lowered: What `lowered_rows` made of them.
+        grad_rows: [n, in].
+    """
+    a, b = (each.to(grad.dtype) for each in factors)
+    grad_lowered = share.scale * back_product(grad, b)
+    if grad_rows is not None:
+        grad_rows += back_product(grad_lowered, a)
+    return grad_lowered.t() @ rows, grad.t() @ lowered
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """One layer with all adapters' part in it.
+
+    Slices and their products left to autograd would make a gradient as large as the whole pack for each adapter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share], *factors: Tensor
+    ) -> Tensor:
+        outputs = product(rows, weight, bias)
+        narrow = []
+        for share, a, b in zip(shares, factors[::2], factors[1::2], strict=True):
+            own = slice(share.start, share.stop)
+            narrow.append(lowered_rows(rows[own], share, a))
+            outputs[own] += product(narrow[-1], b.to(rows.dtype))
+        ctx.shares = shares
+        ctx.save_for_backward(rows, weight, *factors, *narrow)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, weight, *others = ctx.saved_tensors
+        count = len(ctx.shares)
+        factors, narrow = others[: 2 * count], others[2 * count :]
+        wants_rows, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        grad_rows = back_product(grad, weight) if wants_rows else None
+        grads: list[Tensor] = []
+        for share, a, b, lowered in zip(ctx.shares, factors[::2], factors[1::2], narrow, strict=True):
+            own = slice(share.start, share.stop)
+            own_grad_rows = None if grad_rows is None else grad_rows[own]
+            grads += share_gradients(share, (a, b), grad[own], rows[own], lowered, own_grad_rows)
+        grad_weight = grad.t() @ rows if wants_weight else None
+        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, *grads

@@ -1,0 +1,248 @@
+"""A request for continuations while it is worked on: what it needs, what was chosen so far, and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trainmaster.engine.cache import BLOCK, blocks_for
+from trainmaster.engine.sampling import Rule, draws_of
+from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.stopping import StringWatch
+from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest, SampleResult, StopReason
+
+MAX_TOPK = 1024
+"""Of the logprobs that can be asked of each token."""
+NO_LOGPROB = -99999.0
+"""Of the likeliest tokens at the place of the first one, which nothing comes before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request can have."""
+
+    vocabulary: int
+    context: int
+    """Tokens of prompt and continuation together."""
+    blocks: int
+    """Of the cache."""
+
+
+def check(request: SampleRequest, limits: Limits) -> int:
+    """How many tokens each continuation may have.
+
+    Raises:
+        EngineError: The request asks for what cannot be.
+    """
+    prompt = np.asarray(request.prompt)
+    if not prompt.size:
+        raise EngineError("the prompt is empty; begin it with the model's first token")
+    if not np.issubdtype(prompt.dtype, np.integer):
+        raise EngineError("the prompt has something that is no token id")
+    if prompt.min() < 0 or prompt.max() >= limits.vocabulary:
+        wrong = prompt[(prompt < 0) | (prompt >= limits.vocabulary)][0]
+        raise EngineError(f"the prompt has token {wrong}; the model has tokens 0 to {limits.vocabulary - 1}")
+    if prompt.size > limits.context:
+        raise EngineError(f"the prompt has {prompt.size} tokens, and the context {limits.context}; make it shorter")
+    if request.num_samples < 1:
+        raise EngineError(f"num_samples is {request.num_samples}; ask for one or more")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+        raise EngineError(f"temperature is {request.temperature}; it is 0 or above")
+    if not 0 < request.top_p <= 1:
+        raise EngineError(f"top_p is {request.top_p}; it is above 0 and at most 1")
+    if request.top_k < -1:
+        raise EngineError(f"top_k is {request.top_k}; it is 1 or above, or -1 for all tokens")
+    if request.max_tokens is not None and request.max_tokens < 0:
+        raise EngineError(f"max_tokens is {request.max_tokens}; it is 0 or above")
+    if "" in request.stop_strings:
+        raise EngineError("a stop string is empty; leave it out")
+    for name, asked in (("prompt", request.topk_prompt_logprobs), ("sample", request.topk_sample_logprobs)):
+        if not 0 <= asked <= min(MAX_TOPK, limits.vocabulary):
+            most = min(MAX_TOPK, limits.vocabulary)
+            raise EngineError(f"topk_{name}_logprobs is {asked}; it is at most {most}")
+    return _new_tokens(request, limits)
+
+
+def _new_tokens(request: SampleRequest, limits: Limits) -> int:
+    length = len(request.prompt)
+    room = limits.context - length
+    asked = room if request.max_tokens is None else min(request.max_tokens, room)
+    # The last token that is chosen is not computed with, and needs no place.
+    fitting = (limits.blocks - blocks_for(length) + length // BLOCK) * BLOCK - length + 1
+    if blocks_for(length) > limits.blocks or (request.max_tokens is not None and asked > max(fitting, 1)):
+        raise EngineError(
+            f"the request needs room for {length + asked} tokens, and the sampler's memory holds"
+            f" {limits.blocks * BLOCK}; shorten the prompt, or lower max_tokens"
+        )
+    return min(asked, max(fitting, 1))
+
+
+@dataclass(slots=True, eq=False)
+class Continuation:
+    """One sample."""
+
+    index: int
+    own_blocks: list[int]
+    """From the one on in which the prompt ends."""
+    draw: Callable[[], float]
+    watch: StringWatch | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    """The prompt's, as far as they are full, and its own; since its first token."""
+
+    def sequence(self, reason: StopReason, topk: int) -> SampledSequence:
+        """What it gave."""
+        return SampledSequence(
+            tokens=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            stop_reason=reason,
+            topk=_stacked(self.topk, topk) if topk else None,
+        )
+
+
+class Generation:
+    """A request.
+
+    Args:
+        request: as it was asked.
+        snapshot: of the model that continues.
+        new_tokens: how many tokens each continuation may have.
+        ends: tokens that end one.
+        tokenizer: of the model, where there are stop strings.
+    """
+
+    def __init__(
+        self,
+        request: SampleRequest,
+        snapshot: Snapshot,
+        *,
+        new_tokens: int,
+        ends: frozenset[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request = request
+        self.snapshot = snapshot
+        self.new_tokens = new_tokens
+        self.ends = ends
+        self.rule = Rule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+        self.blocks: list[int] = []
+        """The prompt's."""
+        self.seen = 0
+        """Tokens of the prompt that are in the cache."""
+        self.logits: Tensor | None = None
+        """float32 [vocabulary] after the prompt, while continuations have still to begin."""
+        self.running: list[Continuation] = []
+        self.begun = 0
+        """Continuations that run, and those that ended."""
+        self._tokenizer = tokenizer
+        self._sequences: dict[int, SampledSequence] = {}
+        length, k = len(request.prompt), request.topk_prompt_logprobs
+        self._prompt_logprobs = np.full(length, np.nan, dtype=np.float32)
+        self._topk_ids = np.zeros((length, k), dtype=np.int32)
+        self._topk_logprobs = np.full((length, k), NO_LOGPROB, dtype=np.float32)
+
+    @property
+    def prompt_blocks(self) -> int:
+        """How many blocks the prompt takes."""
+        return blocks_for(len(self.request.prompt))
+
+    @property
+    def own_blocks(self) -> int:
+        """How many blocks each continuation takes beside the prompt's."""
+        length = len(self.request.prompt)
+        return blocks_for(length + self.new_tokens - 1) - length // BLOCK if self.new_tokens > 1 else 0
+
+    @property
+    def wanted_blocks(self) -> int:
+        """How many blocks it would hold if there were room for all that is left of it."""
+        return self.prompt_blocks + self.own_blocks * self.wanted_sequences
+
+    @property
+    def wanted_sequences(self) -> int:
+        """How many continuations are not done."""
+        return self.request.num_samples - len(self._sequences)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole prompt is in the cache."""
+        return self.seen == len(self.request.prompt)
+
+    @property
+    def fresh(self) -> list[Continuation]:
+        """The continuations that run and have no token yet."""
+        return [each for each in self.running if not each.tokens]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt were asked for."""
+        return self.request.prompt_logprobs or self.request.topk_prompt_logprobs > 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all continuations ended."""
+        return not self.wanted_sequences
+
+    def begin(self, own_blocks: list[int]) -> None:
+        """Let the next continuation run, once the prompt is read."""
+        request, index = self.request, self.begun
+        watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
+        self.running.append(Continuation(index, own_blocks, draws_of(request.seed, index), watch))
+        self.begun += 1
+
+    def fork(self, continuation: Continuation) -> list[tuple[int, int]]:
+        """Let a continuation go on from the prompt's blocks: which block must be copied, and to where.
+
+        Full blocks are shared. The one in which the prompt ends gets other tokens in each continuation.
+        """
+        full, rest = divmod(len(self.request.prompt), BLOCK)
+        continuation.blocks = [*self.blocks[:full], *continuation.own_blocks]
+        return [(self.blocks[full], continuation.own_blocks[0])] if rest else []
+
+    def note_prompt(self, start: int, logprobs: Tensor, topk: tuple[Tensor, Tensor] | None) -> None:
+        """Keep what the model thought of the prompt's tokens from `start` on."""
+        where = slice(start, start + logprobs.numel())
+        self._prompt_logprobs[where] = logprobs.cpu().numpy()
+        if topk:
+            self._topk_ids[where], self._topk_logprobs[where] = (each.cpu().numpy() for each in topk)
+
+    def accept(self, continuation: Continuation, token: int, logprob: float) -> bool:
+        """Take the token that was chosen: whether the continuation ended with it."""
+        continuation.tokens.append(token)
+        continuation.logprobs.append(logprob)
+        found = continuation.watch is not None and continuation.watch.finds_with(token)
+        if found or token in self.ends:
+            self.end(continuation, StopReason.STOP)
+        elif len(continuation.tokens) >= self.new_tokens:
+            self.end(continuation, StopReason.LENGTH)
+        else:
+            return False
+        return True
+
+    def end(self, continuation: Continuation, reason: StopReason) -> None:
+        """Keep what a continuation gave."""
+        self.running.remove(continuation)
+        self._sequences[continuation.index] = continuation.sequence(reason, self.request.topk_sample_logprobs)
+
+    def result(self) -> SampleResult:
+        """What was asked for, when all continuations ended."""
+        request = self.request
+        return SampleResult(
+            sequences=tuple(self._sequences[index] for index in range(request.num_samples)),
+            prompt_logprobs=self._prompt_logprobs if request.prompt_logprobs else None,
+            topk_prompt_logprobs=(self._topk_ids, self._topk_logprobs) if request.topk_prompt_logprobs else None,
+        )
+
+
+def _stacked(rows: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.zeros((len(rows), k), dtype=np.int32)
+    logprobs = np.zeros((len(rows), k), dtype=np.float32)
+    for place, (row_ids, row_logprobs) in enumerate(rows):
+        ids[place], logprobs[place] = row_ids, row_logprobs
+    return ids, logprobs

@@ -1,0 +1,290 @@
+"""The losses that a request can name: functions of the log-probabilities of its target tokens.
+
+Every loss is a sum over tokens, never a mean: what it should be divided by is said when the gradients are used. The
+formulas are in docs/losses.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainmaster.engine.types import Datum, EngineError
+
+TARGETS = "target_tokens"
+WEIGHTS = "weights"
+LOGPROBS = "logprobs"
+ADVANTAGES = "advantages"
+CLIP_LOW = "clip_low_threshold"
+CLIP_HIGH = "clip_high_threshold"
+RATIO_MASK = "sequence_ratio_mask"
+
+
+Options = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What a loss is computed from: sequences that lie end to end."""
+
+    logprobs: Tensor
+    """Of the target tokens, by the model as it is: float32 [tokens], or [tokens, k]."""
+    inputs: Mapping[str, Tensor]
+    """By name, float32, in the shape of the log-probabilities."""
+    options: Options
+    lengths: Tensor
+    """Of the sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """What a loss says of each token."""
+
+    values: Tensor
+    """In the shape of the log-probabilities; their sum is the loss."""
+    ratios: Tensor | None = None
+    """How likely each token is now, over how likely it was: as the loss saw it, before it clipped it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A loss, and what it needs to know."""
+
+    formula: Callable[[Tokens], TokenLosses]
+    required: tuple[str, ...] = ()
+    """Inputs beside `target_tokens` that every datum has to bring."""
+    optional: tuple[str, ...] = ()
+    defaults: Options = field(default_factory=dict)
+    """The options that there are, and their values where a request gives none."""
+    wide: bool = False
+    """Whether a position may have several target tokens."""
+
+
+def _cross_entropy(tokens: Tokens) -> TokenLosses:
+    return TokenLosses(-tokens.logprobs * tokens.inputs[WEIGHTS])
+
+
+def _importance_sampling(tokens: Tokens) -> TokenLosses:
+    ratios = _ratios(tokens)
+    return TokenLosses(-ratios * tokens.inputs[ADVANTAGES], ratios.detach())
+
+
+def _ppo(tokens: Tokens) -> TokenLosses:
+    return _clipped(_ratios(tokens), tokens.inputs)
+
+
+def _gspo(tokens: Tokens) -> TokenLosses:
+    now, marked = tokens.logprobs.detach(), tokens.inputs[RATIO_MASK] != 0
+    log_ratios = torch.where(marked, now - tokens.inputs[LOGPROBS], 0.0)
+    total = torch.segment_reduce(log_ratios, "sum", lengths=tokens.lengths)
+    count = torch.segment_reduce(marked.to(now.dtype), "sum", lengths=tokens.lengths)
+    of_sequence = (total / count.clamp(min=1)).repeat_interleave(tokens.lengths)
+    # The value is the sequence's, the gradient that of the token's own log-probability.
+    per_token = torch.where(tokens.inputs[ADVANTAGES] != 0, of_sequence, 0.0) + (tokens.logprobs - now)
+    return _clipped(per_token.exp(), tokens.inputs)
+
+
+def _cispo(tokens: Tokens) -> TokenLosses:
+    ratios = _ratios(tokens).detach()
+    weights = ratios.clamp(tokens.inputs[CLIP_LOW], tokens.inputs[CLIP_HIGH])
+    return TokenLosses(-weights * tokens.logprobs * tokens.inputs[ADVANTAGES], ratios)
+
+
+def _dro(tokens: Tokens) -> TokenLosses:
+    distance = tokens.logprobs - tokens.inputs[LOGPROBS]
+    values = 0.5 * tokens.options["beta"] * distance.square() - tokens.logprobs * tokens.inputs[ADVANTAGES]
+    return TokenLosses(values, _ratios(tokens).detach())
+
+
+def _reinforce(tokens: Tokens) -> TokenLosses:
+    return TokenLosses(-tokens.logprobs * tokens.inputs[ADVANTAGES])
+
+
+def _ratios(tokens: Tokens) -> Tensor:
+    """1 where the advantage is 0: a huge ratio would make NaN of it."""
+    return torch.where(tokens.inputs[ADVANTAGES] != 0, tokens.logprobs - tokens.inputs[LOGPROBS], 0.0).exp()
+
+
+def _clipped(ratios: Tensor, inputs: Mapping[str, Tensor]) -> TokenLosses:
+    """The lesser of both objectives, so that no token gains by a ratio beyond the thresholds."""
+    advantages = inputs[ADVANTAGES]
+    clipped = ratios.clamp(inputs[CLIP_LOW], inputs[CLIP_HIGH])
+    return TokenLosses(-torch.minimum(ratios * advantages, clipped * advantages), ratios.detach())
+
+
+_POLICY = (LOGPROBS, ADVANTAGES)
+_THRESHOLDS = (CLIP_LOW, CLIP_HIGH)
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(formula=_cross_entropy, optional=(WEIGHTS,), wide=True),
+    "importance_sampling": Loss(formula=_importance_sampling, required=_POLICY),
+    "ppo": Loss(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
+    "cispo": Loss(formula=_cispo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
+    "dro": Loss(formula=_dro, required=_POLICY, defaults={"beta": 0.05}),
+    "gspo": Loss(
+        formula=_gspo,
+        required=_POLICY,
+        optional=(*_THRESHOLDS, RATIO_MASK),
+        defaults={CLIP_LOW: 1 - 3e-4, CLIP_HIGH: 1 + 4e-4},
+    ),
+    "dapo": Loss(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.28}),
+    "reinforce": Loss(formula=_reinforce, required=(ADVANTAGES,), optional=(LOGPROBS,)),
+}
+
+
+def find(name: str) -> Loss:
+    """The loss of a name.
+
+    Raises:
+        EngineError: there is none.
+    """
+    if loss := LOSSES.get(name):
+        return loss
+    raise EngineError(f"unknown loss function {name!r}; there are {_listed(LOSSES)}")
+
+
+def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
+    """All options of a loss, those that were not given at their defaults.
+
+    Raises:
+        EngineError: one is unknown, or no number.
+    """
+    options = dict(find(name).defaults)
+    for option, value in given.items():
+        if option not in options:
+            known = f"it knows {_listed(options)}" if options else "it has none"
+            raise EngineError(f"unknown option {option!r} of the loss function {name}; {known}")
+        if isinstance(value, str) or not math.isfinite(value):
+            raise EngineError(f"the option {option!r} of the loss function {name} is {value!r}; it has to be a number")
+        options[option] = float(value)
+    if CLIP_LOW in options and options[CLIP_LOW] > options[CLIP_HIGH]:
+        raise EngineError(
+            f"{CLIP_LOW} {options[CLIP_LOW]:g} of the loss function {name} is above {CLIP_HIGH} {options[CLIP_HIGH]:g}"
+        )
+    if options.get("beta", 0.0) < 0:
+        raise EngineError(f"the option 'beta' of the loss function {name} is {options['beta']:g}; it cannot be below 0")
+    return options
+
+
+def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str, np.ndarray]:
+    """The inputs of one datum: `target_tokens` int64, the others float32, and defaults for those that may be left out.
+
+    Args:
+        name: Of the loss.
+        options: As `options_of` gives them.
+        index: Which datum of its request this is, for messages.
+        datum: Its tokens are known to be a sequence.
+
+    Raises:
+        EngineError: one is missing, unknown, of another shape or not finite.
+    """
+    loss, where = find(name), f"datum {index}"
+    known = (TARGETS, *loss.required, *loss.optional)
+    for unknown in datum.inputs.keys() - set(known):
+        raise EngineError(f"{where} has an input {unknown!r} that {name} does not know; it knows {_listed(known)}")
+    for needed in (TARGETS, *loss.required):
+        if needed not in datum.inputs:
+            raise EngineError(f"{where} lacks the input {needed!r}, which {name} needs; it knows {_listed(known)}")
+    targets = datum.inputs[TARGETS]
+    if targets.dtype.kind not in "iu":
+        raise EngineError(f"{TARGETS} of {where} are of type {targets.dtype}; they have to be whole numbers")
+    wide = targets.ndim == 2 and loss.wide and targets.shape[1] > 0
+    if len(targets.shape) not in (1, 2) or targets.shape[0] != len(datum.tokens) or not (targets.ndim == 1 or wide):
+        allowed = f"[{len(datum.tokens)}] or [{len(datum.tokens)}, k]" if loss.wide else f"[{len(datum.tokens)}]"
+        raise EngineError(
+            f"{TARGETS} of {where} have the shape {list(targets.shape)}; {name} takes {allowed}, as the datum has "
+            f"{len(datum.tokens)} tokens"
+        )
+    inputs = {TARGETS: targets.astype(np.int64, copy=False)}
+    for key in (*loss.required, *loss.optional):
+        if key in datum.inputs:
+            inputs[key] = _numbers(key, datum.inputs[key], targets.shape, where)
+    return inputs | _defaults(loss, options, inputs)
+
+
+def count_loss_tokens(inputs: Mapping[str, np.ndarray]) -> int:
+    """How many positions of a datum have a weight, or an advantage, that is not 0."""
+    weights = inputs[WEIGHTS] if WEIGHTS in inputs else inputs[ADVANTAGES]
+    return int(np.count_nonzero(weights if weights.ndim == 1 else weights.any(axis=1)))
+
+
+def measure(
+    values: np.ndarray,
+    ratios: np.ndarray | None,
+    logprobs: np.ndarray,
+    inputs: Mapping[str, np.ndarray],
+    lengths: Sequence[int],
+) -> dict[str, float]:
+    """The metrics of sequences that lie end to end.
+
+    A mean is one over sequences of means over tokens, so that parts merge by their numbers of sequences, here and in
+    clients. A sequence without a token to learn from counts as one that no policy changed.
+    """
+    starts = np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64)
+    metrics = {"loss:sum": float(values.sum(dtype=np.float64)), "loss_tokens:sum": float(count_loss_tokens(inputs))}
+    if ratios is None:
+        return metrics
+    counted = inputs[ADVANTAGES] != 0
+    share = counted / np.maximum(np.add.reduceat(counted.astype(np.float64), starts), 1).repeat(lengths)
+
+    def mean(per_token: np.ndarray) -> float:
+        return float(np.add.reduceat(np.where(counted, per_token, 0.0) * share, starts).mean())
+
+    wide_ratios = ratios.astype(np.float64)
+    log_ratios = np.where(counted, logprobs.astype(np.float64) - inputs[LOGPROBS], 0.0)
+    with np.errstate(over="ignore"):
+        metrics["kl:mean"] = mean(np.expm1(log_ratios) - log_ratios)
+    learned = wide_ratios[counted]
+    metrics["ratio:mean"] = 1.0 + mean(wide_ratios - 1.0)
+    metrics["ratio:max"] = float(learned.max(initial=-math.inf)) if learned.size else 1.0
+    metrics["ratio:min"] = float(learned.min(initial=math.inf)) if learned.size else 1.0
+    if CLIP_LOW in inputs:
+        metrics["clip_fraction:mean"] = mean((ratios < inputs[CLIP_LOW]) | (ratios > inputs[CLIP_HIGH]))
+    return metrics
+
+
+def merge(parts: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """The metrics of all parts of a request, each with its number of sequences."""
+    return {name: _REDUCTIONS[name.partition(":")[2]]([(n, part[name]) for n, part in parts]) for name in parts[0][1]}
+
+
+_REDUCTIONS: Mapping[str, Callable[[list[tuple[int, float]]], float]] = {
+    "sum": lambda parts: math.fsum(value for _, value in parts),
+    "mean": lambda parts: math.fsum(n * value for n, value in parts) / sum(n for n, _ in parts),
+    "max": lambda parts: max(value for _, value in parts),
+    "min": lambda parts: min(value for _, value in parts),
+}
+
+
+def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) -> np.ndarray:
+    if given.shape != shape:
+        raise EngineError(
+            f"the input {key!r} of {where} has the shape {list(given.shape)}; it has to have that of its {TARGETS}, "
+            f"{list(shape)}"
+        )
+    if given.dtype.kind not in "iufb":
+        raise EngineError(f"the input {key!r} of {where} is of type {given.dtype}; it has to be numbers")
+    numbers = given.astype(np.float32, copy=False)
+    if not np.isfinite(numbers).all():
+        raise EngineError(f"the input {key!r} of {where} has values that are not finite")
+    return numbers
+
+
+def _defaults(loss: Loss, options: Options, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """For what a datum left out of the inputs that a formula reads."""
+    shape = inputs[TARGETS].shape
+    found = {key: np.full(shape, options[key], np.float32) for key in _THRESHOLDS if key in options}
+    if WEIGHTS in loss.optional:
+        found[WEIGHTS] = np.ones(shape, np.float32)
+    if RATIO_MASK in loss.optional:
+        found[RATIO_MASK] = (inputs[ADVANTAGES] != 0).astype(np.float32)
+    return {key: value for key, value in found.items() if key not in inputs}
+
+
+def _listed(names: Mapping[str, object] | Sequence[str]) -> str:
+    return ", ".join(names)

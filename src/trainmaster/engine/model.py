@@ -1,0 +1,272 @@
+"""The transformer: one set of layers for all families that `ModelConfig` describes.
+
+Its parameters have the names that they have in a transformers checkpoint. Rows of all sequences lie end to end: what
+is computed row by row is computed once for all of them, and attention alone knows where a sequence ends.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from trainmaster.engine.activations import gated
+from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows, adapted_product
+from trainmaster.engine.attention import Attention
+from trainmaster.engine.config import ModelConfig, Rope
+from trainmaster.engine.loading import load_weights
+
+
+class Linear(nn.Module):
+    """A layer that adapters may adapt.
+
+    Args:
+        target: Its name for them.
+        inputs: How wide its rows are.
+        outputs: What it makes of them.
+        bias: Whether it adds one.
+    """
+
+    def __init__(self, target: str, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.target = target
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        """[n, in] -> [n, out]."""
+        shares = adapters.shares(self.target) if adapters else ()
+        return adapted_product(rows, self.weight, self.bias, shares)
+
+
+class Unembedding(Linear):
+    """From hidden states to logits; `target_logprobs` computes with it, a few rows at a time."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(UNEMBEDDING, config.hidden_size, config.vocab_size)
+        self.logit_softcap = config.logit_softcap
+
+
+class Norm(nn.Module):
+    """Rows, or heads, at length 1, but for a weight."""
+
+    def __init__(self, width: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self._eps, self._offset = config.norm_eps, config.norm_offset
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Any shape, the last dimension is normed."""
+        if not self._offset:
+            return functional.rms_norm(rows, self.weight.shape, self.weight, self._eps)
+        # 1 plus a small weight keeps its digits in 32 bits only.
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        weight = self._offset + self.weight.to(wide)
+        return functional.rms_norm(rows.to(wide), self.weight.shape, weight, self._eps).to(rows.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values of one layer, and what becomes of them."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self._config, self._layer = config, layer
+        hidden, width = config.hidden_size, config.head_dim
+        queries, keys = config.num_heads * width, config.num_key_value_heads * width
+        prefix = f"model.layers.{layer}.self_attn."
+        self.q_proj = Linear(prefix + "q_proj", hidden, queries, bias=config.qkv_bias)
+        self.k_proj = Linear(prefix + "k_proj", hidden, keys, bias=config.qkv_bias)
+        self.v_proj = Linear(prefix + "v_proj", hidden, keys, bias=config.qkv_bias)
+        self.o_proj = Linear(prefix + "o_proj", queries, hidden, bias=config.output_bias)
+        if config.query_key_norm:
+            self.q_norm = Norm(width, config)
+            self.k_norm = Norm(width, config)
+
+    def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
+        """[n, hidden] -> [n, hidden]."""
+        config = self._config
+        query = self.q_proj(rows, adapters).unflatten(1, (config.num_heads, config.head_dim))
+        key = self.k_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
+        value = self.v_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
+        if config.query_key_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        attended = attention(
+            self._layer,
+            turned(query, turn),
+            turned(key, turn),
+            value,
+            scale=config.attention_scale,
+            window=config.windows[self._layer],
+            softcap=config.attention_softcap,
+        )
+        output: Tensor = self.o_proj(attended.flatten(1), adapters)
+        return output
+
+
+class Mlp(nn.Module):
+    """Up, through the gate, and down again."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        prefix = f"model.layers.{layer}.mlp."
+        self.gate_proj = Linear(prefix + "gate_proj", hidden, inner, bias=bias)
+        self.up_proj = Linear(prefix + "up_proj", hidden, inner, bias=bias)
+        self.down_proj = Linear(prefix + "down_proj", inner, hidden, bias=bias)
+        self._activation = config.activation
+
+    def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
+        """[n, hidden] -> [n, hidden]."""
+        between = gated(self.gate_proj(rows, adapters), self.up_proj(rows, adapters), self._activation)
+        output: Tensor = self.down_proj(between, adapters)
+        return output
+
+
+class Layer(nn.Module):
+    """Attention and MLP, with their norms."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self._sandwich = config.sandwich_norms
+        self.input_layernorm = Norm(hidden, config)
+        self.self_attn = SelfAttention(config, layer)
+        self.post_attention_layernorm = Norm(hidden, config)
+        self.mlp = Mlp(config, layer)
+        if config.sandwich_norms:
+            self.pre_feedforward_layernorm = Norm(hidden, config)
+            self.post_feedforward_layernorm = Norm(hidden, config)
+
+    def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
+        """[n, hidden] -> [n, hidden]."""
+        attended = self.self_attn(self.input_layernorm(rows), turn, attention, adapters)
+        if not self._sandwich:
+            rows = rows + attended
+            return rows + self.mlp(self.post_attention_layernorm(rows), adapters)  # type: ignore[no-any-return]
+        rows = rows + self.post_attention_layernorm(attended)
+        through = self.mlp(self.pre_feedforward_layernorm(rows), adapters)
+        return rows + self.post_feedforward_layernorm(through)  # type: ignore[no-any-return]
+
+
+class Body(nn.Module):
+    """All but the unembedding; a module of its own for the names' sake."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
+        self.norm = Norm(config.hidden_size, config)
+
+
+class Transformer(nn.Module):
+    """A model whose weights are not there until they are loaded, and frozen then."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):
+            self.model = Body(config)
+            self.lm_head = Unembedding(config)
+        if config.tied:
+            self.lm_head.weight = cast(nn.Parameter, self.model.embed_tokens.weight)
+        self.requires_grad_(False)
+
+    def load(
+        self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Transformer:
+        """Read the weights of a checkpoint; returns itself.
+
+        Raises:
+            EngineError: They are not there, or not those of this model.
+        """
+        load_weights(self, Path(directory), torch.device(device), dtype)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return self.lm_head.weight.dtype
+
+    @property
+    def unembedding(self) -> Unembedding:
+        """From hidden states to logits; where embeddings are tied, with their weight."""
+        return self.lm_head
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        adapters: AdapterRows | None = None,
+        *,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Hidden states after the last norm, [n, hidden].
+
+        Args:
+            tokens: int64 [n], of all sequences end to end.
+            positions: int64 [n], of each in its sequence.
+            attention: Which rows see which.
+            adapters: Which rows are adapted by whom; None: none are.
+            recompute: Keep of each layer only what goes into it, and compute the rest again for the gradients: one
+                more forward pass, for a fraction of the memory.
+        """
+        if adapters is not None and adapters.total != len(tokens):
+            raise ValueError(f"adapters of {adapters.total} rows cannot adapt {len(tokens)}")
+        rows = self.model.embed_tokens(tokens)
+        if self.config.embedding_scale != 1.0:
+            # Rounded as the embedding is: models were trained so.
+            rows = rows * torch.tensor(self.config.embedding_scale, dtype=rows.dtype).item()
+        turns = {rope: turn_of(positions, rope, self.config.head_dim, rows.dtype) for rope in set(self.config.ropes)}
+        for layer, rope in zip(self.model.layers, self.config.ropes, strict=True):
+            if recompute and torch.is_grad_enabled():
+                rows = checkpoint(
+                    layer, rows, turns[rope], attention, adapters, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                rows = layer(rows, turns[rope], attention, adapters)
+        output: Tensor = self.model.norm(rows)
+        return output
+
+
+Turn = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles by which positions turn the halves of a head: [n, 1, width / 2] each."""
+
+
+def turn_of(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> Turn:
+    """The angles of some positions, computed in float32 at least and rounded then."""
+    wide = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, width, 2, device=positions.device).to(torch.float32) / width
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        frequencies = frequencies / rope.factor
+    elif rope.kind == "llama3":
+        frequencies = _stretched(frequencies, rope)
+    angles = positions.to(wide)[:, None, None] * frequencies.to(wide)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _stretched(frequencies: Tensor, rope: Rope) -> Tensor:
+    """Llama 3's: slow turns are slowed by the factor, fast ones stay, and those between are blended."""
+    wavelengths = 2 * math.pi / frequencies
+    ratio = rope.original_positions / wavelengths
+    blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * frequencies / rope.factor + blend * frequencies
+
+
+def turned(heads: Tensor, turn: Turn) -> Tensor:
+    """Heads [n, heads, width], each turned by its row's angles."""
+    cosines, sines = turn
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

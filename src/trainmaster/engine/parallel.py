@@ -1,0 +1,212 @@
+"""Several ranks that train one set of models: each has all the weights and computes its share of the data.
+
+Rank 0 is told what to do and tells the others, and every rank runs the same command of `Engine`. Gradients stay where
+they were computed until a step needs their sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainmaster.engine.types import Blame, EngineError
+
+if TYPE_CHECKING:
+    from trainmaster.engine.engine import Engine
+
+COMMAND_TIMEOUT = timedelta(days=365)
+"""Ranks wait for commands as long as nobody sends one. A rank that died is noticed by its closed connections."""
+BUCKET_BYTES = 64 << 20
+"""Gradients are summed in pieces of about this size: one after the other, many small ones would each wait for an answer
+from the other ranks."""
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The ranks that work together, as one of them sees them. All have to call the same methods in the same order."""
+
+    rank: int
+    size: int
+
+    def exchange(self, what: str, value: T) -> list[T]:
+        """The values of all ranks, in order; `what` says of what, and has to be the same in all."""
+
+    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The tensors that each rank makes, summed over all in place. If one cannot make them, all raise."""
+
+    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run a method of the engines of all ranks."""
+
+
+class OneRank:
+    """No others."""
+
+    rank = 0
+    size = 1
+
+    def exchange(self, what: str, value: T) -> list[T]:  # noqa: ARG002
+        """The value."""
+        return [value]
+
+    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:  # noqa: ARG002
+        """The tensors."""
+        return make()
+
+    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run the method."""
+        return method(engine, *args, **kwargs)
+
+
+class ProcessRanks:
+    """Ranks that are processes, found as `torchrun` says: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        device: Of this rank.
+        timeout_s: How far apart ranks may be within one command.
+    """
+
+    def __init__(self, device: torch.device, *, timeout_s: float = 600.0) -> None:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+        self._commands = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def exchange(self, what: str, value: T) -> list[T]:
+        """The values of all ranks, in order."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, (what, value), group=self._commands)
+        if any(theirs != what for theirs, _ in found):
+            raise RuntimeError(f"ranks are out of step: {', '.join(theirs for theirs, _ in found)}")
+        return [each for _, each in found]
+
+    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The tensors, summed over all ranks in place."""
+        tensors, failure = _attempt(make)
+        for rank, theirs in enumerate(self.exchange(what, failure)):
+            if theirs is not None:
+                raise EngineError(f"rank {rank}: {theirs}", theirs.blame)
+        assert tensors is not None
+        for bucket in _buckets(tensors):
+            joined = torch.cat([each.reshape(-1) for each in bucket])
+            dist.all_reduce(joined)
+            summed = torch.split_with_sizes(joined, [each.numel() for each in bucket])
+            for each, of_all in zip(bucket, summed, strict=True):
+                each.copy_(of_all.view_as(each))
+        return tensors
+
+    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run the method here and in all other ranks; of rank 0."""
+        if self.rank != 0:
+            raise RuntimeError("commands are given to rank 0 alone")
+        self._broadcast((method.__name__, args, kwargs))
+        return self._run(engine, method, args, kwargs)
+
+    def follow(self, engine: Engine) -> None:
+        """Run what rank 0 is told, until it leaves; of all other ranks."""
+        while command := self._broadcast(None):
+            name, args, kwargs = command
+            try:
+                self._run(engine, getattr(type(engine), name).__wrapped__, args, kwargs)
+            except EngineError:
+                continue  # rank 0 answers for it
+
+    def leave(self) -> None:
+        """End the other ranks' following, and the connections; of rank 0."""
+        self._broadcast(())
+        dist.destroy_process_group()
+
+    def _broadcast(self, command: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        slot: list[Any] = [command]
+        dist.broadcast_object_list(slot, src=0, group=self._commands)
+        return slot[0]  # type: ignore[no-any-return]
+
+    def _run(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run one method. Where it failed in some ranks alone, their models are no longer the same: it goes in all."""
+        result, failure = _attempt(lambda: method(engine, *args, **kwargs))
+        failures = self.exchange(f"the end of {method.__name__}", failure)
+        failed = [rank for rank, each in enumerate(failures) if each is not None]
+        if not failed:
+            return result  # type: ignore[return-value]
+        cause = failures[failed[0]]
+        assert cause is not None
+        if len({str(each) for each in failures}) == 1:
+            raise cause
+        dropped = engine.drop(kwargs.get("model_id", args[0] if args else None))
+        told = "; the model is dropped in all ranks: create it again from a saved state" if dropped else ""
+        raise EngineError(f"rank {failed[0]}: {cause}{told}", Blame.SERVER)
+
+
+def command(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
+    """Make a method of `Engine` one that all ranks run. Its first argument is a model's id, or it cannot fail alone."""
+
+    @functools.wraps(method)
+    def run(engine: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return engine.ranks.command(engine, method, args, kwargs)
+
+    return run
+
+
+def join(device: torch.device) -> ProcessRanks | None:
+    """The ranks that the environment speaks of; None if this is the only one."""
+    return ProcessRanks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+def check_sharding(scheme: Mapping[str, int], world_size: int) -> None:
+    """Refuse what this engine cannot do with its ranks.
+
+    Args:
+        scheme: Such as `{"pipeline_parallelism": 1, "data_parallelism": 2}`.
+        world_size: The number of ranks.
+
+    Raises:
+        EngineError: says what cannot be done, and what can.
+    """
+    for name, degree in scheme.items():
+        if name == "data_parallelism" and degree != world_size:
+            raise EngineError(f"data_parallelism is {degree}, but there are {world_size} ranks; they have to be equal")
+        if name != "data_parallelism" and degree != 1:
+            raise EngineError(
+                f"{name} is {degree}: the engine holds a whole copy of the model in each rank and shares out the data "
+                f"alone; leave {name} at 1, and use as many ranks as data_parallelism should have"
+            )
+
+
+def as_engine_error(error: Exception) -> EngineError:
+    """What a request is told of an error that is not its own."""
+    if isinstance(error, EngineError):
+        return error
+    _log.error("a command failed", exc_info=error)
+    told = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+    return EngineError(f"{told}: {error}", Blame.SERVER)
+
+
+def _attempt(make: Callable[[], T]) -> tuple[T | None, EngineError | None]:
+    """What was made, or why not: the other ranks wait for either."""
+    try:
+        return make(), None
+    except Exception as error:
+        return None, as_engine_error(error)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive tensors of one type, about BUCKET_BYTES each."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        full = sum(each.nbytes for each in bucket) + tensor.nbytes > BUCKET_BYTES
+        if bucket and (full or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket

@@ -1,0 +1,220 @@
+"""Forward and backward passes over packs of sequences, of one model or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainmaster.engine import losses
+from trainmaster.engine.adapters import AdapterRows
+from trainmaster.engine.attention import PackedAttention
+from trainmaster.engine.logprobs import target_logprobs
+from trainmaster.engine.losses import Loss, Options, TokenLosses, Tokens
+from trainmaster.engine.models import TrainedModel
+from trainmaster.engine.types import Datum, EngineError, Pass, Trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPass:
+    """A request that can be computed."""
+
+    request: Pass
+    model: TrainedModel
+    loss: Loss
+    options: Options
+    inputs: Sequence[Mapping[str, np.ndarray]]
+    """For each datum, with all that the loss reads."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each datum."""
+        return [len(datum.tokens) for datum in self.request.data]
+
+    @property
+    def widths(self) -> list[tuple[int, ...]]:
+        """How many targets each position of each datum has; empty: one, without an axis of its own."""
+        return [each[losses.TARGETS].shape[1:] for each in self.inputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """Consecutive data of a pass, which are computed at once."""
+
+    number: int
+    """Of the pass, among those that are computed."""
+    of: CheckedPass
+    data: range
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each datum."""
+        return [len(self.of.request.data[index].tokens) for index in self.data]
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all."""
+        return sum(self.lengths)
+
+    @property
+    def names(self) -> list[str]:
+        """The inputs that its loss reads, beside the targets."""
+        return [name for name in self.of.inputs[self.data.start] if name != losses.TARGETS]
+
+    @property
+    def owner(self) -> Hashable:
+        """The model whose gradients it adds to."""
+        return self.of.model.model_id
+
+    @property
+    def kind(self) -> Hashable:
+        """What all chunks of a pack have in common."""
+        shape = self.of.inputs[self.data.start][losses.TARGETS].shape
+        return id(self.of.model.transformer), shape[1:], self.of.request.backward
+
+    def joined(self, name: str) -> np.ndarray:
+        """An input of all data, end to end."""
+        return np.concatenate([self.of.inputs[index][name] for index in self.data])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a chunk gives."""
+
+    outputs: list[dict[str, np.ndarray]]
+    metrics: dict[str, float]
+    gradients: dict[str, Tensor]
+    """Of the model's parameters; empty without a backward pass."""
+
+
+@dataclass(slots=True)
+class Computed:
+    """What is known of a pass so far."""
+
+    outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """Of each chunk, with its number of data."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    failure: EngineError | None = None
+
+    def add(self, part: Part | EngineError) -> None:
+        """The next chunk."""
+        if isinstance(part, EngineError):
+            self.failure = part
+            return
+        self.outputs += part.outputs
+        self.metrics.append((len(part.outputs), part.metrics))
+        if self.gradients:
+            for name, each in self.gradients.items():
+                each += part.gradients[name]
+        else:
+            self.gradients = part.gradients
+
+
+def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: int) -> CheckedPass:
+    """Look at all of a request before anything is computed.
+
+    Raises:
+        EngineError: says what is wrong, and with which datum.
+    """
+    loss, options = losses.find(request.loss), losses.options_of(request.loss, request.options)
+    if request.backward and model.trained is Trained.NOTHING:
+        raise EngineError(
+            f"model {model.model_id!r} is frozen: it computes forward passes, and there is nothing to train in it"
+        )
+    if not request.data:
+        raise EngineError("the request has no data")
+    inputs = []
+    for index, datum in enumerate(request.data):
+        _check_tokens(index, datum, vocabulary=vocabulary, context=context)
+        inputs.append(losses.inputs_of(request.loss, options, index, datum))
+        _check_range(f"{losses.TARGETS} of datum {index}", inputs[-1][losses.TARGETS], vocabulary)
+    return CheckedPass(request=request, model=model, loss=loss, options=options, inputs=inputs)
+
+
+def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[Part | EngineError]:
+    """Run one pack.
+
+    Args:
+        chunks: Of one kind, at most one of a model.
+        recompute: Take less memory and more time.
+
+    Returns:
+        Of each chunk what it gives, or why its numbers are no good.
+    """
+    transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
+    device = transformer.unembedding.weight.device
+    data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]
+    rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks])
+    with torch.set_grad_enabled(backward):
+        hidden = transformer.hidden(
+            _on(device, np.concatenate(data).astype(np.int64, copy=False)),
+            _on(device, np.concatenate([np.arange(len(tokens)) for tokens in data])),
+            PackedAttention([len(tokens) for tokens in data]),
+            rows,
+            recompute=recompute,
+        )
+        targets = _on(device, np.concatenate([chunk.joined(losses.TARGETS) for chunk in chunks]))
+        logprobs = target_logprobs(hidden, targets, transformer.unembedding, rows)
+    owned = torch.split_with_sizes(logprobs.detach(), [chunk.rows for chunk in chunks])
+    found: list[TokenLosses] = []
+    upstream: list[Tensor] = []
+    for chunk, own in zip(chunks, owned, strict=True):
+        own = own.requires_grad_(backward)
+        of_tokens = chunk.of.loss.formula(_tokens(chunk, own))
+        if backward:
+            upstream += torch.autograd.grad(of_tokens.values.sum(), own)
+        found.append(of_tokens)
+    if backward:
+        logprobs.backward(torch.cat(upstream))  # type: ignore[no-untyped-call]
+    return [_part(chunk, own.detach(), each) for chunk, own, each in zip(chunks, owned, found, strict=True)]
+
+
+def _check_tokens(index: int, datum: Datum, *, vocabulary: int, context: int) -> None:
+    tokens = datum.tokens
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise EngineError(f"the tokens of datum {index} are no sequence of whole numbers")
+    if not len(tokens):
+        raise EngineError(f"datum {index} has no tokens")
+    if len(tokens) > context:
+        raise EngineError(f"datum {index} has {len(tokens)} tokens; the context length is {context}")
+    _check_range(f"the tokens of datum {index}", tokens, vocabulary)
+
+
+def _check_range(what: str, tokens: np.ndarray, vocabulary: int) -> None:
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        strange = next(int(token) for token in tokens.flat if not 0 <= token < vocabulary)
+        raise EngineError(f"{what} have a token {strange}; the model's vocabulary has {vocabulary}, from 0 on")
+
+
+def _tokens(chunk: Chunk, logprobs: Tensor) -> Tokens:
+    return Tokens(
+        logprobs=logprobs,
+        inputs={name: _on(logprobs.device, chunk.joined(name)) for name in chunk.names},
+        options=chunk.of.options,
+        lengths=_on(logprobs.device, np.array(chunk.lengths)),
+    )
+
+
+def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> Part | EngineError:
+    gradients = chunk.of.model.take_gradients() if chunk.of.request.backward else {}
+    logprobs, values = own.cpu().numpy(), of_tokens.values.detach().cpu().numpy()
+    ends = np.cumsum(chunk.lengths)
+    strange = np.flatnonzero(~np.isfinite(logprobs + values).reshape(len(logprobs), -1).all(axis=1))
+    if strange.size:
+        index = chunk.data[int(np.searchsorted(ends, strange[0], side="right"))]
+        return EngineError(f"the loss of datum {index} is not finite; the request added nothing to the gradients")
+    ratios = None if of_tokens.ratios is None else of_tokens.ratios.cpu().numpy()
+    inputs = {name: chunk.joined(name) for name in chunk.names}
+    return Part(
+        outputs=[{"logprobs": each} for each in np.split(logprobs, ends[:-1])],
+        metrics=losses.measure(values, ratios, logprobs, inputs, chunk.lengths),
+        gradients=gradients,
+    )
+
+
+def _on(device: torch.device, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

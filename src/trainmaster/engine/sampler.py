@@ -1,0 +1,359 @@
+"""Continues prompts: many at once, each joining and leaving at any step, on the very weights that are trained.
+
+A step computes one token for every continuation that runs, together with a piece of each prompt that is new. All
+adapters of one base model share the step; full weights take a step each.
+
+Room in the cache is given out in order of arrival, for all that a continuation may need, so that one that began also
+ends. What a request gives follows from its snapshot and its seed: prompts are cut into pieces by their own length
+alone, and on the CPU no row's result depends on the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trainmaster.engine.adapters import Adapter, AdapterRows
+from trainmaster.engine.cache import BLOCK, Cache, CachedAttention, Span, blocks_for
+from trainmaster.engine.continuations import Continuation, Generation, Limits, check
+from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
+from trainmaster.engine.model import Transformer
+from trainmaster.engine.products import ROWS
+from trainmaster.engine.sampling import choose, likeliest, logprobs_of
+from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.stopping import end_tokens, read_tokenizer
+from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
+
+MAX_SEQUENCES = 256
+"""Continuations that run at once; with more, all of them would wait longer for each token."""
+_PIECE = 256
+"""Tokens of a prompt that are computed at once."""
+_PIECES_TOKENS = 1024
+"""Of all prompts in one step: continuations that run wait while they are computed."""
+_CPU_CACHE_BYTES = 2 << 30
+"""What is never used is never touched, and so takes no memory."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sampler:
+    """Takes requests, and gives their results as they end. For one thread.
+
+    Args:
+        transformer: the base model; every snapshot has its shape.
+        checkpoint: the directory it is of, for its tokenizer and its end-of-text tokens.
+        context_length: of prompt and continuation together; None: what the model was made for.
+        cache_bytes: memory for keys and values; None: a quarter of what is free on the GPU, 2 GiB on the CPU. Never
+            more than `max_sequences` of the longest could use.
+        max_sequences: continuations that run at once.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        checkpoint: Path,
+        *,
+        context_length: int | None = None,
+        cache_bytes: int | None = None,
+        max_sequences: int = MAX_SEQUENCES,
+    ) -> None:
+        self._transformer = transformer
+        self._checkpoint = checkpoint
+        self._context = context_length or transformer.config.max_positions
+        self._cache_bytes = cache_bytes
+        self._max_sequences = max_sequences
+        self._end_tokens = end_tokens(checkpoint)
+        self._tokenizer: Tokenizer | None = None
+        self._cache_or_none: Cache | None = None
+        self._generations: dict[str, Generation] = {}
+        """By request id, in order of arrival."""
+        self._ended: list[tuple[str, SampleResult | EngineError]] = []
+
+    @property
+    def pending(self) -> int:
+        """How many requests are not done."""
+        return len(self._generations)
+
+    @property
+    def load(self) -> float:
+        """What the requests that are not done would use at once, of what there is: above 1, some wait."""
+        if not self._generations:
+            return 0.0
+        generations = self._generations.values()
+        blocks = sum(generation.wanted_blocks for generation in generations) / self._cache.blocks
+        return max(blocks, sum(generation.wanted_sequences for generation in generations) / self._max_sequences)
+
+    def submit(self, request: SampleRequest, snapshot: Snapshot) -> None:
+        """Take a request on.
+
+        Raises:
+            EngineError: it asks for what cannot be; nothing was taken on.
+        """
+        if request.request_id in self._generations:
+            raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
+        limits = Limits(
+            vocabulary=self._transformer.config.vocab_size, context=self._context, blocks=self._cache.blocks
+        )
+        new_tokens = check(request, limits)
+        if request.stop_strings and self._tokenizer is None:
+            self._tokenizer = read_tokenizer(self._checkpoint)
+        self._generations[request.request_id] = Generation(
+            request,
+            snapshot,
+            new_tokens=new_tokens,
+            ends=self._end_tokens if request.stop_tokens is None else frozenset(request.stop_tokens),
+            tokenizer=self._tokenizer if request.stop_strings else None,
+        )
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request: whether it was under way. No result comes of it."""
+        generation = self._generations.pop(request_id, None)
+        if generation is None:
+            return False
+        self._release(generation)
+        return True
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[str, SampleResult | EngineError]]:
+        """Compute one token of everything that runs: the requests that ended, and what they gave."""
+        by_weights: dict[Transformer, list[Generation]] = defaultdict(list)
+        for generation in self._admitted():
+            by_weights[generation.snapshot.transformer].append(generation)
+        for transformer, generations in by_weights.items():
+            try:
+                self._advance(transformer, generations)
+            except Exception as error:  # whatever it is, it is about these requests and no others
+                _log.exception("a step of sampling failed")
+                for generation in generations:
+                    self._end(generation, EngineError(f"sampling failed: {error}", Blame.SERVER))
+        ended, self._ended = self._ended, []
+        return ended
+
+    @property
+    def _cache(self) -> Cache:
+        """Made when it is first needed: many that train never sample."""
+        if self._cache_or_none is None:
+            self._cache_or_none = _new_cache(
+                self._transformer, self._cache_bytes, longest=self._context, sequences=self._max_sequences
+            )
+        return self._cache_or_none
+
+    def _admitted(self) -> list[Generation]:
+        """Give out room in order of arrival: the requests that have some."""
+        running = sum(len(generation.running) for generation in self._generations.values())
+        admitted: list[Generation] = []
+        for generation in self._generations.values():
+            while generation.begun < generation.request.num_samples:
+                needed = generation.own_blocks + (0 if generation.blocks else generation.prompt_blocks)
+                if running >= self._max_sequences or needed > self._cache.free:
+                    return [*admitted, generation] if generation.blocks else admitted
+                if not generation.blocks:
+                    generation.blocks = self._cache.take(generation.prompt_blocks)
+                generation.begin(self._cache.take(generation.own_blocks))
+                running += 1
+            admitted.append(generation)
+        return admitted
+
+    def _advance(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
+        """One step of the requests that share these weights."""
+        choices: list[_Choice] = []
+        if pieces := _pieces(generations):
+            hidden = _hidden(transformer, self._cache, pieces)
+            _read_prompts(transformer, pieces, hidden)
+            ending = [piece for piece in pieces if piece.chooses]
+            if ending:
+                last = hidden[[piece.row + piece.span.count - 1 for piece in ending]]
+                adapters = _adapter_rows((piece, 1) for piece in ending)
+                computed = all_logits(last, transformer.unembedding, adapters)
+                for piece, logits in zip(ending, computed, strict=True):
+                    if piece.continuation is None:
+                        piece.generation.logits = logits.clone()
+                    else:
+                        choices.append(_Choice(piece.generation, piece.continuation, logits))
+        for generation in generations:
+            if generation.logits is not None and generation.new_tokens:
+                choices += [_Choice(generation, each, generation.logits) for each in generation.fresh]
+            elif generation.logits is not None:
+                self._end_empty(generation)
+            if generation.begun == generation.request.num_samples:
+                generation.logits = None
+        if choices:
+            self._choose(choices)
+
+    def _end_empty(self, generation: Generation) -> None:
+        """Nothing but the prompt was asked for, or it fills the context."""
+        for continuation in generation.fresh:
+            generation.end(continuation, StopReason.LENGTH)
+        if generation.is_done:
+            self._end(generation, generation.result())
+
+    def _choose(self, choices: Sequence[_Choice]) -> None:
+        """Let each of the continuations have its next token."""
+        logits = torch.stack([choice.logits for choice in choices])
+        rules = [choice.generation.rule for choice in choices]
+        tokens = choose(logits, rules, [choice.continuation.draw() for choice in choices])
+        logprobs = logprobs_of(logits, tokens)
+        _note_likeliest(choices, logits)
+        copies: list[tuple[int, int]] = []
+        for choice, token, logprob in zip(choices, tokens.tolist(), logprobs.tolist(), strict=True):
+            generation, continuation = choice.generation, choice.continuation
+            if continuation not in generation.running:
+                continue  # another one of its request failed
+            if not math.isfinite(logprob):
+                self._end(generation, EngineError("the model gives no probabilities but NaN: its weights diverged"))
+            elif generation.accept(continuation, token, logprob):
+                self._cache.give_back(continuation.own_blocks)
+                if generation.is_done:
+                    self._end(generation, generation.result())
+            elif not continuation.blocks:
+                copies += generation.fork(continuation)
+        self._cache.copy(copies)
+
+    def _end(self, generation: Generation, outcome: SampleResult | EngineError) -> None:
+        if self._generations.pop(generation.request.request_id, None) is not None:
+            self._release(generation)
+            self._ended.append((generation.request.request_id, outcome))
+
+    def _release(self, generation: Generation) -> None:
+        for continuation in generation.running:
+            self._cache.give_back(continuation.own_blocks)
+        self._cache.give_back(generation.blocks)
+        generation.running, generation.blocks = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A continuation that gets a token from these logits."""
+
+    generation: Generation
+    continuation: Continuation
+    logits: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """Tokens that are computed in a step: the last one of a continuation, or some of a prompt."""
+
+    generation: Generation
+    continuation: Continuation | None
+    tokens: Sequence[int]
+    span: Span
+    row: int = 0
+    """Where in the pack it begins."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        return self.generation.snapshot.adapter
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a token is chosen after it."""
+        return self.continuation is not None or self.span.end == len(self.generation.request.prompt)
+
+
+def _pieces(generations: Sequence[Generation]) -> list[_Piece]:
+    """What to compute, each adapter's rows together."""
+    pieces: list[_Piece] = []
+    room = _PIECES_TOKENS
+    for generation in generations:
+        prompt, seen = generation.request.prompt, generation.seen
+        if not generation.is_read:
+            tokens = prompt[seen : seen + _PIECE]
+            if len(tokens) <= room:
+                room -= len(tokens)
+                span = Span(blocks=generation.blocks, start=seen, count=len(tokens))
+                pieces.append(_Piece(generation=generation, continuation=None, tokens=tokens, span=span))
+            continue
+        for each in generation.running:
+            if each.tokens:
+                span = Span(blocks=each.blocks, start=len(prompt) + len(each.tokens) - 1)
+                pieces.append(_Piece(generation=generation, continuation=each, tokens=each.tokens[-1:], span=span))
+    places: dict[Adapter | None, int] = {}
+    pieces.sort(key=lambda piece: places.setdefault(piece.adapter, len(places)))
+    row = 0
+    for piece in pieces:
+        piece.row = row
+        row += piece.span.count
+    return pieces
+
+
+def _hidden(transformer: Transformer, cache: Cache, pieces: Sequence[_Piece]) -> Tensor:
+    """Hidden states of all pieces; on the CPU with rows of nobody at the end, so that no product has to add some."""
+    rows = pieces[-1].row + pieces[-1].span.count
+    device = transformer.unembedding.weight.device
+    spare = -rows % ROWS if device.type == "cpu" else 0
+    tokens, positions = np.zeros(rows + spare, dtype=np.int64), np.zeros(rows + spare, dtype=np.int64)
+    for piece in pieces:
+        own = slice(piece.row, piece.row + piece.span.count)
+        tokens[own] = piece.tokens
+        positions[own] = np.arange(piece.span.start, piece.span.end)
+    return transformer.hidden(
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(positions).to(device),
+        CachedAttention(cache, [piece.span for piece in pieces]),
+        _adapter_rows(((piece, piece.span.count) for piece in pieces), spare),
+    )
+
+
+def _adapter_rows(pieces: Iterable[tuple[_Piece, int]], spare: int = 0) -> AdapterRows | None:
+    """Which rows are whose; the `spare` ones are nobody's."""
+    runs = itertools.groupby(pieces, key=lambda pair: pair[0].adapter)
+    parts = [(adapter, sum(rows for _, rows in run)) for adapter, run in runs]
+    return AdapterRows([*parts, (None, spare)]) if any(adapter for adapter, _ in parts) else None
+
+
+def _read_prompts(transformer: Transformer, pieces: Sequence[_Piece], hidden: Tensor) -> None:
+    """Note that these tokens of prompts are in the cache, and what the model thought of those that follow them."""
+    for piece in pieces:
+        generation, span = piece.generation, piece.span
+        if piece.continuation is not None:
+            continue
+        generation.seen = span.end
+        following = generation.request.prompt[span.start + 1 : span.end + 1]
+        if not (generation.scores_prompt and following):
+            continue
+        rows = hidden[piece.row : piece.row + len(following)]
+        adapters = AdapterRows([(piece.adapter, len(following))])
+        logprobs = target_logprobs(rows, torch.tensor(following, device=rows.device), transformer.unembedding, adapters)
+        k = generation.request.topk_prompt_logprobs
+        topk = top_logprobs(rows, k, transformer.unembedding, adapters) if k else None
+        generation.note_prompt(span.start + 1, logprobs, topk)
+
+
+def _note_likeliest(choices: Sequence[_Choice], logits: Tensor) -> None:
+    """Keep the likeliest tokens for those who asked for them."""
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for row, choice in enumerate(choices):
+        if count := choice.generation.request.topk_sample_logprobs:
+            by_count[count].append(row)
+    for count, rows in by_count.items():
+        tokens, logprobs = (each.cpu().numpy() for each in likeliest(logits[rows], count))
+        for place, row in enumerate(rows):
+            choices[row].continuation.topk.append((tokens[place], logprobs[place]))
+
+
+def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> Cache:
+    config, weight = transformer.config, transformer.unembedding.weight
+    if memory_bytes is None:
+        is_gpu = weight.device.type == "cuda"
+        memory_bytes = torch.cuda.mem_get_info(weight.device)[0] // 4 if is_gpu else _CPU_CACHE_BYTES
+    heads, width = config.num_key_value_heads, config.head_dim
+    block_bytes = 2 * config.num_layers * BLOCK * heads * width * weight.element_size()
+    return Cache(
+        layers=config.num_layers,
+        heads=heads,
+        width=width,
+        blocks=max(1, min(memory_bytes // block_bytes, sequences * (blocks_for(longest) + 1))),
+        device=weight.device,
+        dtype=weight.dtype,
+    )

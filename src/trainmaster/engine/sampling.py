@@ -1,0 +1,120 @@
+"""Which token comes next: the choice from a row of logits, and what the model thought of it.
+
+Every row is computed by itself, so that what a request gives does not depend on the others of its batch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one row's token is chosen."""
+
+    temperature: float = 1.0
+    """0: the likeliest token."""
+    top_k: int = 0
+    """Among so many of the likeliest; 0 and below: among all."""
+    top_p: float = 1.0
+    """Among the likeliest that together have this much of the probability."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether chance has no part in it."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1
+
+
+def draws_of(seed: int | None, index: int) -> Callable[[], float]:
+    """The numbers in [0, 1) that sample `index` of a request is chosen by, one for each token.
+
+    They depend on the seed and the index alone, and not on the device. None: on nothing that anybody knows.
+    """
+    known = secrets.randbits(64) if seed is None else seed % 2**64
+    return np.random.default_rng([known, index]).random
+
+
+def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    """The tokens that are chosen, int64 [rows].
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        rules: one for each row.
+        draws: one number in [0, 1) for each row; greedy rows do not use theirs.
+    """
+    greedy = [row for row, rule in enumerate(rules) if rule.is_greedy]
+    open_ = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_filtered]
+    filtered = [row for row, rule in enumerate(rules) if not rule.is_greedy and rule.is_filtered]
+    tokens = torch.empty(len(rules), dtype=torch.int64, device=logits.device)
+    for rows, how in ((greedy, _greedy), (open_, _open), (filtered, _filtered)):
+        if rows:
+            own_logits = logits if len(rows) == len(rules) else logits[rows]
+            tokens[rows] = how(own_logits, [rules[row] for row in rows], [draws[row] for row in rows])
+    return tokens
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """What the model's own distribution, at temperature 1, gives one token in each row: [rows]."""
+    return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """So many of each row's likeliest tokens, int64 [rows, count], and their logprobs."""
+    values, tokens = logits.topk(count, dim=-1)
+    return tokens, values - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def _greedy(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:  # noqa: ARG001
+    return logits.argmax(dim=-1)
+
+
+def _open(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    return _drawn(_weights(logits, rules).cumsum(dim=-1, dtype=torch.float64), draws)
+
+
+def _filtered(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    """top_k first, and top_p of what it leaves."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    weights = _weights(ordered, rules)
+    size = logits.shape[-1]
+    counts = _column([rule.top_k if 0 < rule.top_k < size else size for rule in rules], logits.device)
+    weights = weights.masked_fill(torch.arange(size, device=logits.device) >= counts, 0.0)
+    cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+    # A rule without top_p must not lose tokens to rounding; and the first token is always left.
+    shares = _column([rule.top_p if rule.top_p < 1 else float("inf") for rule in rules], logits.device)
+    left_out = cumulated - weights >= cumulated[:, -1:] * shares
+    left_out[:, 0] = False
+    weights = weights.masked_fill(left_out, 0.0)
+    places = _drawn(weights.cumsum(dim=-1, dtype=torch.float64), draws)
+    return ids.gather(1, places[:, None]).squeeze(1)
+
+
+def _weights(logits: Tensor, rules: Sequence[Rule]) -> Tensor:
+    """Probabilities up to a factor, the likeliest token's being 1: so no temperature is too small."""
+    # Not below what float32 can divide by.
+    temperatures = _column([max(rule.temperature, 1e-30) for rule in rules], logits.device).to(torch.float32)
+    return ((logits - logits.amax(dim=-1, keepdim=True)) / temperatures).exp()
+
+
+def _drawn(cumulated: Tensor, draws: Sequence[float]) -> Tensor:
+    """For each row the place at which the running sum of weights passes its draw."""
+    totals = cumulated[:, -1:]
+    thresholds = torch.minimum(totals * _column(draws, cumulated.device), totals.nextafter(torch.zeros_like(totals)))
+    places = torch.searchsorted(cumulated, thresholds, right=True).squeeze(1)
+    # Rows of a model that gives NaN have no such place.
+    return places.clamp(max=cumulated.shape[-1] - 1)
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None].to(device)

@@ -1,0 +1,104 @@
+"""Tiny checkpoints of random weights, made on the spot, and what transformers computes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_tokenizer import make_tokenizer
+
+VOCABULARY = 272
+"""More than the test tokenizer's 263 tokens, as in real models."""
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    # Norms and products of the usual size would hardly tell one mistake from none.
+    "initializer_range": 0.15,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3_untied": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
+    "qwen2": ("qwen2", {"head_dim": None, "tie_word_embeddings": False}),
+    "qwen2_windowed": (
+        "qwen2",
+        {"head_dim": None, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "llama": ("llama", {"tie_word_embeddings": False}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True}),
+    "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    "gemma": ("gemma", {"num_key_value_heads": 1}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 4.0},
+            },
+        },
+    ),
+}
+"""Name -> transformers' model type, and what its configuration says beside COMMON."""
+
+
+def make_checkpoint(
+    directory: Path, kind: str = "qwen3", *, seed: int = 0, shard_size: str = "5GB", **changes: Any
+) -> Path:
+    """Write a checkpoint of a kind, with a tokenizer; `changes` are of its configuration. Returns the directory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, settings = KINDS[kind]
+    settings = {name: value for name, value in (COMMON | settings | changes).items() if value is not None}
+    config = AutoConfig.for_model(model_type, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            # Norms and biases begin at one value each: no test would see one that is left out.
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 0.6, std=0.3)
+    model.save_pretrained(directory, max_shard_size=shard_size)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def reference(directory: Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' own model of a checkpoint, with the attention that is written out in Python."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+
+
+def random_tokens(length: int, seed: int = 0) -> torch.Tensor:
+    """int64 [length], none of them special."""
+    return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed))
