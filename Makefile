@@ -10,8 +10,9 @@ help:  ## list the targets
 setup:  ## prepare .venv for running jobs
 	@sh scripts/setup.sh train
 
-setup-dev:  ## prepare .venv with all that the tests need
+setup-dev:  ## prepare .venv and .venvs with all that the tests need
 	@sh scripts/setup.sh dev
+	@sh scripts/clients.sh
 
 demo: setup  ## start a server, fine-tune a small model, watch it finish
 	@$(PY) examples/demo.py

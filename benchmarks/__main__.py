@@ -19,6 +19,7 @@ from benchmarks import (
     live,
     saving,
     scheduling,
+    service_front,
     submissions,
     throughput,
     training,
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "live": live.measure,
         "scheduling": scheduling.measure,
         "saving": saving.measure,
+        "service_front": service_front.measure,
         "training": training.measure,
     }
 )

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -64,6 +64,10 @@ class Manifest:
     """What made it, such as a trainer's name or a job class; empty for a script of its own."""
     framework: str = ""
     """What its arrays are of: `torch`, `jax`, `numpy`; empty when nobody said."""
+    name: str = ""
+    """What its user calls it; empty where users give no names."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What else the server should know of one that has a name: plain values, as JSON has them."""
     data: str = ""
     """The directory of the checkpoint that its files lie in, on an object store; empty where they lie beside this."""
     files: tuple[ManifestFile, ...] = ()

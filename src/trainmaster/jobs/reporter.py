@@ -365,6 +365,7 @@ def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
 
 
 def _checkpoint_event(manifest: Manifest, where: str, took_s: float) -> dict[str, Any]:
+    named = {"kind": manifest.kind, "name": manifest.name, "attributes": dict(manifest.attributes)}
     return {
         "type": "checkpoint",
         "checkpoint_id": manifest.checkpoint_id,
@@ -374,4 +375,5 @@ def _checkpoint_event(manifest: Manifest, where: str, took_s: float) -> dict[str
         "path": where,
         "size_bytes": manifest.size_bytes,
         "duration_s": round(took_s, 3),
+        **(named if manifest.name else {}),
     }

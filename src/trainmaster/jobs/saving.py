@@ -109,6 +109,8 @@ class Saver:
         files: Mapping[str, str] | None = None,
         point: Sequence[str] = (),
         kind: str = "",
+        name: str = "",
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin to save; when this returns, the tree may be changed again.
 
@@ -123,6 +125,8 @@ class Saver:
             files: further files, by name.
             point: pointers in `home` that shall lead to it once it is committed, such as `latest`.
             kind: what makes it, for the manifest.
+            name: what its user calls it, likewise.
+            attributes: what else the server should know of it, likewise.
 
         Raises:
             TreeError: the tree holds something that cannot be saved; names its path.
@@ -135,7 +139,14 @@ class Saver:
         plan = trees.plan(tree, process=self._process)
         texts = {METADATA: json.dumps(dict(metadata or {}), indent=1), **_checked_files(files or {})}
         manifest = self._reporter.new_manifest(step=step, epoch=epoch, metrics=metrics)
-        manifest = replace(manifest, world_size=self._process.count, kind=kind, framework=plan.framework)
+        manifest = replace(
+            manifest,
+            world_size=self._process.count,
+            kind=kind,
+            framework=plan.framework,
+            name=name,
+            attributes=dict(attributes or {}),
+        )
         with contextlib.ExitStack() as scope:
             draft = self._draft(scope, rel_path, manifest, plan.nbytes)
             state = rng.capture()

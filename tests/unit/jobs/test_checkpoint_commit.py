@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainmaster.jobs import CorruptCheckpointError, NotOwnerError, committed, verify
+from trainmaster.jobs import CorruptCheckpointError, Manifest, NotOwnerError, committed, verify
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import open_root
 from trainmaster.protocol import environment
@@ -105,6 +106,24 @@ def test_commit_leaves_a_sealed_directory_and_one_event(rank: Any) -> None:
     assert event["duration_s"] >= 0
     kinds = [event.get("phase", event["type"]) for event in rank.events()]
     assert kinds == ["note", "checkpointing", "checkpoint", "training"]
+
+
+def test_name_and_attributes_of_a_commit_are_told_and_kept(rank: Any) -> None:
+    reporter = Reporter(rank.environ)
+    said = {"base_model": "m", "user_metadata": {"a": "b"}, "lora_rank": 8}
+    manifest = replace(reporter.new_manifest(step=3), kind="sampler", name="mine", attributes=said)
+    assert Manifest.from_bytes(manifest.to_bytes(), "here") == manifest
+    reporter.committed(manifest, "/somewhere", took_s=0.1)
+    (event,) = rank.events_of("checkpoint")
+    assert (event["kind"], event["name"], event["attributes"]) == ("sampler", "mine", said)
+
+
+def test_manifest_of_an_older_version_has_neither_name_nor_attributes(rank: Any) -> None:
+    document = json.loads(Reporter(rank.environ).new_manifest(step=3).to_bytes())
+    for name in ("name", "attributes"):
+        del document[name]
+    manifest = Manifest.from_json(document)
+    assert (manifest.name, manifest.attributes) == ("", {})
 
 
 def test_commit_of_a_step_again_never_replaces_the_first(rank: Any) -> None:

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Prepares .venvs/: the public clients that the tests drive, each in an environment of its own, as their dependencies
+# conflict. Needs .venv, whose pip installs into all of them.
+set -eu
+cd "$(dirname "$0")/.."
+# 2.14 and later bring gigabytes of CUDA with them on machines without a GPU.
+torch='torch>=2.8,<2.14'
+
+# prepare NAME REQUIREMENT...: makes .venvs/NAME anew, unless it was made from the same requirements.
+prepare() {
+    name="$1"
+    shift
+    stamp=".venvs/$name/.requirements"
+    if [ -x ".venvs/$name/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$*" ]; then
+        return
+    fi
+    echo "installing $* into .venvs/$name" >&2
+    rm -rf ".venvs/$name"
+    .venv/bin/python -m venv --without-pip ".venvs/$name"
+    # Compiling every module of torch takes longer than unpacking it; those that are imported are compiled then.
+    .venv/bin/pip --python ".venvs/$name/bin/python" install -qq --disable-pip-version-check --no-compile "$@"
+    echo "$*" >"$stamp"
+}
+
+mkdir -p .venvs
+prepare cookbook "tinker-cookbook[math-rl]==0.5.8" "$torch" & # as large as all the others together
+cookbook=$!
+prepare tinker "tinker>=0.36,<0.37"
+prepare fireworks "fireworks-ai[training-sdk]>=1.2.28,<1.3" "$torch"
+prepare tinker-0.24.1 tinker==0.24.1
+prepare tinker-0.25.0 tinker==0.25.0
+wait "$cookbook"

@@ -1,0 +1,38 @@
+"""The front as an ASGI application, whose life is that of the engine it speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from trainmaster.service.front.pacing import Paced
+from trainmaster.service.front.routes import EXCEPTION_HANDLERS, ROUTES, URGENT
+from trainmaster.service.front.state import Front
+
+
+def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None]) -> ASGIApp:
+    """The application; `stop` is called when it should end."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async def run() -> None:
+            try:
+                await front.run(end)
+            finally:
+                stop()
+
+        task = asyncio.create_task(run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        front.link.close()
+
+    app = Starlette(routes=ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    app.state.front = front
+    return Paced(app, urgent=URGENT)

@@ -1,0 +1,190 @@
+"""Futures: what was asked, and what came of it, until nobody can want it any more.
+
+A result can be fetched more than once, because an answer can be lost. It is kept for a while after it came; one that
+was fetched is given up earlier when results take too much memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_ENTRY_BYTES = 2048
+"""What a future takes beside its result."""
+
+
+class Form(Enum):
+    """What a result is, which decides how it can be written."""
+
+    FIELDS = "fields"
+    PASS = "pass"
+    SAMPLE = "sample"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a request: fields or a body, or an error."""
+
+    fields: Mapping[str, Any] | None = None
+    body: bytes | memoryview | None = None
+    error: str = ""
+    category: str = "server"
+    info: Mapping[str, Any] | None = None
+    """For the front alone; see `messages.Reply`."""
+
+
+class RefusedError(Exception):
+    """It cannot be done, which is told through a future."""
+
+    def __init__(self, error: str, category: str = "user") -> None:
+        super().__init__(error)
+        self.outcome = Outcome(error=error, category=category)
+
+
+class Future:
+    """Something asked for, and its outcome once there is one."""
+
+    __slots__ = ("digest", "fetched", "finished_s", "form", "outcome", "owner", "request_id", "then", "waiters")
+
+    def __init__(
+        self, request_id: str, owner: str, form: Form, digest: bytes, then: Callable[[Outcome], None] | None
+    ) -> None:
+        self.request_id = request_id
+        self.digest = digest
+        """Tells a repeat of the same request from another one under the same id."""
+        self.owner = owner
+        """The model or the sampling session."""
+        self.form = form
+        self.then = then
+        self.outcome: Outcome | None = None
+        self.finished_s = 0.0
+        self.fetched = False
+        self.waiters: Waiters = set()
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        body = self.outcome.body if self.outcome else None
+        return _ENTRY_BYTES + (0 if body is None else len(body))
+
+
+class Futures:
+    """All futures of this attempt that are not forgotten."""
+
+    def __init__(self, *, keep_s: float, keep_bytes: int, clock: Callable[[], float]) -> None:
+        """Make an empty store.
+
+        Args:
+            keep_s: how long an outcome is kept after it came.
+            keep_bytes: how much memory outcomes that were fetched may take.
+            clock: the time in seconds.
+        """
+        self._keep_s = keep_s
+        self._keep_bytes = keep_bytes
+        self._clock = clock
+        self._futures: dict[str, Future] = {}
+        self._finished: dict[str, Future] = {}  # in the order of their outcomes
+        self._fetched: dict[str, Future] = {}  # in the order of their first fetch
+        self._fetched_bytes = 0
+
+    def open(
+        self,
+        request_id: str,
+        *,
+        owner: str,
+        form: Form = Form.FIELDS,
+        digest: bytes = b"",
+        then: Callable[[Outcome], None] | None = None,
+    ) -> Future:
+        """A future that is pending; `then` is called with its outcome before anybody else sees it."""
+        self.forget(request_id)
+        future = self._futures[request_id] = Future(request_id, owner, form, digest, then)
+        return future
+
+    def get(self, request_id: str) -> Future | None:
+        """The future with this id, if it is known still."""
+        return self._futures.get(request_id)
+
+    def finish(self, request_id: str, outcome: Outcome) -> None:
+        """Give a future its outcome; the first one counts."""
+        future = self._futures.get(request_id)
+        if future is None or future.outcome is not None:
+            return
+        future.outcome = outcome
+        future.finished_s = self._clock()
+        self._finished[request_id] = future
+        then, future.then = future.then, None
+        if then is not None:
+            then(outcome)
+        wake(future.waiters)
+
+    def pending(self) -> list[Future]:
+        """Those without an outcome."""
+        return [future for future in self._futures.values() if future.outcome is None]
+
+    def of(self, owner: str) -> list[Future]:
+        """Those of one model or sampling session."""
+        return [future for future in self._futures.values() if future.owner == owner]
+
+    async def wait(self, future: Future, hold_s: float) -> Outcome | None:
+        """The outcome; None when there is none after `hold_s`."""
+        if future.outcome is None:
+            await hold(future.waiters, hold_s)
+        return future.outcome
+
+    def fetch(self, future: Future) -> None:
+        """Note that the outcome is on its way to the client."""
+        if not future.fetched and future.request_id in self._futures:
+            future.fetched = True
+            self._fetched[future.request_id] = future
+            self._fetched_bytes += future.size
+            while self._fetched_bytes > self._keep_bytes and len(self._fetched) > 1:
+                self.forget(next(iter(self._fetched)))
+
+    def forget(self, request_id: str) -> None:
+        """Drop a future; a pending one stays."""
+        future = self._futures.get(request_id)
+        if future is None or future.outcome is None:
+            return
+        del self._futures[request_id]
+        del self._finished[request_id]
+        if self._fetched.pop(request_id, None) is not None:
+            self._fetched_bytes -= future.size
+
+    def sweep(self) -> None:
+        """Forget what has been kept long enough."""
+        limit = self._clock() - self._keep_s
+        while self._finished:
+            request_id, future = next(iter(self._finished.items()))
+            if future.finished_s > limit:
+                return
+            self.forget(request_id)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+
+Waiters = set[asyncio.Future[None]]
+
+
+async def hold(waiters: Waiters, hold_s: float) -> None:
+    """Wait among others until they are woken, or for `hold_s`."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    waiters.add(waiter)
+    timer = loop.call_later(hold_s, wake, {waiter})
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        waiters.discard(waiter)
+
+
+def wake(waiters: Waiters) -> None:
+    """Let those who wait go on."""
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,96 @@
+"""The front as a whole: what it holds, what it does by itself, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmaster.service.front.futures import Futures
+from trainmaster.service.front.identifiers import Attempt
+from trainmaster.service.front.intake import Intake
+from trainmaster.service.front.link import Link
+from trainmaster.service.front.samples import Samples
+from trainmaster.service.front.saved import Saved
+from trainmaster.service.front.sessions import Sessions
+from trainmaster.service.front.training import Training
+from trainmaster.service.messages import Request
+from trainmaster.service.wire import MAX_BODY_BYTES
+
+_SWEEP_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set of a front."""
+
+    attempt: Attempt
+    hold_s: float = 20.0
+    """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
+    at once."""
+    keep_results_s: float = 600.0
+    keep_fetched_bytes: int = 256 << 20
+    memory_bytes: int = 1 << 30
+    """Of large request bodies; more of them go to disk."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    session_expires_s: float = 1800.0
+    """Clients beat every 10 s, and complain after two minutes; a laptop may sleep a little longer."""
+    max_pending_samples: int = 4096
+    max_pending_sample_bytes: int = 256 << 20
+    last_answers_s: float = 5.0
+    """How long the front outlives the engine, for those who have not heard yet."""
+
+
+class Front:
+    """Everything between HTTP and the engine. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        attempt = self.attempt = settings.attempt
+        self.saved = Saved()
+        self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
+        self.sessions = Sessions(expire_s=settings.session_expires_s, clock=clock)
+        self.intake = Intake(memory_bytes=settings.memory_bytes, max_body_bytes=settings.max_body_bytes)
+        self.link = Link(self.futures, self.saved)
+        self.training = Training(
+            attempt=attempt, link=self.link, futures=self.futures, intake=self.intake, saved=self.saved
+        )
+        self.samples = Samples(
+            attempt=attempt,
+            link=self.link,
+            futures=self.futures,
+            intake=self.intake,
+            max_pending=settings.max_pending_samples,
+            max_pending_bytes=settings.max_pending_sample_bytes,
+        )
+
+    def end_session(self, session_id: str, why: str) -> None:
+        """End a session, and give up what only it could use."""
+        if self.sessions.end(session_id, why):
+            model_ids = self.training.end_session(session_id, f"has gone with its session, which {why}")
+            fields = {
+                "session_id": session_id,
+                "model_ids": model_ids,
+                "sampling_session_ids": self.samples.end_session(session_id),
+            }
+            self.link.send(Request(request_id=f"{session_id}:end", op="end_session", fields=fields))
+
+    def sweep(self) -> None:
+        """Let go of what is over."""
+        self.futures.sweep()
+        for session_id in self.sessions.silent():
+            self.end_session(session_id, "expired")
+
+    async def run(self, end: socket.socket) -> None:
+        """Listen to the engine until it is gone and those who waited for it have heard so."""
+        self.link.connect(end)
+        while not self.link.ended.is_set():
+            self.sweep()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.link.ended.wait(), _SWEEP_S)
+        deadline = time.monotonic() + self.settings.last_answers_s
+        while self.link.unheard() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)

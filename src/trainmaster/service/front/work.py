@@ -1,0 +1,333 @@
+"""Requests that are work: acknowledged at once, done by the engine, fetched as futures."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trainmaster.service import wire
+from trainmaster.service.front import negotiation, peeking
+from trainmaster.service.front.futures import Form, Future, RefusedError
+from trainmaster.service.front.identifiers import is_count, owner_of
+from trainmaster.service.front.intake import Received
+from trainmaster.service.front.samples import BusyError
+from trainmaster.service.front.state import Front
+from trainmaster.service.front.training import Ack, Operation, digest_of_fields
+from trainmaster.service.messages import Request as EngineRequest
+
+DOOR = "x-trainmaster-door"
+"""Which door the server let a request in by; it takes the header out of what clients send."""
+SOURCE = "x-trainmaster-source"
+"""Where the checkpoint lies that a request names, as the server found it; likewise."""
+
+_MAX_SEQ_ID = 2**31 - 1
+_MAX_FIELDS_BYTES = 4 << 20
+"""Of a body that is decoded here."""
+_NOT_OFFERED = {
+    "save_weights_external": "weights are not saved for other services here: save_weights, then download them",
+    "weight_sync": "weights are not synchronised over RDMA here: save_weights_for_sampler, then load what it saved",
+}
+"""Operations that have a place in the order of their model all the same."""
+
+
+async def create_model(request: Request) -> Response:
+    """Make a model in a session."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    session_id, door = fields.get("session_id"), door_of(request)
+    refusal = ""
+    if isinstance(session_id, str):
+        if door == "tinker":
+            front.sessions.adopt(session_id)
+        refusal = front.sessions.touch(session_id)
+    ack = front.training.create(fields, door=door, source=request.headers.get(SOURCE, ""), refusal=refusal)
+    return negotiation.as_json(ack)
+
+
+async def passes(request: Request) -> Response:
+    """A forward_backward or a forward: its body goes to the engine as it came."""
+    front = front_of(request)
+    op, encoding = operation_of(request), encoding_of(request)
+    received = await front.intake.read(request)
+    content_type = content_type_of(request)
+    limit = front.settings.max_body_bytes
+    too_large = "" if received.whole else f"a body may have {limit} bytes, and this one has more"
+    try:
+        model_id, seq_id = _place(_peek(received, content_type, encoding), received, op)
+    except RefusedError as refused:
+        front.intake.drop(received)
+        return negotiation.as_json(front.training.refuse(too_large or str(refused), form=Form.PASS))
+    operation = Operation(
+        request=EngineRequest(
+            request_id=front.attempt.future_id(model_id, seq_id),
+            op=op,
+            model_id=model_id,
+            seq_id=seq_id,
+            body=received.data,
+            content_type=content_type,
+            encoding=encoding,
+            door=door_of(request),
+        ),
+        digest=op.encode() + received.digest,
+        shared=received.shared,
+        refusal=too_large,
+    )
+    return negotiation.as_json(_accept(front, operation))
+
+
+async def steps(request: Request) -> Response:
+    """Any other operation that has a place in the order of its model."""
+    front = front_of(request)
+    op = operation_of(request)
+    fields = await read_fields(request, front)
+    if op == "load_weights" and "model_id" not in fields:
+        return negotiation.as_json(
+            front.training.refuse("a model is not made by loading weights here: create_model, then load_weights")
+        )
+    try:
+        model_id, seq_id = _place(fields, None, op)
+    except RefusedError as refused:
+        return negotiation.as_json(front.training.refuse(str(refused)))
+    told, done = fields, None
+    model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
+    if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
+        told = {**fields, "sampling_session_id": front.attempt.sampling_session_id(model.session_id, number)}
+        done = partial(
+            front.samples.register,
+            model.session_id,
+            number,
+            base_model=str(model.fields.get("base_model")),
+            model_path=None,
+        )
+    operation = Operation(
+        request=EngineRequest(
+            request_id=front.attempt.future_id(model_id, seq_id),
+            op=op,
+            model_id=model_id,
+            seq_id=seq_id,
+            fields=told,
+            door=door_of(request),
+            source=request.headers.get(SOURCE, ""),
+        ),
+        digest=digest_of_fields(op, fields),
+        refusal=_NOT_OFFERED.get(op, ""),
+        done=done,
+    )
+    return negotiation.as_json(_accept(front, operation))
+
+
+async def unload_model(request: Request) -> Response:
+    """Free a model."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    model_id = fields.get("model_id")
+    if not isinstance(model_id, str):
+        return negotiation.as_json(front.training.refuse("unload_model needs a model_id"))
+    return negotiation.as_json(front.training.unload(model_id))
+
+
+async def create_custom_loss(request: Request) -> Response:
+    """Refused, by name."""
+    front = front_of(request)
+    await read_fields(request, front)
+    return negotiation.as_json(
+        front.training.refuse("losses of one's own are computed by the client here: use forward_backward_custom")
+    )
+
+
+async def create_sampling_session(request: Request) -> Response:
+    """Load weights to sample from; answered when they are there, or when that takes long."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    session_id, number = fields.get("session_id"), fields.get("sampling_session_seq_id")
+    if not isinstance(session_id, str) or not is_count(number):
+        return negotiation.error(400, "create_sampling_session needs a session_id and a sampling_session_seq_id")
+    if door_of(request) == "tinker":
+        front.sessions.adopt(session_id)
+    if refusal := front.sessions.touch(session_id):
+        return negotiation.error(410, refusal)
+    path = fields.get("model_path")
+    base_model = fields.get("base_model") or (front.saved.base_model(path) if isinstance(path, str) else "")
+    session = front.samples.register(session_id, number, base_model=str(base_model or ""), model_path=path)
+    outcome = await front.samples.open(
+        session, fields, door=door_of(request), source=request.headers.get(SOURCE, ""), hold_s=front.settings.hold_s
+    )
+    if outcome is not None and outcome.error:
+        status = 400 if outcome.category == "user" else 500
+        return negotiation.error(status, outcome.error, {"x-should-retry": "false"})
+    return negotiation.as_json({"type": "create_sampling_session", "sampling_session_id": session.sampling_session_id})
+
+
+async def asample(request: Request) -> Response:
+    """Sample from a sampling session."""
+    front = front_of(request)
+    encoding = encoding_of(request)
+    received = await front.intake.read(request)
+    try:
+        peeked = _peek(received, wire.JSON, encoding)
+        if (session := front.samples.get(str(peeked.get("sampling_session_id")))) is not None:
+            front.sessions.touch(session.session_id)
+        return negotiation.as_json(front.samples.accept(peeked, received, encoding=encoding))
+    except RefusedError as refused:
+        front.intake.drop(received)
+        ack = front.training.refuse(str(refused), form=Form.SAMPLE, category=refused.outcome.category)
+        return negotiation.as_json({**ack, "sample_sequence_ids": []})
+    except BusyError as busy:
+        front.intake.drop(received)
+        return negotiation.error(429, f"{busy}: ask again soon", {"retry-after": "1"})
+
+
+async def cancel_future(request: Request) -> Response:
+    """Stop a sample that nobody waits for."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    return negotiation.as_json({"cancelled": front.samples.cancel(str(fields.get("request_id")))})
+
+
+async def retrieve_future(request: Request) -> Response:
+    """The outcome of a future, held back until there is one or the client would give up."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    request_id = fields.get("request_id")
+    future = front.futures.get(request_id) if isinstance(request_id, str) else None
+    if future is None:
+        return _not_there(front, request_id)
+    outcome = await front.futures.wait(future, front.settings.hold_s)
+    if outcome is None:
+        return negotiation.as_json(_try_again(front, future))
+    response, all_of_it = await negotiation.result(
+        future,
+        outcome,
+        accept=request.headers.get("accept", ""),
+        metadata_first=fields.get("allow_metadata_only") is True,
+    )
+    if all_of_it:
+        front.futures.fetch(future)
+    return response
+
+
+async def retrieve_futures(request: Request) -> Response:
+    """Which samples of a sampling session have ended since the last time."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    target, cursor = fields.get("target"), fields.get("prev_cursor", 0)
+    if not isinstance(target, dict) or target.get("type") != "sampling_session" or not is_count(cursor):
+        return negotiation.error(400, "retrieve_futures needs a target of the type sampling_session, and a prev_cursor")
+    session = front.samples.get(str(target.get("sampling_session_id")))
+    if session is None:
+        return negotiation.error(410, f"there is no sampling session {target.get('sampling_session_id')!r} here")
+    for request_id in fields.get("retrieved_request_ids") or ():
+        front.futures.forget(str(request_id))
+    clone = target.get("cloned_sampler_id", 0)
+    futures, cursor = await front.samples.ended_since(
+        session, cursor, clone if is_count(clone) else 0, front.settings.hold_s
+    )
+    return negotiation.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
+
+
+def front_of(request: Request) -> Front:
+    """The front that a request has come to."""
+    front: Front = request.app.state.front
+    return front
+
+
+def door_of(request: Request) -> str:
+    """`tinker` or `fireworks`."""
+    return "tinker" if request.headers.get(DOOR) == "tinker" else "fireworks"
+
+
+async def read_fields(request: Request, front: Front) -> dict[str, Any]:
+    """The JSON object that is a request's body; empty where it is something else.
+
+    What needs a field then misses it, and says so where its client listens.
+    """
+    received = await front.intake.read(request)
+    try:
+        fields = json.loads(received.read(0, received.size)) if received.size <= _MAX_FIELDS_BYTES else {}
+    except (ValueError, RecursionError):
+        return {}
+    finally:
+        front.intake.drop(received)
+    return fields if isinstance(fields, dict) else {}
+
+
+def operation_of(request: Request) -> str:
+    """The last part of the address."""
+    return str(request.url.path.rpartition("/")[2])
+
+
+def content_type_of(request: Request) -> str:
+    """What a body is written in: protobuf or JSON."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return wire.PROTOBUF if given in (wire.PROTOBUF, "application/protobuf") else wire.JSON
+
+
+def encoding_of(request: Request) -> str:
+    """What a body is compressed with; empty: nothing."""
+    given = request.headers.get("content-encoding", "").strip().lower()
+    return "" if given == "identity" else given
+
+
+def _accept(front: Front, operation: Operation) -> Ack:
+    if (model := front.training.get(operation.request.model_id)) is not None:
+        front.sessions.touch(model.session_id)
+    return front.training.accept(operation)
+
+
+def _peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]:
+    try:
+        if not encoding:
+            look = peeking.protobuf_fields if content_type == wire.PROTOBUF else peeking.json_fields
+            return look(received.read, received.size)
+        if encoding != "zstd" or content_type != wire.PROTOBUF:
+            raise RefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
+        view = memoryview(received.data) if received.shared is None else received.shared.map()
+        return peeking.compressed_protobuf_fields(view)
+    except peeking.PeekError as error:
+        raise RefusedError(str(error)) from error
+
+
+def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[str, int]:
+    """Whose operation it is, and which.
+
+    Raises:
+        RefusedError: the body does not say.
+    """
+    model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
+    if received is not None and (model_id is None or seq_id is None) and received.shared is not None:
+        raise RefusedError(f"{op}: a large body must have its model_id and its seq_id at its beginning or at its end")
+    if not isinstance(model_id, str) or not model_id or not is_count(seq_id) or not 1 <= seq_id <= _MAX_SEQ_ID:
+        raise RefusedError(f"{op} needs a model_id and a seq_id from 1 on, not {model_id!r} and {seq_id!r}")
+    return model_id, seq_id
+
+
+def _not_there(front: Front, request_id: object) -> Response:
+    owner = owner_of(request_id) if isinstance(request_id, str) else ""
+    if not owner:
+        return negotiation.error(404, f"there is no future {request_id!r}")
+    if front.attempt.made(str(request_id)):
+        return negotiation.error(410, f"the result of {request_id!r} is not kept any more")
+    lost = front.training.lost(owner)
+    return negotiation.as_json({"error": lost.error, "category": lost.category})
+
+
+def _try_again(front: Front, future: Future) -> dict[str, str]:
+    status = front.link.status
+    reason = status.reason or front.training.why_waiting(future.owner)
+    return {
+        "type": "try_again",
+        "queue_state": status.queue_state,
+        **({"queue_state_reason": reason} if reason else {}),
+    }
+
+
+def _completion(future: Future) -> dict[str, Any]:
+    outcome = future.outcome
+    if outcome is None or outcome.error:
+        return {"state": "failed", "request_id": future.request_id}
+    size = len(outcome.body or b"")
+    return {"state": "finished", "request_id": future.request_id, "response_payload_uncompressed_size": size}

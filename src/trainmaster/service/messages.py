@@ -1,0 +1,114 @@
+"""What the front and the engine process say to each other: plain values, and bodies as the client sent them.
+
+Front to engine: `Request`. Engine to front: `Ready` once, `Reply` for each request, `Status` now and then, `Stop` last.
+
+The operations of a `Request`, what `fields` and `body` hold, and what a `Reply` to it holds:
+
+| op | in | reply |
+|---|---|---|
+| create_model | fields as the client sent them | fields: model_id; info (see `Reply`) |
+| forward_backward, forward | body, untouched: `wire.decode_pass` | body: `wire.encode_pass_result` |
+| optim_step, save_weights, load_weights, load_adapter, unload_model | fields as sent | fields, as the wire has them |
+| save_weights_for_sampler | as sent; `sampling_session_id` where no path is | fields: path, or sampling_session_id |
+| create_sampling_session | fields as sent, and `sampling_session_id` | fields: sampling_session_id |
+| asample | fields: sampling_session_id; body: `wire.decode_sample` | body: `wire.encode_sample_result` |
+| cancel | fields: request_id, of the sample that nobody waits for | none: the sample itself is answered |
+| end_session | fields: session_id, model_ids, sampling_session_ids: to be freed, behind what was asked | none |
+
+Requests of one model come in the order of their `seq_id`, without gaps; they are to be done in that order, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRAINING_OPS = frozenset(
+    {
+        "forward",
+        "forward_backward",
+        "load_adapter",
+        "load_weights",
+        "optim_step",
+        "save_weights",
+        "save_weights_for_sampler",
+    }
+)
+"""What has a place in the order of its model."""
+
+UNANSWERED_OPS = frozenset({"cancel", "end_session"})
+"""What gets no reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Something to do, from the front."""
+
+    request_id: str
+    op: str
+    model_id: str = ""
+    """Empty where it is about no model."""
+    seq_id: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON body, where it is small."""
+    body: bytes | memoryview | None = None
+    """The body as it came, where it may be large."""
+    content_type: str = "application/json"
+    """Of `body`: `application/json` or `application/x-protobuf`."""
+    encoding: str = ""
+    """Of `body`: empty, or `zstd`."""
+    door: str = "fireworks"
+    """`tinker` or `fireworks`: how paths are written."""
+    source: str = ""
+    """The directory of the committed checkpoint that the request's path means, where the server said it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of a request: fields or a body, or an error."""
+
+    request_id: str
+    fields: Mapping[str, Any] | None = None
+    """The result as the client shall read it."""
+    body: bytes | memoryview | None = None
+    """A result in protobuf."""
+    error: str = ""
+    """What went wrong, and what to do instead; empty: nothing."""
+    category: str = "server"
+    """Whose fault `error` is: `user` or `server`."""
+    info: Mapping[str, Any] | None = None
+    """For the front alone. Of a model that was made: `base_model`, `tokenizer_id`, `is_lora`, `lora_rank`.
+    Of weights that were saved: see `Ready.checkpoints`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The engine can take requests; the first that it says."""
+
+    capabilities: Mapping[str, Any]
+    """`supported_models`, as get_server_capabilities answers them."""
+    checkpoints: tuple[Mapping[str, Any], ...] = ()
+    """What earlier attempts saved, oldest first: `path` as the client was told it, `kind` (`training` or `sampler`),
+    `model_id`, `door`, `base_model`, `is_lora`, `lora_rank`, `train_unembed`, `train_mlp`, `train_attn`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Why those who wait, wait."""
+
+    queue_state: str = "active"
+    """`active`, `paused_capacity` or `paused_rate_limit`."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The engine ends in order: nothing that waits will be done."""
+
+    reason: str
+    checkpoints: tuple[Mapping[str, Any], ...] = ()
+    """What it saved of its models before, as in `Ready`."""
+
+
+Message = Request | Reply | Ready | Status | Stop

@@ -1,0 +1,167 @@
+"""The checkpoints of a service job by the names that clients gave them.
+
+A name is a directory, and each save under it lies below, numbered: replacing one means to commit the next number
+first and to remove the old one then, so that a name never leads nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from trainmaster.engine.types import EngineError
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
+from trainmaster.jobs.roots import Root, open_checkpoint
+
+TINKER = "tinker"
+"""The door whose names belong to a model each; those of the other are the job's."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
+_URI = re.compile(r"tinker://([^/]*)/(weights|sampler_weights)/([^/]*)")
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class Kind(StrEnum):
+    """What a checkpoint is for."""
+
+    TRAINING = "training"
+    SAMPLER = "sampler"
+
+
+_DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler"}
+_URI_PARTS = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler_weights"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a client calls a checkpoint."""
+
+    kind: Kind
+    name: str
+    owner: str = ""
+    """The model that the name belongs to; empty: the job."""
+
+    @staticmethod
+    def of(kind: Kind, name: object, *, model_id: str, door: str) -> Label:
+        """The label of a save by a model that came through a door.
+
+        Raises:
+            EngineError: this is no name.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise EngineError(
+                f"{name!r} cannot be the name of a checkpoint: that is up to 128 letters, digits, dots, dashes and "
+                "underscores, the first a letter or a digit"
+            )
+        return Label(kind=kind, name=name, owner=model_id if door == TINKER else "")
+
+    @staticmethod
+    def read(path: object, kind: Kind) -> Label:
+        """The label that a path says; `kind` is that of a bare name.
+
+        Raises:
+            EngineError: the path says none of this job.
+        """
+        if isinstance(path, str):
+            if found := _URI.fullmatch(path):
+                owner, part, name = found.groups()
+                kind = Kind.TRAINING if part == _URI_PARTS[Kind.TRAINING] else Kind.SAMPLER
+                if _OWNER.fullmatch(owner) and _NAME.fullmatch(name):
+                    return Label(kind=kind, name=name, owner=owner)
+            elif _NAME.fullmatch(path):
+                return Label(kind=kind, name=path)
+        raise EngineError(f"{path!r} leads to no checkpoint that this trainer knows")
+
+    @property
+    def path(self) -> str:
+        """As clients are told it."""
+        return f"tinker://{self.owner}/{_URI_PARTS[self.kind]}/{self.name}" if self.owner else self.name
+
+    @property
+    def directory(self) -> str:
+        """Below the root."""
+        return "/".join(part for part in (_DIRECTORIES[self.kind], self.owner, self.name) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A committed checkpoint."""
+
+    root: Root
+    rel_path: str
+    manifest: Manifest
+
+    @property
+    def where(self) -> str:
+        """Its absolute path or URI."""
+        return self.root.locate(self.rel_path)
+
+
+class Shelf:
+    """Finds the checkpoints of this job, and says where new ones go."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+    def versions(self, label: Label) -> list[str]:
+        """The committed checkpoints of a name, the newest last."""
+        return self.root.committed(label.directory)
+
+    def new_place(self, label: Label) -> str:
+        """Where the next one of a name goes."""
+        numbers = [int(last) for path in self.versions(label) if _NUMBER.fullmatch(last := path.rpartition("/")[2])]
+        return f"{label.directory}/{max(numbers, default=0) + 1}"
+
+    def find(self, label: Label) -> Found:
+        """The newest of a name.
+
+        Raises:
+            EngineError: there is none.
+        """
+        for rel_path in reversed(self.versions(label)):
+            manifest = self.root.manifest(rel_path)
+            if manifest is not None:
+                return Found(root=self.root, rel_path=rel_path, manifest=manifest)
+        beside = {each["path"] for each in self.listing() if each["kind"] == label.kind}
+        said = f"there are {', '.join(sorted(beside)[-10:])}" if beside else "there are none yet"
+        raise EngineError(f"there is no {label.kind} checkpoint {label.path!r} in this job; {said}")
+
+    def open(self, where: str) -> Found:
+        """The committed checkpoint at an absolute path or URI, of this job or another.
+
+        Raises:
+            EngineError: nothing is committed there.
+        """
+        try:
+            root, rel_path = open_checkpoint(where)
+            manifest = root.manifest(rel_path)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        if manifest is None:
+            raise EngineError("the checkpoint that the path leads to is gone")
+        return Found(root=root, rel_path=rel_path, manifest=manifest)
+
+    def listing(self) -> list[dict[str, Any]]:
+        """What the front knows of each checkpoint, the oldest first."""
+        listed = []
+        for rel_path in self.root.committed():
+            try:
+                manifest = self.root.manifest(rel_path)
+            except CorruptCheckpointError:
+                continue
+            if manifest is not None and manifest.name and manifest.kind in tuple(Kind):
+                listed.append(description(manifest))
+        return listed
+
+
+def description(manifest: Manifest) -> dict[str, Any]:
+    """A checkpoint as the front wants to know it."""
+    attributes: Mapping[str, Any] = manifest.attributes
+    names = ("model_id", "door", "base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")
+    owner = attributes.get("model_id", "") if attributes.get("door") == TINKER else ""
+    label = Label(kind=Kind(manifest.kind), name=manifest.name, owner=owner)
+    return {"path": label.path, "kind": manifest.kind, **{name: attributes.get(name) for name in names}}

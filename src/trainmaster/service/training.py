@@ -1,0 +1,292 @@
+"""The operations on models: create, run forward and backward, step, save, load, unload."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainmaster.engine.engine import Engine
+from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
+from trainmaster.service import exports
+from trainmaster.service.configuration import Configuration, Mode
+from trainmaster.service.failures import reply_to_failure
+from trainmaster.service.messages import Reply, Request
+from trainmaster.service.models import Model, Models
+from trainmaster.service.options import adam_options, choice, flag
+from trainmaster.service.reporting import Gauges
+from trainmaster.service.sampling import Sampling
+from trainmaster.service.saving import Saving, interrupted_name, label_for, may_replace
+from trainmaster.service.shelf import Found, Kind, description
+from trainmaster.service.wire import decode_pass, encode_pass_result
+
+PASSES = frozenset({"forward", "forward_backward"})
+"""What runs together with that of other models."""
+_STORED = frozenset({"save_weights", "save_weights_for_sampler", "load_weights", "load_adapter"})
+"""What waits for a save that is under way."""
+CHECKPOINT_TYPES = ("base", "delta", "merged_base")
+
+
+class Training:
+    """Does what requests ask of models, and answers them."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        engine: Engine,
+        saving: Saving,
+        sampling: Sampling,
+        gauges: Gauges,
+        reply: Callable[[Reply], None],
+    ) -> None:
+        self._configuration = configuration
+        self._engine = engine
+        self._saving = saving
+        self._sampling = sampling
+        self._gauges = gauges
+        self._reply = reply
+        self.models = Models(configuration, engine)
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request cannot be done yet: what it saves or reads waits for a save that is under way."""
+        return request.op in _STORED and self._saving.busy
+
+    def perform(self, request: Request) -> None:
+        """Do one request that is no pass, and answer it; a save is answered when it is committed.
+
+        Raises:
+            FatalError: nothing can be done any more.
+        """
+        try:
+            reply = _OPERATIONS[request.op](self, request)
+        except Exception as error:
+            reply = reply_to_failure(request.request_id, error)
+        if reply is not None:
+            self._reply(reply)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Run passes of different models together, and answer them.
+
+        Raises:
+            FatalError: nothing can be done any more.
+        """
+        asked: list[tuple[Request, Pass]] = []
+        for request in requests:
+            try:
+                asked.append((request, self._pass(request)))
+            except Exception as error:
+                self._reply(reply_to_failure(request.request_id, error))
+        if not asked:
+            return
+        try:
+            with _giving_up(*(self.models.get(each.model_id) for _, each in asked if each.backward)):
+                results = self._engine.run([each for _, each in asked])
+                replies = [
+                    self._answered(request, each, result)
+                    for (request, each), result in zip(asked, results, strict=True)
+                ]
+        except Exception as error:
+            replies = [reply_to_failure(request.request_id, error) for request, _ in asked]
+        for reply in replies:
+            self._reply(reply)
+
+    def save_all(self) -> list[Found]:
+        """Save every model that is trained, as it is, one after the other; what was committed."""
+        saved: list[Found] = []
+        self._saving.poll(wait=True)
+        for model in self.models:
+            if model.trained is Trained.NOTHING or self._configuration.mode is Mode.FORWARD_ONLY:
+                continue
+
+            def done(outcome: Found | Exception, model: Model = model) -> None:
+                if isinstance(outcome, Exception):
+                    self._gauges.note(f"{model.model_id} could not be saved: {outcome}")
+                else:
+                    saved.append(outcome)
+                    model.saved_path = description(outcome.manifest)["path"]
+
+            try:
+                _require_sound(self.models.get(model.model_id))
+                step = self.models.steps(model.model_id)
+                label = label_for(Kind.TRAINING, model, interrupted_name(model, step))
+                plan = self._saving.plan(model, label, {}, step=step, overwrite=True)
+                self._saving.begin_training(plan, self._engine.state(model.model_id), done)
+            except Exception as error:
+                done(error)
+                continue
+            self._saving.poll(wait=True)
+        return saved
+
+    def _pass(self, request: Request) -> Pass:
+        model = self.models.get(request.model_id)
+        _require_sound(model)
+        asked = decode_pass(request.body or b"", request.content_type, request.encoding)
+        if asked.backward and request.op == "forward_backward":
+            self.models.require_trained(request.model_id)
+        return replace(asked, model_id=request.model_id, backward=asked.backward and request.op == "forward_backward")
+
+    def _answered(self, request: Request, ran: Pass, result: PassResult | EngineError) -> Reply:
+        if isinstance(result, EngineError):
+            return reply_to_failure(request.request_id, result)
+        self._gauges.ran(ran, result)
+        return Reply(request_id=request.request_id, body=encode_pass_result(result))
+
+    def _create_model(self, request: Request) -> Reply:
+        model = self.models.create(request.model_id, request.fields, door=request.door)
+        info = {
+            "base_model": self._configuration.base_model,
+            "tokenizer_id": self._configuration.base_model,
+            "is_lora": model.trained is Trained.ADAPTER,
+            "lora_rank": model.lora.rank if model.lora else None,
+        }
+        fields = {"model_id": model.model_id, "type": "create_model"}
+        return Reply(request_id=request.request_id, fields=fields, info=info)
+
+    def _unload_model(self, request: Request) -> Reply:
+        self.models.unload(request.model_id)
+        return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
+
+    def _optim_step(self, request: Request) -> Reply:
+        model = self.models.require_trained(request.model_id)
+        _require_sound(model)
+        options = adam_options(request.fields, learning_rate=self._configuration.learning_rate)
+        before = self.models.steps(model.model_id)
+        with _giving_up(model):
+            metrics = self._engine.optim_step(model.model_id, options)
+        self._gauges.stepped(self.models.steps(model.model_id) - before)
+        return Reply(request_id=request.request_id, fields={"metrics": metrics, "type": "optim_step"})
+
+    def _save_weights(self, request: Request) -> None:
+        model = self.models.require_trained(request.model_id)
+        _require_sound(model)
+        name = request.fields.get("path")
+        step = self.models.steps(model.model_id)
+        label = label_for(Kind.TRAINING, model, interrupted_name(model, step) if name is None else name)
+        plan = self._saving.plan(model, label, request.fields, step=step, overwrite=may_replace(model, request.fields))
+
+        def done(outcome: Found | Exception) -> None:
+            if not isinstance(outcome, Exception):
+                model.saved_path = label.path
+            self._answer_save(request, outcome)
+
+        self._saving.begin_training(plan, self._engine.state(model.model_id), done)
+
+    def _save_weights_for_sampler(self, request: Request) -> Reply | None:
+        model = self.models.get(request.model_id)
+        _require_sound(model)
+        fields = request.fields
+        if fields.get("path") is None:
+            session_id = fields.get("sampling_session_id")
+            if not isinstance(session_id, str):
+                raise EngineError("a path to save under is wanted, or a sampling_session_seq_id")
+            self._sampling.open(session_id, self._engine.snapshot(model.model_id))
+            answer = {"sampling_session_id": session_id, "path": None, "type": "save_weights_for_sampler"}
+            return Reply(request_id=request.request_id, fields=answer)
+        if model.trained is Trained.NOTHING:
+            raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
+        asked = choice(fields, "checkpoint_type", "base", CHECKPOINT_TYPES)
+        precision = fields.get("export_precision") or "source"
+        if precision != "source":
+            raise EngineError(f"export_precision: {precision!r} is not built here; weights are written as they are")
+        merged = asked == "merged_base" and model.trained is Trained.ADAPTER
+        step = self.models.steps(model.model_id)
+        if merged and not (step or model.loaded):
+            raise EngineError("merged_base: nothing was trained or loaded yet, so that this would be the base model")
+        # An adapter is a difference already.
+        kind = "delta" if asked == "delta" and model.trained is Trained.ALL else "merged" if merged else "base"
+        base = self._base_of_delta(model) if kind == "delta" else None
+        label = label_for(Kind.SAMPLER, model, fields["path"])
+        about = {"sampler_kind": kind, **({"base_checkpoint": base.manifest.checkpoint_id} if base else {})}
+        plan = self._saving.plan(model, label, fields, step=step, overwrite=may_replace(model, fields), **about)
+        snapshot = self._engine.snapshot(model.model_id)
+
+        def done(outcome: Found | Exception) -> None:
+            if not isinstance(outcome, Exception) and kind == "base" and model.trained is Trained.ALL:
+                model.whole_export = outcome.where
+            self._answer_save(request, outcome)
+
+        def export(directory: Path) -> None:
+            self._engine.export(snapshot, directory, merged=merged or snapshot.adapter is None)
+
+        self._saving.begin_export(plan, export, done, base=base)
+        return None
+
+    def _base_of_delta(self, model: Model) -> Found:
+        if model.whole_export is None:
+            raise EngineError("checkpoint_type: a delta needs a base before it: save one with checkpoint_type base")
+        return self._saving.shelf.open(model.whole_export)
+
+    def _load_weights(self, request: Request) -> Reply:
+        path = request.fields.get("path")
+        self._load(request, path, Kind.TRAINING, optimizer=flag(request.fields, "optimizer", default=False))
+        fields = {"path": path, "model_id": request.model_id, "type": "load_weights"}
+        return Reply(request_id=request.request_id, fields=fields)
+
+    def _load_adapter(self, request: Request) -> Reply:
+        path = request.fields.get("adapter_path")
+        self._load(request, path, Kind.SAMPLER, optimizer=False)
+        fields = {"model_id": request.model_id, "adapter_path": path, "type": "load_adapter"}
+        return Reply(request_id=request.request_id, fields=fields)
+
+    def _load(self, request: Request, path: object, kind: Kind, *, optimizer: bool) -> None:
+        model = self.models.get(request.model_id)
+        if model.trained is Trained.NOTHING:
+            raise EngineError(f"{model.model_id} is the base model itself (base_only), and takes no other weights")
+        found = self._saving.find(path, request.source, kind)
+        said = found.manifest.attributes
+        if (base_model := said.get("base_model")) and base_model not in self._configuration.names:
+            raise EngineError(
+                f"{path} was trained from {base_model}; this trainer holds {self._configuration.base_model}"
+            )
+        if found.manifest.kind == Kind.SAMPLER:
+            if optimizer:
+                raise EngineError(f"{path} was saved for sampling, without an optimizer: load it without")
+            with self._saving.exported(found) as directory, _giving_up(model):
+                exports.load(self._engine, model.model_id, directory)
+        else:
+            tree = self._saving.read_tree(found)
+            with _giving_up(model):
+                self._engine.load_state(model.model_id, tree, optimizer=optimizer)
+        model.loaded, model.broken = True, None
+
+    def _answer_save(self, request: Request, outcome: Found | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._reply(reply_to_failure(request.request_id, outcome))
+            return
+        about = description(outcome.manifest)
+        self._reply(
+            Reply(request_id=request.request_id, fields={"path": about["path"], "type": request.op}, info=about)
+        )
+
+
+_OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
+    "create_model": Training._create_model,
+    "unload_model": Training._unload_model,
+    "optim_step": Training._optim_step,
+    "save_weights": Training._save_weights,
+    "save_weights_for_sampler": Training._save_weights_for_sampler,
+    "load_weights": Training._load_weights,
+    "load_adapter": Training._load_adapter,
+}
+
+
+@contextlib.contextmanager
+def _giving_up(*models: Model) -> Iterator[None]:
+    """Give models up when what changes them fails, unless it was refused: nobody can say how far it came."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, EngineError) or error.blame is not Blame.USER:
+            for model in models:
+                model.broken = f"{type(error).__name__}: {error}"
+        raise
+
+
+def _require_sound(model: Model) -> None:
+    if model.broken:
+        last = f"; it was saved last as {model.saved_path}" if model.saved_path else ""
+        raise EngineError(
+            f"an earlier operation on {model.model_id} failed half-way ({model.broken}): load saved weights{last}",
+            Blame.SERVER,
+        )

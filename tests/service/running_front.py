@@ -1,0 +1,63 @@
+"""A front process as a job has it, with an engine of the caller's at the other end of its channel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from types import TracebackType
+
+import httpx
+from stub_engine import StubEngine
+
+from trainmaster.protocol import environment
+from trainmaster.service import channel
+
+
+class RunningFront:
+    """Starts when it is entered; ends, with its engine, when it is left."""
+
+    def __init__(self, *, attempt: int = 1, ready: bool = True, checkpoints=(), delays=None, **settings: float) -> None:
+        self._attempt = attempt
+        self._ready = ready
+        self._checkpoints = checkpoints
+        self._delays = delays or {}
+        self._settings = {"last_answers_s": 0.1, **settings}
+
+    def __enter__(self) -> RunningFront:
+        near, far = channel.pair()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        flags = [f"--channel={far.fileno()}", f"--port={port}"]
+        flags += [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
+            pass_fds=[far.fileno()],
+            env={**os.environ, environment.JOB_ID: "job-1", environment.ATTEMPT: str(self._attempt)},
+        )
+        far.close()
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", timeout=30)
+        self.engine = StubEngine(channel.EngineChannel(near), **self._delays)
+        self.engine.start(ready=self._ready, checkpoints=self._checkpoints)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                if self.http.get("healthz").status_code == 200 or not self._ready:
+                    return self
+            except httpx.TransportError:
+                assert self.process.poll() is None, "the front process ended at once"
+                assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.http.close()
+        self.engine.die()
+        try:
+            self.process.wait(15)
+        finally:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,132 @@
+"""Bodies on their way through the front: any form, any size, any number, and nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import zstandard
+from plain_client import PROTOBUF, Client, json_pass, protobuf_pass, sample, wait_for
+from running_front import RunningFront
+
+from trainmaster.service import schema, wire
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[RunningFront]:
+    with RunningFront(hold_s=5) as started:
+        yield started
+
+
+def test_protobuf_json_and_zstd_mean_the_same(front: RunningFront) -> None:
+    client = Client(front)
+    plain = front.http.post("forward_backward", content=protobuf_pass(client.model_id, 1), headers=PROTOBUF).json()
+    packed = zstandard.ZstdCompressor().compress(protobuf_pass(client.model_id, 2))
+    headers = {**PROTOBUF, "content-encoding": "zstd"}
+    zstd = front.http.post("forward_backward", content=packed, headers=headers).json()
+    given = json_pass(client.model_id, 3)
+    text = client.post("forward", forward_input=given.pop("forward_backward_input"), **given)
+    outputs = [client.result(ack)["loss_fn_outputs"] for ack in (plain, zstd, text)]
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert [client.result(ack)["metrics"]["gradients_before:max"] for ack in (plain, zstd, text)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory_bytes": 0}], ids=["memory", "disk"])
+def test_large_body_goes_through_without_being_held(settings: dict[str, int]) -> None:
+    """80 MiB, protobuf and JSON: the front's own memory does not grow by them."""
+    with RunningFront(hold_s=30, delays={"decodes": False}, **settings) as front:
+        client = Client(front)
+        before = own_memory(front.process.pid)
+        body = protobuf_pass(client.model_id, 1, targets=7_000_000)
+        text = json.dumps(json_pass(client.model_id, 2)).encode().replace(b"[3, 3]", b"[" + b"3, " * 28_000_000 + b"3]")
+        for sent, headers in ((body, PROTOBUF), (text, {})):
+            assert len(sent) > 80 << 20
+            ack = front.http.post("forward_backward", content=sent, headers=headers, timeout=60).json()
+            assert client.retrieve(ack, wire.PROTOBUF).status_code == 200
+            assert front.engine.digests[ack["request_id"]] == hashlib.blake2b(sent).digest()
+        assert own_memory(front.process.pid) - before < 32 << 20
+
+
+def test_body_that_is_too_large_fails_through_its_future() -> None:
+    with RunningFront(hold_s=5, max_body_bytes=200_000) as front:
+        client = Client(front)
+        expected = {"error": "a body may have 200000 bytes, and this one has more", "category": "user"}
+        body = protobuf_pass(client.model_id, 1, targets=100_000)
+        ack = front.http.post("forward_backward", content=body, headers=PROTOBUF).json()
+        assert client.result(ack) == expected
+        assert "metrics" in client.result(client.optim_step(2))
+        # JSON has its number at the end, which is lost.
+        ack = client.post("forward_backward", **json_pass(client.model_id, 3, targets=100_000))
+        assert client.result(ack) == expected
+
+
+def own_memory(pid: int) -> int:
+    """Of a process, without what it shares with others."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError
+
+
+def test_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(front: RunningFront) -> None:
+    client = Client(front)
+    body = protobuf_pass(client.model_id, 1, targets=100_000)
+
+    def half() -> Iterator[bytes]:
+        yield body[: len(body) // 2]
+        raise ConnectionAbortedError
+
+    before = len(list(Path(f"/proc/{front.process.pid}/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(ConnectionAbortedError), httpx.Client() as leaving:
+            leaving.post(f"{front.url}/api/v1/forward_backward", content=half(), headers=PROTOBUF)
+    wait_for(lambda: len(list(Path(f"/proc/{front.process.pid}/fd").iterdir())) <= before)
+    assert client.done() == []
+    ack = front.http.post("forward_backward", content=body, headers=PROTOBUF).json()
+    assert client.retrieve(ack, wire.PROTOBUF).status_code == 200
+
+
+def test_nothing_is_lost_in_a_storm() -> None:
+    """208 passes of 3.3 MB and 512 samples at once: every number comes out, once, with its own result."""
+    with RunningFront(hold_s=20, delays={"sample_s": 0.5, "decodes": False}) as front:
+        client = Client(front)
+        session = client.sampling_session()
+        body = protobuf_pass(client.model_id, 0, targets=275_000)
+        assert 3_250_000 < len(body) < 3_350_000
+        rest = body.removeprefix(schema.ForwardBackwardRequest(model_id=client.model_id).SerializeToString())
+        limits = httpx.Limits(max_connections=None)
+        with httpx.Client(base_url=f"{front.url}/api/v1", timeout=120, limits=limits) as http:
+
+            def train(seq_id: int) -> float:
+                head = schema.ForwardBackwardRequest(model_id=client.model_id, seq_id=seq_id).SerializeToString()
+                ack = http.post("forward_backward", content=head + rest, headers=PROTOBUF).json()
+                answer = http.post("retrieve_future", json=ack).json()
+                while answer.get("type") == "try_again":
+                    answer = http.post("retrieve_future", json=ack).json()
+                return float(answer["metrics"]["loss:sum"])
+
+            def draw(seq_id: int) -> int:
+                prompt = {"chunks": [{"type": "encoded_text", "tokens": [seq_id]}]}
+                ack = http.post("asample", json=sample(session, seq_id, prompt=prompt, num_samples=1)).json()
+                answer = http.post("retrieve_future", json=ack).json()
+                while answer.get("type") == "try_again":
+                    answer = http.post("retrieve_future", json=ack).json()
+                return int(answer["sequences"][0]["tokens"][0])
+
+            numbers = np.random.default_rng(0).permutation(np.arange(1, 209)).tolist()
+            with ThreadPoolExecutor(128) as samplers, ThreadPoolExecutor(16) as trainers:
+                drawn = [samplers.submit(draw, seq_id) for seq_id in range(512)]
+                # A gap must not hold all connections: acknowledgements and results are asked for apart from each other.
+                trained = {seq_id: trainers.submit(train, seq_id) for seq_id in sorted(numbers, key=lambda n: n // 8)}
+                assert [answer.result(120) for answer in drawn] == list(range(512))
+                assert {seq_id: answer.result(120) for seq_id, answer in trained.items()} == {
+                    seq_id: seq_id for seq_id in numbers
+                }
+        assert client.done() == [(seq_id, "forward_backward") for seq_id in range(1, 209)]
+        assert client.post("session_heartbeat", session_id=client.session_id)

@@ -1,0 +1,182 @@
+"""The public clients, unchanged, against the front and a stub engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forgetful_proxy import ForgetfulProxy
+from running_front import RunningFront
+from stub_engine import BASE_MODEL
+
+ENVIRONMENTS = Path(os.environ.get("TRAINMASTER_CLIENTS_DIR", Path(__file__).parents[2] / ".venvs"))
+"""Where each public client is installed, by name; `make setup-dev` makes them."""
+SCRIPTS = Path(__file__).parent / "client_scripts"
+TINKER = ["tinker", "tinker-0.25.0", "tinker-0.24.1"]
+
+
+def start(environment: str, case: str, url: str, **variables: str) -> subprocess.Popen[str]:
+    script = SCRIPTS / ("fireworks_session.py" if environment == "fireworks" else "tinker_session.py")
+    return subprocess.Popen(
+        [str(ENVIRONMENTS / environment / "bin" / "python"), str(script), case, url],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
+    )
+
+
+def run(environment: str, case: str, url: str) -> dict[str, Any]:
+    """What a client's script tells at its end."""
+    process = start(environment, case, url)
+    try:
+        told, _ = process.communicate(timeout=100)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    answer: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return answer
+
+
+def numbers(front: RunningFront) -> list[int]:
+    """The seq_ids that the engine did, in its order."""
+    return [seq_id for _, seq_id, op in front.engine.done if op != "create_model"]
+
+
+@pytest.mark.parametrize("environment", TINKER)
+def test_tinker_trains_saves_and_resumes(environment: str) -> None:
+    with RunningFront() as front:
+        told = run(environment, "training", front.url)
+    assert told["models"] == [BASE_MODEL]
+    assert told["losses"] == [16.0, 8.0, pytest.approx(16 / 3)]
+    assert told["forward"] == [[-1.0] * 2, [-1.0] * 3]
+    assert told["path"].startswith("tinker://sess-")
+    assert told["path"].endswith(":train:0/weights/three")
+    assert told["after"] == 3
+    assert told["model_name"] == BASE_MODEL
+    assert told["resumed_loss"] == 4.0
+
+
+@pytest.mark.parametrize("environment", TINKER)
+def test_tinker_chunks_are_done_in_order_and_put_together(environment: str) -> None:
+    with RunningFront() as front:
+        told = run(environment, "chunks", front.url)
+        assert numbers(front) == [1, 2, 3, 4]
+    expected = [-(number % 7 + 1) for number in range(2500)]
+    assert told["logprobs"] == expected
+    assert told["loss"] == -sum(expected)
+    assert told["step"] == {"steps": 1, "gradients": 3}
+
+
+@pytest.mark.parametrize("environment", TINKER)
+def test_tinker_samples_from_what_was_saved(environment: str) -> None:
+    with RunningFront(delays={"sample_s": 0.1}) as front:
+        told = run(environment, "sampling", front.url)
+    for name, steps in {"kept": 1, "named": 2, "base": 0}.items():
+        first = [10 + number + steps for number in range(20)]
+        assert told[name] == [[[n, n + 1, n + 2], [n + 1, n + 2, n + 3]] for n in first]
+    assert told["logprobs"] == [None, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("environment", TINKER)
+def test_tinker_hears_errors_and_goes_on(environment: str) -> None:
+    with RunningFront() as front:
+        told = run(environment, "errors", front.url)
+    message, category = told["load"]
+    assert "nothing was saved as 'tinker://" in message
+    assert category == "user"
+    assert told["after"]["steps"] == 1
+    message, category = told["create"]
+    assert "there is no base model 'other' here" in message
+    assert category == "user"
+    assert "nothing was saved as 'tinker://none/sampler_weights/none'" in told["sampler"]
+
+
+def test_tinker_hears_of_the_engines_death_and_what_was_saved() -> None:
+    with RunningFront(last_answers_s=10, delays={"step_s": 600.0}) as front:
+        # Telemetry would be tried again and again at its end.
+        process = start("tinker", "death", front.url, TINKER_TELEMETRY="0")
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline()) == {"waiting": True}
+            front.engine.die()
+            told = json.loads(process.communicate(timeout=60)[0])
+        finally:
+            process.kill()
+            process.wait()
+    assert told["category"] == "server"
+    assert "its engine process died" in told["error"]
+    assert f"Its last saved state is {told['path']}" in told["error"]
+
+
+@pytest.mark.parametrize("environment", ["tinker", "fireworks"])
+def test_lost_answers_change_nothing(environment: str) -> None:
+    """Each is asked for again; what was done already is not done twice."""
+    lose = {"forward_backward": 2, "optim_step": 1, "create_model": 1, "retrieve_future": 3, "create_session": 1}
+    with RunningFront() as front, ForgetfulProxy(front.url, lose=lose) as proxy:
+        told = run(environment, "training", proxy.url)
+        assert proxy.lost == sum(lose.values())
+        done = [number for number in numbers(front) if number]
+        assert [request.op for request in front.engine.requests].count("create_model") == (
+            2 if environment == "tinker" else 1
+        )
+    assert told["losses"] == [16.0, 8.0, pytest.approx(16 / 3)]
+    first_model = done[: max(done)]
+    assert first_model == list(range(1, max(done) + 1))
+
+
+def test_tinker_may_compress_and_follow_all_samples_at_once() -> None:
+    """What the server can switch on in the client: zstd bodies, and one question for all samples of a session."""
+    config = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
+    with RunningFront(delays={"sample_s": 0.1}) as front, ForgetfulProxy(front.url, config=config) as proxy:
+        assert run("tinker", "training", proxy.url)["losses"][0] == 16.0
+        assert proxy.encodings["zstd"] > 0
+        told = run("tinker", "sampling", proxy.url)
+        assert proxy.asked["retrieve_futures"] > 0
+    assert told["base"][0] == [[10, 11, 12], [11, 12, 13]]
+
+
+def test_tinker_comes_again_when_samples_are_too_many() -> None:
+    with RunningFront(max_pending_samples=7, delays={"sample_s": 0.3}) as front:
+        with ForgetfulProxy(front.url) as proxy:
+            told = run("tinker", "sampling", proxy.url)
+            asked = proxy.asked["asample"]
+        done = [request.op for request in front.engine.requests].count("asample")
+    assert done == 61
+    assert asked > done
+    assert len(told["kept"]) == len(told["named"]) == len(told["base"]) == 20
+
+
+def test_fireworks_trains_saves_and_loads() -> None:
+    with RunningFront() as front:
+        told = run("fireworks", "training", front.url)
+        (step, *_) = [request for request in front.engine.requests if request.op == "optim_step"]
+    assert step.fields["grad_accumulation_normalization"] == "num_loss_tokens"
+    assert told["losses"] == [16.0, 8.0, pytest.approx(16 / 3)]
+    assert told["forward"] == [[-1.0] * 2, [-1.0] * 3]
+    assert told["path"] == "step-3"
+    assert told["sampler"].startswith("step-3-")
+    assert told["checkpoints"] == ["step-3"]
+    assert told["after"] == 3
+    assert told["adapter"] == "accounts/a/models/x"
+    assert told["unloaded"] is True
+
+
+def test_fireworks_chunks_are_done_in_order_and_put_together() -> None:
+    with RunningFront() as front:
+        told = run("fireworks", "chunks", front.url)
+        assert numbers(front) == [1, 2, 3, 4, 5, 6, 7]
+    expected = [-(number % 7 + 1) for number in range(2500)]
+    assert told["logprobs"] == [expected, expected]
+    assert told["step"] == {"steps": 1, "gradients": 6}
+
+
+def test_fireworks_hears_errors_and_goes_on() -> None:
+    with RunningFront() as front:
+        told = run("fireworks", "errors", front.url)
+    assert "nothing was saved as 'none'" in told["load"]
+    assert told["after"]["steps"] == 1
