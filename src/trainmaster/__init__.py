@@ -1,3 +1,35 @@
 """Trainmaster runs model training on the machines that its user owns, from a laptop to a cluster."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.fireworks import (
+        CreatedTrainerJob,
+        FireworksClient,
+        TrainerJobConfig,
+        TrainerJobManager,
+        TrainerServiceEndpoint,
+        TrainingShapeProfile,
+    )
+
 __version__ = "0.2.0"
+
+__all__ = [
+    "CreatedTrainerJob",
+    "FireworksClient",
+    "TrainerJobConfig",
+    "TrainerJobManager",
+    "TrainerServiceEndpoint",
+    "TrainingShapeProfile",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Workers and training code import this package too, and should not wait for an HTTP library.
+    if name in __all__:
+        from trainmaster.sdk import fireworks
+
+        return getattr(fireworks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

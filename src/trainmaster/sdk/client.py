@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 import httpx
 
-from trainmaster.protocol.environment import CA, TOKENS
+from trainmaster.protocol.environment import TOKENS
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
-from trainmaster.sdk import local
 from trainmaster.sdk.admin import Admin
 from trainmaster.sdk.cluster import Cluster
-from trainmaster.sdk.connection import Address, Connection
+from trainmaster.sdk.connection import Connection
 from trainmaster.sdk.data import Data
 from trainmaster.sdk.errors import ConflictError, NotFoundError
+from trainmaster.sdk.finding import find_server
 from trainmaster.sdk.following import Following
 from trainmaster.sdk.results import Results
 from trainmaster.sdk.types import (
@@ -39,8 +39,6 @@ from trainmaster.sdk.types import (
 )
 from trainmaster.sdk.webhooks import Webhooks
 
-URL_VARIABLE = "TRAINMASTER_URL"
-KEY_VARIABLE = "TRAINMASTER_API_KEY"
 TOKEN_HEADERS = {SCAIDRIVE_TOKEN: "X-ScaiDrive-Token", SCAIATLAS_TOKEN: "X-ScaiAtlas-Token"}
 """In which header each of the caller's tokens is passed on."""
 PAGE_SIZE = 100
@@ -74,16 +72,8 @@ class Client:
             for name, header in TOKEN_HEADERS.items()
             if (token := named[name] or os.environ.get(TOKENS[name]))
         }
-        trusted = str(ca) if ca else os.environ.get(CA) or None
-        url = url or os.environ.get(URL_VARIABLE)
-        api_key = api_key or os.environ.get(KEY_VARIABLE)
-        if url:
-            address = Address(url=url, api_key=api_key or _local_key(url), ca=trusted)
-            self._connection = Connection(address, transport=transport, timeout=timeout)
-        else:
-            server = local.start()
-            address = Address(url=server.url, api_key=server.api_key, ca=trusted)
-            self._connection = Connection(address, look_again=_local_address, transport=transport, timeout=timeout)
+        address, look_again = find_server(url, api_key, ca=ca)
+        self._connection = Connection(address, look_again=look_again, transport=transport, timeout=timeout)
         self.cluster = Cluster(self._connection)
 
         self.admin = Admin(self._connection)
@@ -293,14 +283,3 @@ def _path(job: str, route: str = "") -> str:
 
 def _given(**params: Any) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
-
-
-def _local_key(url: str) -> str:
-    """The key of the local server, when that is what a url without a key names."""
-    server = local.running()
-    return server.api_key if server is not None and server.url == url.rstrip("/") else ""
-
-
-def _local_address() -> Address | None:
-    server = local.find()
-    return Address(url=server.url, api_key=server.api_key) if server else None

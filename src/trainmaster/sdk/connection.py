@@ -75,8 +75,12 @@ class Connection:
         look_again: Callable[[], Address | None] | None = None,
         transport: httpx.BaseTransport | None = None,
         timeout: float = 30.0,
+        verify: bool | None = None,
     ) -> None:
-        """`look_again` finds the server after a restart, which may have given it another port."""
+        """`look_again` finds the server after a restart, which may have given it another port.
+
+        `verify` overrules whether its certificate is checked.
+        """
         self._address = address
         self._look_again = look_again
         self._http = httpx.Client(
@@ -86,13 +90,18 @@ class Connection:
             # A proxy of the environment has no way to this machine's own loopback.
             trust_env=urlsplit(address.url).hostname not in LOOPBACK,
             # Reading the system's certificates takes longer than most requests.
-            verify=_trusted(address),
+            verify=_trusted(address) if verify is None else verify,
         )
 
     @property
     def url(self) -> str:
         """Where the server is."""
         return self._address.url
+
+    @property
+    def api_key(self) -> str:
+        """What the server knows the caller by."""
+        return self._address.api_key
 
     def close(self) -> None:
         """Close every connection."""
@@ -130,6 +139,35 @@ class Connection:
                 time.sleep(_delay(delay, error))
             self.find_again()
         raise AssertionError("the last try returns or raises")
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: object = None,
+        body: Callable[[], IO[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience_s: float | None = None,
+    ) -> httpx.Response:
+        """Send a request once; returns whatever the answer is.
+
+        Raises:
+            UnreachableError: there was none.
+            UntrustedError: whatever answered cannot be trusted.
+        """
+        usual = self._http.timeout
+        with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
+            return self._http.request(
+                method,
+                self._url(path),
+                params=params,
+                json=json,
+                content=content,
+                headers=self._with_key(headers or {}),
+                timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
+            )
 
     @contextlib.contextmanager
     def stream(self, path: str, *, params: Params, headers: Mapping[str, str]) -> Iterator[Stream]:
@@ -185,19 +223,7 @@ class Connection:
         headers: Mapping[str, str] | None,
         patience_s: float | None,
     ) -> Any:
-        usual = self._http.timeout
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._as_unreachable())
-            content = stack.enter_context(body()) if body else None
-            response = self._http.request(
-                method,
-                self._url(path),
-                params=params,
-                json=json,
-                content=content,
-                headers=self._with_key(headers or {}),
-                timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
-            )
+        response = self.send(method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s)
         if not response.is_success:
             raise _error_of(response)
         return _document(response).get("data") if response.content else None

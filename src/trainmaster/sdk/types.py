@@ -83,6 +83,9 @@ class Checkpoint(TypedDict):
     is_best: bool
     is_latest: bool
     pinned: bool
+    kind: str
+    name: str
+    expires_at: str | None
     size_bytes: int
     uri: str
     status: str

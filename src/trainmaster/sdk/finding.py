@@ -1,0 +1,47 @@
+"""Which server is meant: the one that arguments or the environment name, else the local one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from trainmaster.protocol.environment import CA
+from trainmaster.sdk import local
+from trainmaster.sdk.connection import Address
+
+URL_VARIABLE = "TRAINMASTER_URL"
+KEY_VARIABLE = "TRAINMASTER_API_KEY"
+
+LookAgain = Callable[[], Address | None]
+"""Finds the server once more; a local one may have another port after a restart."""
+
+
+def find_server(
+    url: str | None = None, api_key: str | None = None, *, ca: str | Path | None = None
+) -> tuple[Address, LookAgain | None]:
+    """The server that is meant, and how to find it again if it can move. The local one is started when none runs.
+
+    Raises:
+        LocalServerError: the local server is meant, and cannot be used.
+    """
+    trusted = str(ca) if ca else os.environ.get(CA) or None
+    url = url or os.environ.get(URL_VARIABLE)
+    if url:
+        key = api_key or os.environ.get(KEY_VARIABLE) or _local_key(url)
+        return Address(url=url, api_key=key, ca=trusted), None
+
+    def address_of(server: local.LocalServer) -> Address:
+        return Address(url=server.url, api_key=api_key or server.api_key, ca=trusted)
+
+    def look_again() -> Address | None:
+        server = local.find()
+        return address_of(server) if server else None
+
+    return address_of(local.start()), look_again
+
+
+def _local_key(url: str) -> str:
+    """The key of the local server, when that is what a url without a key names."""
+    server = local.running()
+    return server.api_key if server is not None and server.url == url.rstrip("/") else ""
