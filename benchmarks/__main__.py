@@ -20,6 +20,7 @@ from benchmarks import (
     saving,
     scheduling,
     service_front,
+    service_steps,
     submissions,
     throughput,
     training,
@@ -38,6 +39,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "scheduling": scheduling.measure,
         "saving": saving.measure,
         "service_front": service_front.measure,
+        "service_steps": service_steps.measure,
         "training": training.measure,
     }
 )

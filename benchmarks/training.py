@@ -134,7 +134,7 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
         client = Client(server)
         for shape in shapes:
             progress(f"making a model of the shape {shape.name}")
-            model = _make_model(directory / shape.name, shape)
+            model = make_model(directory / shape.name, shape)
             for training_type in _TYPES:
                 plan = Plan(shape=shape, training_type=training_type, length=length, **shape.steps)
                 progress(f"{shape.name} {training_type}: by hand")
@@ -309,7 +309,7 @@ def _end(client: Client, job_id: str) -> None:
         client.wait(job_id, _TIMEOUT_S)
 
 
-def _make_model(directory: Path, shape: Shape) -> Path:
+def make_model(directory: Path, shape: Shape) -> Path:
     """A model of random weights with a tokenizer, as transformers writes it."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

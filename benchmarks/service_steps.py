@@ -1,0 +1,168 @@
+"""A training step through the public tinker client: against the same step in one process, and against a server that
+computes nothing, which is what the client itself costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.apart import apart
+from benchmarks.report import Figure, Progress
+from benchmarks.server import running_server
+from benchmarks.service_front import TINKER
+from benchmarks.training import Shape, make_model
+
+ALIAS = "Qwen/Qwen3-8B"
+SEQUENCES, LENGTH = 8, 64
+WARM_UP, STEPS = 5, 60
+ALLOWED_MS = 5.0
+"""Above the step itself and the client's own cost."""
+_TINY = Shape(
+    name="tiny",
+    layers=2,
+    hidden=64,
+    intermediate=128,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    vocabulary=512,
+    batch={},
+    steps={},
+    checkpointing=frozenset(),
+    dtype="float32",
+)
+_LOOP = f"""
+import json, sys, time, tinker
+from tinker import types
+client = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2]).create_lora_training_client("{ALIAS}", rank=8)
+data = [
+    types.Datum(
+        model_input=types.ModelInput.from_ints([(i * 7 + j) % 256 for j in range({LENGTH})]),
+        loss_fn_inputs={{
+            "target_tokens": [(i * 7 + j + 1) % 256 for j in range({LENGTH})], "weights": [1.0] * {LENGTH}
+        }},
+    )
+    for i in range({SEQUENCES})
+]
+adam = types.AdamParams(learning_rate=1e-4)
+times = []
+for _ in range({WARM_UP + STEPS}):
+    began = time.perf_counter()
+    passed, stepped = client.forward_backward(data, "cross_entropy"), client.optim_step(adam)
+    passed.result(), stepped.result()
+    times.append(time.perf_counter() - began)
+print(json.dumps(times[{WARM_UP}:]))
+"""
+
+
+def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
+    """Milliseconds of a forward_backward and an optim_step."""
+    model = make_model(directory / "tiny", _TINY)
+    progress("in one process")
+    alone_ms = statistics.median(apart(steps_alone, [(str(model),)])[0]) * 1000
+    progress(f"{alone_ms:.1f} ms; the client against a server that computes nothing")
+    with _null_server() as port:
+        null_ms = _through_client(f"http://127.0.0.1:{port}", "tml-bench")
+    progress(f"{null_ms:.1f} ms; through the server")
+    with running_server(directory, "--model-alias", f"{ALIAS}={model}", "--data-root", str(directory)) as server:
+        ours_ms = _through_client(f"http://{server.host}:{server.port}", server.key)
+    progress(f"{ours_ms:.1f} ms")
+    return [
+        Figure(
+            name=f"a step of {SEQUENCES} x {LENGTH} tokens through the tinker client",
+            measured=ours_ms,
+            unit="ms",
+            target=alone_ms + null_ms + ALLOWED_MS,
+            note=f"in one process {alone_ms:.1f} ms, the client against nothing {null_ms:.1f} ms; medians of {STEPS}",
+        )
+    ]
+
+
+def steps_alone(model: str) -> list[float]:
+    """The same steps, by the engine alone."""
+    import torch
+
+    from trainmaster.engine.engine import Engine
+    from trainmaster.engine.types import AdamOptions, Datum, LoraOptions, Pass, Trained
+
+    engine = Engine(Path(model), device="cpu", dtype=torch.float32, max_context_length=LENGTH)
+    engine.create_model("m", Trained.ADAPTER, LoraOptions(rank=8))
+    rows = [np.arange(number * 7, number * 7 + LENGTH + 1) % 256 for number in range(SEQUENCES)]
+    data = tuple(
+        Datum(tokens=row[:-1], inputs={"target_tokens": row[1:], "weights": np.ones(LENGTH, np.float32)})
+        for row in rows
+    )
+    times = []
+    for _ in range(WARM_UP + STEPS):
+        began = time.perf_counter()
+        engine.run([Pass(model_id="m", data=data, loss="cross_entropy")])
+        engine.optim_step("m", AdamOptions(learning_rate=1e-4))
+        times.append(time.perf_counter() - began)
+    return times[WARM_UP:]
+
+
+def _through_client(url: str, key: str) -> float:
+    ran = subprocess.run([TINKER, "-c", _LOOP, url, key], check=True, capture_output=True, text=True)
+    return statistics.median(json.loads(ran.stdout.splitlines()[-1])) * 1000
+
+
+@contextlib.contextmanager
+def _null_server() -> Iterator[int]:
+    """Answers whatever the client asks with what was made before."""
+    from trainmaster.engine.types import PassResult
+    from trainmaster.service.wire import PROTOBUF, encode_pass_result
+
+    outputs = ({"logprobs": np.zeros(LENGTH, np.float32)},) * SEQUENCES
+    passed = encode_pass_result(PassResult(outputs=outputs, metrics={"loss:sum": 1.0}))
+    named = {
+        "create_session": {"session_id": "null"},
+        "create_model": {"request_id": "model", "model_id": "null:train:0"},
+        "forward_backward": {"request_id": "pass"},
+        "optim_step": {"request_id": "step"},
+        "telemetry": {"status": "accepted"},
+    }
+    futures = {
+        b"model": {"model_id": "null:train:0", "type": "create_model"},
+        b"step": {"metrics": {}},
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                lines = head.lower().split(b"\r\n")
+                size = next((int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length")), 0)
+                body = await reader.readexactly(size)
+                operation = head.split(b" ")[1].rpartition(b"/")[2].decode()
+                kind, content = "application/json", json.dumps(named.get(operation, {})).encode()
+                if operation == "retrieve_future":
+                    wanted = next((each for each in futures if b'"' + each + b'"' in body), None)
+                    kind, content = (
+                        (PROTOBUF, passed) if wanted is None else (kind, json.dumps(futures[wanted]).encode())
+                    )
+                writer.write(
+                    f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+                    + content
+                )
+                await writer.drain()
+        writer.close()
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
