@@ -29,11 +29,13 @@ from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
 from trainmaster.coordinator.admission import SERVICES, Admission
+from trainmaster.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.retention import keep_from_settings
 from trainmaster.coordinator.running import CoordinatorRole
+from trainmaster.coordinator.shape_files import load_shapes
 from trainmaster.coordinator.subscribing import Subscriptions, check_webhook
 from trainmaster.coordinator.tenants import Tenants, check_uid
 from trainmaster.coordinator.vault import Vault
@@ -131,6 +133,9 @@ def problems(settings: Settings, declared: Declared) -> list[str]:
         ("backends: ", lambda: check_names(settings.backends)),
         ("", lambda: parse_simulated(settings.simulated_gpus)),
         ("", lambda: TokenExchange(settings.token_exchange) if settings.token_exchange else None),
+        ("model_aliases: ", lambda: check_aliases(settings.model_aliases)),
+        ("shapes_dir: ", lambda: load_shapes(settings.shapes)),
+        ("tinker_shape: ", lambda: settings.tinker_shape and load_shapes(settings.shapes).get(settings.tinker_shape)),
     ]
     for name, account in declared.accounts.items():
         checks.append(("", functools.partial(check_uid, Account(account_id=name, uid=account.uid))))
@@ -192,10 +197,12 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
         healthy: Callable[[], str | None] = _always_healthy
         leads: Callable[[], bool] = _never_leads
+        models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
         admission = Admission(
             data_roots=settings.readable_roots,
             artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
+            models=models,
         )
         if Role.COORDINATOR in settings.roles:
             role = CoordinatorRole(
@@ -221,6 +228,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
             vault=vault,
             hint=hint,
             tenants=Tenants(settings),
+            models=models,
             allow_trust_remote_code=settings.allow_trust_remote_code,
         )
         yield create_app(
@@ -248,6 +256,9 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
                 behind_proxy=settings.behind_proxy,
                 open_metrics=settings.open_metrics,
                 access_level=logs.access_level(settings),
+                models=models,
+                shapes=load_shapes(settings.shapes),
+                tinker_shape=settings.tinker_shape,
             )
         )
 

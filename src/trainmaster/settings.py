@@ -46,6 +46,17 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A name, and what lies on this machine under it: written `NAME=PATH`."""
+
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}"
+
+
 ALL_ROLES = frozenset(Role)
 DEFAULT_RATE_LIMIT_PER_S = 500.0
 """Where others can reach the server: enough for a training loop that drives a service, and half of what a small
@@ -76,6 +87,14 @@ class Settings:
     directory."""
     data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
     """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
+    model_aliases: tuple[NamedPath, ...] = field(default=(), metadata={"flag": "--model-alias"})
+    """Names of base models, such as `Qwen/Qwen3-8B=/srv/models/qwen3-8b`, each with the directory of a transformers
+    checkpoint: what trainer services may be asked for."""
+    shapes_dir: Path | None = field(default=None, metadata={"flag": "--shapes-dir"})
+    """Where the training shapes of this server lie, one YAML file each. Not set: `shapes` in the data directory."""
+    tinker_shape: str = ""
+    """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
+    enough, on a GPU where there is one."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
     """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
     jobs."""
@@ -177,6 +196,11 @@ class Settings:
     def cache(self) -> Path:
         """Where what jobs fetch is kept."""
         return self.cache_root or self.data_dir / "cache"
+
+    @property
+    def shapes(self) -> Path:
+        """Where training shapes lie."""
+        return self.shapes_dir or self.data_dir / "shapes"
 
     @property
     def readable_roots(self) -> tuple[Path, ...]:

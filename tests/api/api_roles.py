@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from trainmaster.api.app import ROOT, routers_of
+from trainmaster.api.app import at_root, routers_of
 from trainmaster.api.context import API, GATEWAY
 
 
@@ -98,18 +98,77 @@ BELOW_PREFIX = {
        for method in ("POST", "PUT", "PATCH", "DELETE") for rest in ("", "/{path:path}")},
 }  # fmt: skip
 
+_JOBS = "/v1/accounts/{account_id}/rlorTrainerJobs"
+_SHAPES = "/v1/accounts/{account_id}/trainingShapes"
+_MODELS = "/v1/accounts/{account_id}/models"
+_TRAINER = "/training/v1/rlorTrainerJobs/{account_id}/{job_id}/api/v1/{operation:path}"
+
+FIREWORKS = {
+    f"POST {_JOBS}": Who.MANAGE,
+    f"GET {_JOBS}": Who.VIEW,
+    f"GET {_JOBS}/{{job_id}}": Who.VIEW,
+    f"DELETE {_JOBS}/{{job_id}}": Who.MANAGE,
+    f"POST {_JOBS}/{{job_id}}:resume": Who.MANAGE,
+    f"POST {_JOBS}/{{job_id}}:cancel": Who.MANAGE,
+    f"POST {_JOBS}/{{job_id}}:executeTrainStep": Who.MANAGE,
+    f"GET {_JOBS}/{{job_id}}/checkpoints": Who.VIEW,
+    "POST /v1/accounts/{account_id}/checkpoints/{checkpoint}:promote": Who.MANAGE,
+    "GET /v1/accounts/{account_id}/operations/{operation_id}": Who.VIEW,
+    f"GET {_SHAPES}": Who.VIEW,
+    f"GET {_SHAPES}/{{shape}}": Who.VIEW,
+    f"GET {_SHAPES}/{{shape}}/versions": Who.VIEW,
+    f"GET {_SHAPES}/{{shape}}/versions/{{version}}": Who.VIEW,
+    f"GET {_MODELS}": Who.VIEW,
+    f"GET {_MODELS}/{{model_id}}": Who.VIEW,
+    f"DELETE {_MODELS}/{{model_id}}": Who.MANAGE,
+    f"GET {_TRAINER}": Who.VIEW,
+    **{f"{method} {_TRAINER}": Who.MANAGE for method in ("POST", "PUT", "DELETE")},
+}
+"""The door of `fireworks-ai`, under one address each."""
+
+_SAVED = "/api/v1/training_runs/{run_id}/checkpoints/{place}/{name}"
+
+TINKER = {
+    **{f"GET /api/v1/{path}": Who.VIEW
+       for path in ("healthz", "get_server_capabilities", "auth/apikey/me", "audit", "billing/usage/events",
+                    "billing/usage/checkpoints/current", "training_runs", "training_runs/{run_id}",
+                    "training_runs/{run_id}/checkpoints", "checkpoints", "samplers/{sampler_id}", "sessions",
+                    "sessions/{session_id}", "sessions/{session_id}/trace_export")},
+    **{f"POST /api/v1/{path}": Who.VIEW
+       for path in ("client/config", "client/dynamic_config", "telemetry", "get_info", "weights_info",
+                    "retrieve_future", "retrieve_futures", "session_heartbeat", "sessions/search", "auth/token",
+                    "copy_weights", "join_sampling_session")},
+    **{f"POST /api/v1/{path}": Who.MANAGE
+       for path in ("create_session", "create_model", "create_sampling_session", "create_custom_loss", "asample",
+                    "forward_backward", "forward", "optim_step", "save_weights", "save_weights_for_sampler",
+                    "save_weights_external", "load_weights", "unload_model", "cancel_future",
+                    "sessions/{session_id}/finish")},
+    "DELETE /api/v1/auth/apikey/me": Who.VIEW,
+    "PUT /api/v1/sessions/{session_id}/project": Who.MANAGE,
+    f"GET {_SAVED}/archive": Who.VIEW,
+    f"GET {_SAVED}/external_weights_urls": Who.VIEW,
+    f"DELETE {_SAVED}": Who.MANAGE,
+    f"POST {_SAVED}/publish": Who.MANAGE,
+    f"DELETE {_SAVED}/publish": Who.MANAGE,
+    f"PUT {_SAVED}/ttl": Who.MANAGE,
+}  # fmt: skip
+"""The door of `tinker`, under one address each."""
+
 PREFIXES = ("/v1", "/v1/modules/scaimind")
 
-ROUTES = AT_ROOT | {
-    operation.replace(" ", f" {prefix}", 1): who for prefix in PREFIXES for operation, who in BELOW_PREFIX.items()
-}
+ROUTES = (
+    AT_ROOT
+    | FIREWORKS
+    | TINKER
+    | {operation.replace(" ", f" {prefix}", 1): who for prefix in PREFIXES for operation, who in BELOW_PREFIX.items()}
+)
 """Every route under every address that it has."""
 
 
 def served() -> Iterator[str]:
     """Every route that a server has."""
     yield "GET /openapi.json"
-    for prefixes, routers in ((("",), ROOT), (PREFIXES, routers_of({API, GATEWAY}))):
+    for prefixes, routers in ((("",), at_root({API, GATEWAY})), (PREFIXES, routers_of({API, GATEWAY}))):
         for router in routers:
             for route in router.routes:
                 yield from (f"{method} {prefix}{route.path}" for prefix in prefixes for method in route.methods)

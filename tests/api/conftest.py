@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World
+from tinker_world import Client, StandIn, TinkerWorld
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,37 @@ def api(world: World, served: Served) -> Iterator[Api]:
     key = world.key(account_id)
     with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as http:
         yield Api(http=http, world=world, account_id=account_id, key=key)
+
+
+@pytest.fixture(scope="module")
+def tinker_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerWorld]:
+    """A world whose server knows base models by name."""
+    with TinkerWorld.open(tmp_path_factory.mktemp("world")) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def tinker_served(tinker_world: TinkerWorld) -> Iterator[Served]:
+    with Served.serve(tinker_world.context()) as served:
+        yield served
+
+
+@pytest.fixture
+def client(tinker_world: TinkerWorld, tinker_served: Served) -> Iterator[Client]:
+    """A Tinker client with a new account."""
+    with Client.of(tinker_served, tinker_world) as client:
+        yield client
+
+
+@pytest.fixture
+def stranger(tinker_world: TinkerWorld, tinker_served: Served) -> Iterator[Client]:
+    """One of another account."""
+    with Client.of(tinker_served, tinker_world) as client:
+        yield client
+
+
+@pytest.fixture
+def trainer() -> Iterator[StandIn]:
+    """What stands in for a trainer."""
+    with StandIn().serving() as trainer:
+        yield trainer

@@ -36,7 +36,22 @@ MISSING = {
     "key_id": "nothing",
 }
 """Things that are not there: whoever is let in can do no harm with them."""
-REST = {"node": "0", "stream": "nodes/0/worker.jsonl", "document": "nodes/0/beat.json", "path": "x"}
+REST = {
+    "node": "0",
+    "stream": "nodes/0/worker.jsonl",
+    "document": "nodes/0/beat.json",
+    "path": "x",
+    "checkpoint": "x",
+    "operation_id": "x",
+    "operation": "x",
+    "shape": "x",
+    "version": "x",
+    "model_id": "x",
+    "run_id": "x",
+    "place": "weights",
+    "session_id": "x",
+    "sampler_id": "x",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +198,23 @@ def test_route_that_nobody_guards_cannot_be_served() -> None:
 
 def code_of(answer: httpx.Response) -> str | None:
     """The code of a refusal; an answer to HEAD has none."""
-    return str(answer.json()["error"]["code"]) if answer.content else None
+    if not answer.content:
+        return None
+    error = error_of(answer)
+    return str(error["details"][0]["reason"] if isinstance(error["code"], int) else error["code"])
+
+
+def error_of(answer: httpx.Response) -> Any:
+    """The error, in the form of whichever door."""
+    document = answer.json()
+    return document.get("error", document)
 
 
 def said(answer: httpx.Response, names: dict[str, str]) -> Any:
     """The error, without the name that was asked for."""
     if not answer.content:
         return None
-    text = json.dumps(answer.json()["error"])
+    text = json.dumps(error_of(answer))
     for name in OF_AN_ACCOUNT:
         text = text.replace(names[name.strip("{}")], "THAT")
     return text

@@ -34,6 +34,7 @@ OURS: dict[str, set[str]] = {
         "sealing",
         "failpoints",
         "telemetry",
+        "plain_yaml",
     },
     "api": {
         "coordinator",
@@ -74,7 +75,7 @@ THEIRS: dict[str, set[str]] = {
     "store": {"sqlalchemy", "alembic", "psycopg"},
     "backends": {"pynvml"},
     "coordinator": {"sqlalchemy", "httpx"},
-    "api": {"fastapi", "prometheus_client", "starlette", "httpx", "sqlalchemy", *PYDANTIC},
+    "api": {"fastapi", "prometheus_client", "starlette", "httpx", "sqlalchemy", "zstandard", *PYDANTIC},
     "trainers": {
         "accelerate",
         "datasets",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -13,7 +13,7 @@ from starlette.routing import Match
 from trainmaster.api import gateway, openapi
 from trainmaster.api.auth import Gate, refuse_unguarded
 from trainmaster.api.context import API, GATEWAY, ApiContext
-from trainmaster.api.envelope import failure, request_id_of
+from trainmaster.api.envelope import request_id_of
 from trainmaster.api.errors import InternalError, UnknownRouteError, WrongMethodError
 from trainmaster.api.follow import Followers
 from trainmaster.api.front import Front
@@ -27,6 +27,7 @@ from trainmaster.api.routes import (
     controls,
     data,
     events,
+    fireworks,
     health,
     jobs,
     keys,
@@ -36,11 +37,15 @@ from trainmaster.api.routes import (
     prometheus,
     queues,
     retention,
+    tinker,
     usage,
     webhooks,
     worker,
 )
+from trainmaster.api.routes.fireworks.door import FireworksDoor
 from trainmaster.api.routing import RawRoute
+from trainmaster.api.status import failure_at
+from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.trials import Trials
 from trainmaster.core.errors import Problem, SpecError, TrainmasterError
 
@@ -75,6 +80,15 @@ def routers_of(roles: Collection[str]) -> list[APIRouter]:
     return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
 
 
+def at_root(roles: Collection[str]) -> list[APIRouter]:
+    """The routers of a server with these roles that bring their own prefix, or have none."""
+    return [
+        *ROOT,
+        *((tinker.router(), fireworks.TRAINERS) if GATEWAY in roles else ()),
+        *(fireworks.RESOURCES if API in roles else ()),
+    ]
+
+
 def create_app(context: ApiContext) -> Front:
     """The application of one server, with the routes of its roles."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False)
@@ -83,7 +97,9 @@ def create_app(context: ApiContext) -> Front:
     app.state.gateway = gateway.Gateway(context)
     app.state.trials = Trials(context.subscriptions)
     app.state.gate = Gate(context)
-    for router in ROOT:
+    app.state.tinker = TinkerDoor(context, app.state.gate)
+    app.state.fireworks = FireworksDoor(context, app.state.tinker.trainers)
+    for router in at_root(context.roles):
         refuse_unguarded(router)
         app.include_router(router)
     routers = routers_of(context.roles)
@@ -100,12 +116,15 @@ def create_app(context: ApiContext) -> Front:
     # A thousand submissions a second: on this route even the router is a cost.
     submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
     shortcuts = {("POST", f"{prefix}/jobs"): submit for prefix in (PREFIX, PREFIX + ALIAS) if API in context.roles}
-    return Front(app, context, app.state.gate, app.state.followers, shortcuts)
+    if GATEWAY in context.roles:
+        shortcuts |= tinker.shortcuts()
+    on_close = (app.state.followers.close, app.state.tinker.close)
+    return Front(app, context, app.state.gate, shortcuts, on_close)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, TrainmasterError)
-    return failure(error, request_id_of(request))
+    return _failure(request, error)
 
 
 async def _refuse_parameters(request: Request, error: Exception) -> Response:
@@ -114,7 +133,7 @@ async def _refuse_parameters(request: Request, error: Exception) -> Response:
         Problem(field=str(found["loc"][1]) if len(found["loc"]) > 1 else "request", message=_in_words(found["msg"]))
         for found in error.errors()
     ]
-    return failure(SpecError(problems), request_id_of(request))
+    return _failure(request, SpecError(problems))
 
 
 def _in_words(message: str) -> str:
@@ -126,9 +145,9 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     """What the router itself refuses: an address or a method that it does not know."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return failure(WrongMethodError(), request_id_of(request), {"Allow": ", ".join(_methods(request))})
+        return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
     known = UnknownRouteError() if error.status_code == HTTPStatus.NOT_FOUND else InternalError()
-    return failure(known, request_id_of(request))
+    return _failure(request, known)
 
 
 def _methods(request: Request) -> list[str]:
@@ -142,4 +161,8 @@ def _methods(request: Request) -> list[str]:
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged where it is caught
     """Our own mistakes: the envelope says no more than that it was one."""
-    return failure(InternalError(), request_id_of(request))
+    return _failure(request, InternalError())
+
+
+def _failure(request: Request, error: TrainmasterError, headers: Mapping[str, str] | None = None) -> Response:
+    return failure_at(str(request.scope["path"]), error, request_id_of(request), headers)

@@ -125,6 +125,10 @@ class Gate:
             if not self._under_way[principal.key_id]:
                 del self._under_way[principal.key_id]
 
+    async def whose(self, credential: str) -> Principal | None:
+        """Whom a key stands for that came inside a request; None when there is no such key."""
+        return await self._principal(key_digest(credential), None)
+
     def forget(self, key_id: str) -> None:
         """Let nobody in by what is remembered of a key: it was revoked."""
         self._revocations += 1

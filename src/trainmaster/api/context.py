@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -16,13 +16,16 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster import __version__
 from trainmaster.api.exchange import TokenExchange
+from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.promoting import Promotions
 from trainmaster.coordinator.retention import Collector
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
 from trainmaster.core.retention import Keep
+from trainmaster.core.shapes import Shapes
 from trainmaster.storage import Roots
 from trainmaster.store.database import Database
 
@@ -91,6 +94,17 @@ class ApiContext:
     """Whether the numbers for Prometheus need no key."""
     access_level: int = logging.DEBUG
     """Of the log's lines for each request."""
+    models: BaseModels = field(default_factory=BaseModels)
+    """What base models are called."""
+    shapes: Shapes = field(default_factory=Shapes)
+    """The training shapes that there are."""
+    tinker_shape: str = ""
+    """The one of trainers for plain Tinker clients; empty: whichever is good enough."""
+
+    @property
+    def promotions(self) -> Promotions:
+        """Makes models of checkpoints."""
+        return Promotions(self.database, self.roots, self.models, clock=self.clock)
 
     def collector(self) -> Collector:
         """Collects what has outlived its job."""

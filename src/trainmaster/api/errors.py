@@ -11,6 +11,7 @@ Errors of the API itself, below the tree of `trainmaster.core.errors`:
     ├── WrongMethodError             405
     ├── StreamGapConflictError       409: a worker sent bytes beyond the end of a stream
     ├── AttemptEndedError            410: a worker reported after its attempt's end
+    ├── SessionEndedError            410: the client of a session has finished it
     ├── TooLargeError                413
     ├── UnsatisfiableRangeError      416: a part of a file was asked for that lies beyond its end
     ├── RateLimitedError             429: too many requests
@@ -101,6 +102,12 @@ class AttemptEndedError(TrainmasterError):
     code = "ATTEMPT_ENDED"
 
 
+class SessionEndedError(TrainmasterError):
+    """This session is finished."""
+
+    code = "SESSION_ENDED"
+
+
 class TooLargeError(TrainmasterError):
     """The body is too large."""
 
@@ -167,6 +174,7 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         WrongMethodError: HTTPStatus.METHOD_NOT_ALLOWED,
         StreamGapConflictError: HTTPStatus.CONFLICT,
         AttemptEndedError: HTTPStatus.GONE,
+        SessionEndedError: HTTPStatus.GONE,
         TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         UnsatisfiableRangeError: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
         RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmaster import logs
 from trainmaster.api.auth import Gate
 from trainmaster.api.context import ApiContext
-from trainmaster.api.envelope import REQUEST_ID, failure
+from trainmaster.api.envelope import REQUEST_ID
 from trainmaster.api.errors import InternalError
-from trainmaster.api.follow import Followers
 from trainmaster.api.requests import ALIAS, PREFIX
 from trainmaster.api.routing import Handler
+from trainmaster.api.status import failure_at
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.telemetry import METERS
 
@@ -48,20 +48,21 @@ class Front:
         app: ASGIApp,
         context: ApiContext,
         gate: Gate,
-        followers: Followers,
         shortcuts: Mapping[tuple[str, str], Handler],
+        on_close: Sequence[Callable[[], None]],
     ) -> None:
         """Stand before `app`; requests with the method and path of a shortcut go straight to its handler."""
         self._app = app
         self._gate = gate
-        self._followers = followers
+        self._on_close = on_close
         self._shortcuts = shortcuts
         self._behind_proxy = context.behind_proxy
         self._access_level = context.access_level
 
     def close(self) -> None:
         """Break off what would never end by itself, before the server stops. Called in the event loop."""
-        self._followers.close()
+        for close in self._on_close:
+            close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -104,13 +105,13 @@ class Front:
                     response = await shortcut(Request(scope, receive))
                     await response(scope, receive, answer)
         except TrainmasterError as error:
-            await failure(error, request_id)(scope, receive, answer)
+            await failure_at(scope["path"], error, request_id)(scope, receive, answer)
         except ClientDisconnect:
             _log.debug("the client left in the middle of its body")
         except Exception:
             _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if not status:
-                await failure(InternalError(), request_id)(scope, receive, answer)
+                await failure_at(scope["path"], InternalError(), request_id)(scope, receive, answer)
         finally:
             if logs.ACCESS.isEnabledFor(self._access_level):
                 self._note(scope, status, time.perf_counter() - began)

@@ -57,6 +57,8 @@ _HOP_BY_HOP = frozenset(
     )
 )
 """About one connection, and not to be passed on to the next."""
+OURS = b"x-trainmaster-"
+"""How headers begin that only the server may set."""
 _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 """A request has a body if it has one of these."""
 
@@ -228,6 +230,8 @@ def _onward_headers(request: Request, host: str) -> list[tuple[bytes, bytes]]:
         (name, value)
         for name, value in scope["headers"]
         if name not in _HOP_BY_HOP | named | {b"host", b"x-api-key"}
+        # What trainers are told by the server, nobody else may tell them.
+        and not name.startswith(OURS)
         and not (name == b"authorization" and credential in value)
     ]
     client = scope.get("client")

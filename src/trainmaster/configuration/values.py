@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from trainmaster.settings import NamedPath
+
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _WORDS: Mapping[Any, str] = {
@@ -18,13 +20,14 @@ _WORDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     Path: "a path",
+    NamedPath: "NAME=PATH",
     str: "a text",
 }
 _LONGEST_ECHO = 64
 HIDDEN = "***"
 """Shown in the place of what is secret."""
 _PASSWORD = re.compile(r"((?<=://)[^:/@\s]*:)[^@\s]*(?=@)|([?&]password=)[^&\s]*")
-_PLURALS: Mapping[Any, str] = {int: "whole numbers", Path: "paths", str: "texts"}
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", Path: "paths", NamedPath: "NAME=PATH", str: "texts"}
 
 
 def kinds_of(model: type[Any]) -> Mapping[str, Any]:
@@ -119,11 +122,21 @@ def _read(kind: Any, raw: object, base: Path) -> Any:
             fits = False
     if isinstance(raw, str) and _is_choice(kind) and not fits:
         raise ValueError(f"'{raw[:_LONGEST_ECHO]}' is none of: {', '.join(kind)}")
+    if kind is NamedPath and isinstance(raw, str):
+        return _named_path(raw, base)
     if not fits:
         raise ValueError(f"must be {in_words(kind)}")
     if kind is Path:
         return (base / Path(str(raw)).expanduser()).absolute()
     return kind(raw)
+
+
+def _named_path(text: str, base: Path) -> NamedPath:
+    # A path may hold an equals sign; a name of a model does not.
+    name, _, path = (part.strip() for part in text.partition("="))
+    if not name or not path:
+        raise ValueError(f"'{text[:_LONGEST_ECHO]}' is not NAME=PATH")
+    return NamedPath(name, _read(Path, path, base))
 
 
 def _is_choice(kind: Any) -> bool:

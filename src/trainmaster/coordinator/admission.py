@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from trainmaster.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.coordinator.tenants import LOCAL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
@@ -22,6 +23,7 @@ from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.core.workloads.script import ScriptSpec
 from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths, models_from
+from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
 
 SERVICES = ("scaidrive", "scaiatlas")
 """Schemes, and sources of models, that lead to a service whose address a server has to know."""
@@ -45,18 +47,22 @@ class Admission:
         data_roots: Sequence[Path] = (),
         artifacts: Path = Path(),
         services: Collection[str] = (),
+        models: BaseModels | None = None,
         installed: Callable[[str], bool] = importable,
     ) -> None:
-        """Take what this server has: where files may lie, where jobs leave theirs, services, what workers import."""
+        """Take what this server has: where files may lie, where jobs leave theirs, services, base models, packages."""
         self._artifacts = artifacts.resolve()
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
+        self._models = models or BaseModels()
         self._installed = installed
 
     def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
         """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
         workload = effective_workload(request)
         if is_training(request.workload) or workload.working_directory is not None:
+            return None
+        if isinstance(workload, TrainerServiceSpec) and not self._offers(workload, job):
             return None
         return None if self._server_script(workload) is not None else admit(job, now=job.created_at)
 
@@ -80,6 +86,18 @@ class Admission:
             yield from self._wrong_script(script)
         if is_training(request.workload):
             yield from self._wrong_training(job, request, workload)
+        if isinstance(workload, TrainerServiceSpec):
+            yield from self._wrong_model(workload, job)
+
+    def _offers(self, workload: TrainerServiceSpec, job: Job) -> bool:
+        return workload.model_path is not None and self._models.owns(Path(workload.model_path), job.account_id)
+
+    def _wrong_model(self, workload: TrainerServiceSpec, job: Job) -> Iterator[str]:
+        path = workload.model_path or ""
+        if not self._offers(workload, job):
+            yield from self._outside(path, "model_path")
+        if not Path(path, CONFIG).is_file():
+            yield f"model_path: {path} has no {CONFIG}, so it is no transformers checkpoint"
 
     def _server_script(self, workload: WorkloadSpec) -> Path | None:
         """The script on the server that a workload names; None when it ships it, or is no script."""

@@ -1,4 +1,4 @@
-"""Commands on checkpoints: pin, unpin, delete, and pruning. The pure decisions are in `core.retention`."""
+"""Commands on checkpoints: pin, expire, publish, delete, and pruning. The pure decisions are in `core.retention`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,59 @@ def pin(
     return commands.change(scope, job_id, decide, idempotency=idempotency)
 
 
+def expire_at(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    at: float | None,
+    *,
+    deleted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Have a checkpoint go by itself at a time; None: never. With `deleted`, also one of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint, _ = _among(connection, job, checkpoint_id)
+        change = retention.expire_at(job, checkpoint, at, now=clock())
+        checkpoints.expire_at(connection, scope, job, checkpoint_id, at)
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=deleted)
+
+
+def publish(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    public: bool,
+    deleted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Let others load a checkpoint, or no more. With `deleted`, also one of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint, _ = _among(connection, job, checkpoint_id)
+        change = retention.publish(job, checkpoint, public=public, now=clock())
+        checkpoints.publish(connection, scope, job, checkpoint_id, public=public)
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=deleted)
+
+
 def delete(
     commands: Commands,
     scope: Scope,
     job_id: str,
     checkpoint_id: str,
     *,
+    deleted: bool = False,
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Remove a checkpoint: at once from all lists, and soon from the disk."""
+    """Remove a checkpoint: at once from all lists, soon from the disk. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint, others = _among(connection, job, checkpoint_id)
@@ -56,7 +99,7 @@ def delete(
         checkpoints.hide(connection, scope, job, [checkpoint_id])
         return change
 
-    return commands.change(scope, job_id, decide, idempotency=idempotency)
+    return commands.change(scope, job_id, decide, deleted=deleted, idempotency=idempotency)
 
 
 def prune(connection: Connection, job: Job) -> Job:

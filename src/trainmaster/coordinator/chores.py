@@ -72,6 +72,8 @@ class Chores:
         """Do what is due, once."""
         now = self._clock()
         self._purge_jobs()
+        for gone in self._collector.expire(now):
+            _log.info("the time of checkpoint %s is over, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
             self._collect(now)

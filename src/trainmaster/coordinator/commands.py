@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from trainmaster.coordinator.accepting import Named, accepted, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.tenants import LOCAL, Tenants
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
@@ -79,13 +80,15 @@ class Commands:
         vault: Vault,
         hint: Callable[[str], None],
         tenants: Tenants | None = None,
+        models: BaseModels | None = None,
         allow_trust_remote_code: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what commands work on; `tenants` knows whose jobs may run on this machine."""
+        """Take what commands work on; `tenants` knows whose jobs may run here, `models` what base models are called."""
         self._allow_trust_remote_code = allow_trust_remote_code
         self._database = database
         self._tenants = tenants
+        self._models = models or BaseModels()
         self._vault = vault
         self._backends = frozenset(backends)
         self._default_backend = default_backend
@@ -235,10 +238,14 @@ class Commands:
         job_id: str,
         decision: Callable[[Connection, Job], Change | None],
         *,
+        deleted: bool = False,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Carry out any other decision about a job; what it writes besides goes into the same transaction."""
-        return self._command(scope, job_id, idempotency, decision)
+        """Carry out any other decision about a job; what it writes besides goes into the same transaction.
+
+        With `deleted`, also about one that was deleted.
+        """
+        return self._command(scope, job_id, idempotency, decision, deleted=deleted)
 
     def _new_job(
         self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
@@ -252,6 +259,7 @@ class Commands:
                 "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
                 "a model; its operator can allow that with the setting allow_trust_remote_code"
             )
+        request = self._models.named(request, scope.account)
         change = submit(
             request,
             account_id=scope.account,

@@ -88,6 +88,28 @@ class Collector:
         yield from self._caches(now, dry_run=dry_run)
         yield from self._blobs(now, dry_run=dry_run)
 
+    def expire(self, now: float) -> Iterator[Collected]:
+        """Take checkpoints out of sight that were to go by themselves by now, and tell of them."""
+        with self._database.read() as connection:
+            jobs_with_some = {each.job_id for each in checkpoints.overdue(connection, _EVERYTHING, now)}
+
+        for job_id in sorted(jobs_with_some):
+
+            def work(connection: Connection, job_id: str = job_id) -> list[Checkpoint]:
+                job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+                present = checkpoints.of_job(connection, _EVERYTHING, job_id)
+                in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in present])
+                doomed = retention.overdue_checkpoints(present, in_use=in_use, now=now)
+                left = [checkpoint for checkpoint in present if checkpoint not in doomed]
+                change = retention.expire_checkpoints(job, doomed, others=left, now=now)
+                if change is None or not jobs.apply(connection, _EVERYTHING, change):
+                    return []
+                checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in doomed])
+                return doomed
+
+            for gone in self._database.write_now(work):
+                yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
+
     def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
         """The same with directories of jobs that nobody knows of, and that nobody touched for a day."""
         for name, job in self._directories():

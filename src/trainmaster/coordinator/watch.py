@@ -11,6 +11,7 @@ from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.core.workloads.trainer_service import KIND as TRAINER_SERVICE
 from trainmaster.protocol.rundir import (
     RunDirectory,
     endpoint_document,
@@ -161,7 +162,7 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 
 
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
-    """Where a checkpoint lies: directly in its job's directory for them, or on an object store.
+    """Where a checkpoint lies: in its job's directory for them, or on an object store.
 
     What is registered is shown, fetched and removed with the rights of the server, on the word of the job. So it may
     be nothing of another's, and nothing behind a link. What lies on an object store is only ever named.
@@ -171,8 +172,13 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     location = roots.locate(path)
     home = f"{checkpoints_home(job)}/"
     names = location.path.removeprefix(home).split("/") if location.path.startswith(home) else []
-    # All classes of an account share a directory; their own are those below project, group and name.
-    own = len(names) > len(IDENTITY) if job.workload_kind == JOB_CLASS else len(names) == 1
+    own = len(names) == 1
+    if job.workload_kind == JOB_CLASS:
+        # All classes of an account share a directory; their own are those below project, group and name.
+        own = len(names) > len(IDENTITY)
+    elif job.workload_kind == TRAINER_SERVICE:
+        # By what they are for, and by the names that clients give them.
+        own = len(names) >= 1
     if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
     return location

@@ -74,9 +74,10 @@ def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Cha
         retries_used=0,
         last_activity_at=None,
     )
+    fresh = "starts again" if job.is_service else "has no checkpoint: starts again at step 0"
     draft.move(
         Trigger.RESUME,
-        message=f"resumes from checkpoint {chosen}" if chosen else "has no checkpoint: starts again at step 0",
+        message=f"resumes from checkpoint {chosen}" if chosen else fresh,
         data={"checkpoint_id": chosen},
     )
     return draft.change()

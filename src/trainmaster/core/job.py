@@ -111,6 +111,17 @@ class Checkpoint:
     status: str = "COMMITTED"
     pinned: bool = False
     """Kept until it is unpinned, whatever the limits say."""
+    kind: str = ""
+    """`training` or `sampler` for one that a user of a trainer service asked for; empty for one that the job made for
+    itself, to go on from."""
+    name: str = ""
+    """What its user calls it: of several of a kind, the latest has the name."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What a trainer service says of it: the model, its base model, its rank."""
+    expires_at: float | None = None
+    """When it goes by itself; None: never."""
+    public: bool = False
+    """Others may load it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +261,8 @@ class Change:
     events: tuple[Event, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     """Newly registered."""
+    replaced: tuple[str, ...] = ()
+    """The ids of checkpoints of the job in whose place those are."""
     ended: Attempt | None = None
     """The attempt that ended with this change; its resources are released."""
 
@@ -260,5 +273,6 @@ def merge(first: Change, second: Change) -> Change:
         job=second.job.evolve(version=first.job.version),
         events=first.events + second.events,
         checkpoints=first.checkpoints + second.checkpoints,
+        replaced=first.replaced + second.replaced,
         ended=second.ended or first.ended,
     )

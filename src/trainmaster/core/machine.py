@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core.errors import InvalidTransitionError
@@ -23,6 +23,7 @@ class Draft:
         self._before = job
         self._events: list[Event] = []
         self._checkpoints: list[Checkpoint] = []
+        self._replaced: list[str] = []
         self._ended: Attempt | None = None
 
     def edge(self, trigger: Trigger) -> Edge | None:
@@ -99,10 +100,12 @@ class Draft:
             )
         )
 
-    def register(self, checkpoint: Checkpoint) -> None:
-        """Add a committed checkpoint; it becomes the latest."""
+    def register(self, checkpoint: Checkpoint, *, replaces: Sequence[str] = ()) -> None:
+        """Add a committed checkpoint, in the place of others; one that the job made to go on from is the latest."""
         self._checkpoints.append(checkpoint)
-        self.set(latest_checkpoint_id=checkpoint.checkpoint_id)
+        self._replaced += (before for before in replaces if before != checkpoint.checkpoint_id)
+        if not checkpoint.kind:
+            self.set(latest_checkpoint_id=checkpoint.checkpoint_id)
 
     def end_attempt(
         self,
@@ -140,7 +143,13 @@ class Draft:
             event_count=self._before.event_count + len(self._events),
             updated_at=self.now,
         )
-        return Change(job=job, events=tuple(self._events), checkpoints=tuple(self._checkpoints), ended=self._ended)
+        return Change(
+            job=job,
+            events=tuple(self._events),
+            checkpoints=tuple(self._checkpoints),
+            replaced=tuple(self._replaced),
+            ended=self._ended,
+        )
 
     def _stamps(self, to: JobStatus) -> dict[str, Any]:
         if to in TERMINAL:

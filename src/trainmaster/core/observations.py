@@ -27,6 +27,8 @@ _PHASE_TRIGGERS: Mapping[Phase, Trigger] = {
 }
 _PHASE_STATUSES: Mapping[Trigger, JobStatus] = {trigger: edge.to for (_, trigger), edge in TRANSITIONS.items()}
 """Wherever a phase begins, it leads to one status."""
+KINDS = frozenset({"training", "sampler"})
+"""Of checkpoints that users of a trainer service ask for."""
 _LONGEST_SAVE_S = 86_400.0
 """A job gets three times its last save to stop; nobody is to wait for ever."""
 
@@ -152,12 +154,11 @@ def _advance(draft: Draft) -> None:
 
 def _say_where_it_starts(draft: Draft) -> None:
     chosen = draft.job.live.resume_checkpoint_id
+    fresh = "starts anew" if draft.job.is_service else "starts at step 0: there is no checkpoint"
     draft.note(
         "resumed",
         actor=Actor.COORDINATOR,
-        message=f"attempt {draft.job.live.number} goes on from checkpoint {chosen}"
-        if chosen
-        else f"attempt {draft.job.live.number} starts at step 0: there is no checkpoint",
+        message=f"attempt {draft.job.live.number} {f'goes on from checkpoint {chosen}' if chosen else fresh}",
         data={"checkpoint_id": chosen},
     )
 
@@ -195,6 +196,8 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
     if step is None:
         raise ValueError("the step of a checkpoint is no number that can be kept")
     metrics = reported.metrics(record.get("metrics"))
+    kind = reported.text(record.get("kind"), reported.MAX_NAME) or ""
+    attributes = reported.attributes(record.get("attributes"))
     checkpoint = Checkpoint(
         checkpoint_id=checkpoint_id,
         job_id=job.job_id,
@@ -206,10 +209,17 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
         size_bytes=reported.whole(record.get("size_bytes")) or 0,
         root=reported.exact_text(record["root"]),
         path=reported.exact_text(record["path"]),
+        kind=kind if kind in KINDS else "",
+        name=reported.text(record.get("name"), reported.MAX_ID) or "",
+        attributes=attributes,
+        expires_at=reported.number(attributes.get("expires_at"), low=0.0),
     )
-    draft.register(checkpoint)
+    before = attributes.get("replaces") if checkpoint.kind else None
+    draft.register(checkpoint, replaces=[str(each) for each in before] if isinstance(before, list) else ())
     took_s = reported.number(record.get("duration_s"), low=0.0, high=_LONGEST_SAVE_S)
-    draft.set(resume_checkpoint_id=None, can_save=True, last_save_s=took_s or job.last_save_s)
+    draft.set(can_save=True, last_save_s=took_s or job.last_save_s)
+    if not checkpoint.kind:
+        draft.set(resume_checkpoint_id=None)
     value = metrics.get(job.best_metric) if job.best_metric else None
     if value is not None:
         best = job.best_metric_value

@@ -6,6 +6,7 @@ stored or shown: what passes through here is finite, bounded and plain text, and
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,9 @@ MAX_ID = 512
 MAX_METRICS = 200
 """Names that are kept of a job's last values, or of a checkpoint's."""
 MAX_NAME = 200
+MAX_ATTRIBUTES = 64 * 1024
+"""Of what a trainer says of a checkpoint, as JSON."""
+MAX_DEPTH = 16
 MAX_STACKS = 16
 MAX_STACK = 20_000
 MAX_LAST_LINES = 20
@@ -77,6 +81,30 @@ def metrics(values: object) -> dict[str, float]:
         if len(found) == MAX_METRICS:
             break
     return found
+
+
+def attributes(value: object) -> dict[str, Any]:
+    """A plain document that a trainer says of a checkpoint; an empty one when it is none, or too large."""
+    cleaned = _plain(value, MAX_DEPTH) if isinstance(value, Mapping) else {}
+    return cleaned if len(json.dumps(cleaned)) <= MAX_ATTRIBUTES else {}
+
+
+def _plain(value: object, depth: int) -> Any:
+    match value:
+        case str():
+            return text(value)
+        case bool() | None:
+            return value
+        case int():
+            return whole(value, low=-_MAX_WHOLE)
+        case float():
+            return number(value)
+        case Mapping() if depth:
+            return {text(str(name), MAX_NAME): _plain(item, depth - 1) for name, item in value.items()}
+        case list() | tuple() if depth:
+            return [_plain(item, depth - 1) for item in value]
+        case _:
+            return None
 
 
 def stacks(value: object) -> dict[str, str]:

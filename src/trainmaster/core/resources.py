@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+REGION = "region="
+"""A node's label `region=NAME` says where it is."""
+
 
 class NodeState(StrEnum):
     """Whether a node takes new work."""
@@ -63,8 +66,9 @@ class Node:
 
     @property
     def tags(self) -> frozenset[str]:
-        """Every capability, whoever told of it."""
-        return frozenset(self.capabilities + self.given_capabilities)
+        """Every capability, whoever told of it; where a node is can be required like one."""
+        regions = (label for label in self.labels + self.given_labels if label.startswith(REGION))
+        return frozenset((*self.capabilities, *self.given_capabilities, *regions))
 
     @property
     def marks(self) -> frozenset[str]:

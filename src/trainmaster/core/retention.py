@@ -49,6 +49,36 @@ def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change
     return draft.change()
 
 
+def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float) -> Change | None:
+    """Have a checkpoint go by itself at a time, or never; None when it is so already."""
+    if checkpoint.expires_at == at:
+        return None
+    draft = Draft(job, now)
+    said = "is kept until it is deleted" if at is None else f"goes by itself in {max(0.0, at - now):.0f} s"
+    draft.note(
+        "checkpoint_expiry",
+        actor=Actor.API,
+        message=f"checkpoint {checkpoint.checkpoint_id} {said}",
+        data={"checkpoint_id": checkpoint.checkpoint_id, "expires_at": at},
+    )
+    return draft.change()
+
+
+def publish(job: Job, checkpoint: Checkpoint, *, public: bool, now: float) -> Change | None:
+    """Let others load a checkpoint, or no more; None when it is so already."""
+    if checkpoint.public == public:
+        return None
+    draft = Draft(job, now)
+    word = "published" if public else "unpublished"
+    draft.note(
+        f"checkpoint_{word}",
+        actor=Actor.API,
+        message=f"checkpoint {checkpoint.checkpoint_id} was {word}",
+        data={"checkpoint_id": checkpoint.checkpoint_id},
+    )
+    return draft.change()
+
+
 def delete_checkpoint(
     job: Job, checkpoint: Checkpoint, *, others: Sequence[Checkpoint], users: Collection[str], now: float
 ) -> Change | None:
@@ -69,7 +99,7 @@ def delete_checkpoint(
         raise ConflictError(f"checkpoint {name} is pinned; unpin it first")
     if users:
         raise ConflictError(f"job {sorted(users)[0]} goes on from checkpoint {name}; it can go when that job has ended")
-    if job.status not in TERMINAL and not others:
+    if job.status not in TERMINAL and not others and not checkpoint.kind:
         raise ConflictError(f"checkpoint {name} is the last one of a job that has not ended; without it all is lost")
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
 
@@ -118,6 +148,18 @@ def expired_checkpoints(
         kept |= {c.checkpoint_id for c in checkpoints if c.pinned}
         kept |= {pointer for pointer in (job.latest_checkpoint_id, job.best_checkpoint_id) if pointer}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in kept]
+
+
+def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], now: float) -> list[Checkpoint]:
+    """Those that were to go by themselves before now, and that nobody needs."""
+    return [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.expires_at is not None
+        and checkpoint.expires_at < now
+        and not checkpoint.pinned
+        and checkpoint.checkpoint_id not in in_use
+    ]
 
 
 def expire_checkpoints(

@@ -15,7 +15,7 @@ from trainmaster.core.resources import Needs
 from trainmaster.core.spec import SPEC_VERSION, ResourceConfig, SubmitJobRequest, dump, load_stored, parse
 from trainmaster.core.states import TRANSITIONS, Action, Trigger
 from trainmaster.core.workloads import compile_launch, effective_workload, validate_workload
-from trainmaster.core.workloads.service import ServiceSpec
+from trainmaster.core.workloads.service import Serving
 
 _ALPHABET = string.digits + string.ascii_lowercase
 # Seeded once from the system: an id must be unique, not secret, and asking the kernel for each one costs time.
@@ -63,7 +63,7 @@ def submit(
         max_retries=request.max_retries,
         preemptible=request.scheduling_config.preemptible,
         max_runtime_s=request.scheduling_config.max_runtime_seconds,
-        inactivity_timeout_s=workload.effective_inactivity_s if isinstance(workload, ServiceSpec) else None,
+        inactivity_timeout_s=workload.effective_inactivity_s if isinstance(workload, Serving) else None,
         best_metric=checkpoint.metric_for_best_model,
         best_is_greater=checkpoint.best_is_greater,
         can_save=bool(launch.can_save),

@@ -49,6 +49,8 @@ class Readiness:
     path: str = "/"
     timeout_s: float = 600.0
     interval_s: float = 0.1
+    first_node_only: bool = False
+    """Only node 0 serves; the others of a gang are ready when their ranks run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

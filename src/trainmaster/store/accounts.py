@@ -11,7 +11,18 @@ from trainmaster.store import schema
 from trainmaster.store.prepared import Prepared
 from trainmaster.store.scope import Scope
 
-_accounts, _keys, _jobs = schema.accounts, schema.api_keys, schema.jobs
+_accounts, _keys, _jobs, _models = schema.accounts, schema.api_keys, schema.jobs, schema.promoted_models
+_ITS_OWN = (
+    _keys,
+    schema.webhooks,
+    schema.idempotency,
+    schema.operations,
+    schema.tinker_samplers,
+    schema.tinker_runs,
+    schema.tinker_sessions,
+    _accounts,
+)
+"""What goes with an account, in an order in which nothing refers to what is gone."""
 
 _SELECT = select(*(_accounts.c[name] for name in Account.__dataclass_fields__))
 _BY_ID = Prepared(_SELECT.where(_accounts.c.account_id == bindparam("wanted")))
@@ -72,11 +83,11 @@ def set_uid(connection: Connection, scope: Scope, account_id: str, uid: int | No
 
 
 def remove(connection: Connection, scope: Scope, account_id: str) -> None:
-    """Take an account away, with its revoked keys and its webhooks.
+    """Take an account away, with its revoked keys, its webhooks, its operations and its sessions.
 
     Raises:
         NotFoundError: there is no such account.
-        ConflictError: it is the default account, or it has jobs or keys.
+        ConflictError: it is the default account, or it has jobs, keys or promoted models.
     """
     scope.require_everything()
     get(connection, scope, account_id)
@@ -88,5 +99,8 @@ def remove(connection: Connection, scope: Scope, account_id: str) -> None:
     keys = select(_keys.c.key_id).where(_keys.c.account_id == account_id, _keys.c.revoked_at.is_(None)).limit(1)
     if connection.execute(keys).first() is not None:
         raise ConflictError(f"account {account_id} has keys; revoke them first")
-    for table in (_keys, schema.webhooks, schema.idempotency, _accounts):
+    models = select(_models.c.model_id).where(_models.c.account_id == account_id).limit(1)
+    if connection.execute(models).first() is not None:
+        raise ConflictError(f"account {account_id} has promoted models; delete them first")
+    for table in _ITS_OWN:
         connection.execute(delete(table).where(table.c.account_id == account_id))

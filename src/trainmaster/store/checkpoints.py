@@ -61,6 +61,39 @@ def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
     return checkpoint_from_row(row)
 
 
+def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> Checkpoint:
+    """What a user of a trainer service called so, in one job: the latest of that kind and name.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    query = _SELECT.where(
+        _checkpoints.c.job_id == job_id, _checkpoints.c.kind == kind, _checkpoints.c.name == name
+    ).order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
+    row = connection.execute(scope.limit(query.limit(1), _checkpoints.c.account_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"job {job_id} has no {kind} checkpoint {name!r}")
+    return checkpoint_from_row(row)
+
+
+def overdue(connection: Connection, scope: Scope, now: float, limit: int = 500) -> list[Checkpoint]:
+    """Checkpoints that were to go by themselves before a time."""
+    query = _SELECT.where(_checkpoints.c.expires_at < now).order_by(_checkpoints.c.expires_at).limit(limit)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def expire_at(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, at: float | None) -> None:
+    """Say when a checkpoint of a job goes by itself; None: never."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(expires_at=at))
+
+
+def publish(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, public: bool) -> None:
+    """Let others load a checkpoint of a job, or no more."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(public=public))
+
+
 def pin(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, pinned: bool) -> None:
     """Pin a checkpoint of a job, or unpin it."""
     scope.require(job.account_id)

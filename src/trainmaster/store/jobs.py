@@ -49,9 +49,9 @@ def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     """Store what a decision made of a job, unless the job has changed since: then False, and nothing is written.
 
-    With the job go its current attempt and the one that ended, its labels, new events and new checkpoints. An
-    attempt takes its resources when it is first stored, and gives them back with the change that ends it. Secrets go
-    that the job was given until its end; with a deletion, all.
+    With the job go its current attempt and the one that ended, its labels, new events and new checkpoints; what those
+    replace is hidden. An attempt takes its resources when it is first stored, and gives them back with the change that
+    ends it. Secrets go that the job was given until its end; with a deletion, all.
 
     Raises:
         DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
@@ -75,6 +75,8 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
         allocations.take(connection, scope, job, job.attempt)
     events.append(connection, scope, job, change.events)
     checkpoints.register(connection, scope, job, change.checkpoints)
+    if change.replaced:
+        checkpoints.hide(connection, scope, job, change.replaced)
     if job.status in TERMINAL:
         secrets.forget(connection, scope, job, all_of_them=job.deleted_at is not None)
     return True
@@ -101,6 +103,19 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
         if by_handle is not None:
             return job_from_row(by_handle)
     raise JobNotFoundError(f"there is no job {job_id}")
+
+
+def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
+    """The job that has a handle or, where none has it, the last that had it and was deleted.
+
+    Raises:
+        JobNotFoundError: no job of the scope's account ever had it.
+    """
+    key = _handle(scope.account, handle)
+    row = connection.execute(_BY_HANDLE, key).first() or connection.execute(_BY_HANDLE_ONCE, key).first()
+    if row is None:
+        raise JobNotFoundError(f"there is no job {handle}")
+    return job_from_row(row)
 
 
 def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
@@ -165,6 +180,15 @@ _BY_ID = _SELECT.where(_jobs.c.job_id == bindparam("key"))
 _BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
 _BY_HANDLE = _SELECT.where(
     _jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"), _jobs.c.deleted_at.is_(None)
+)
+_BY_HANDLE_ONCE = (
+    _SELECT.where(
+        _jobs.c.account_id == bindparam("account"),
+        _jobs.c.handle == bindparam("handle_"),
+        _jobs.c.deleted_at.is_not(None),
+    )
+    .order_by(_jobs.c.deleted_at.desc())
+    .limit(1)
 )
 _NOT_ENDED = _SELECT.where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
 _ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))

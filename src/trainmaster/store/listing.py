@@ -28,6 +28,7 @@ _ORDERS: Mapping[str, type[str] | type[float]] = {
     "updated_at": float,
     "priority": float,
     "name": str,
+    "handle": str,
 }
 
 
@@ -45,9 +46,16 @@ class JobQuery:
     name: str | None = None
     parent_job_id: str | None = None
     order_by: str = "-created_at"
-    """`created_at`, `updated_at`, `priority` or `name`; with a `-` in front, the greatest first."""
+    """`created_at`, `updated_at`, `priority`, `name` or `handle`, in whose place a job without one has its id; with a
+    `-` in front, the greatest first."""
     page_size: int = 20
     page_token: str | None = None
+
+    def token_after(self, job: Job) -> str:
+        """The token of a page that goes on after a job of this list."""
+        name = self.order_by.removeprefix("-")
+        value = job.handle or job.job_id if name == "handle" else getattr(job, name)
+        return token_after(self.order_by, value, job.job_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +98,13 @@ def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
     more = len(found) > query.page_size
     return JobPage(
         jobs=listed,
-        next_page_token=token_after(query.order_by, getattr(listed[-1], name), listed[-1].job_id) if more else None,
+        next_page_token=query.token_after(listed[-1]) if more else None,
         total_count=_count(connection, rows) if more or query.page_token is not None else len(found),
     )
+
+
+def _column(name: str) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(_jobs.c.handle, _jobs.c.job_id) if name == "handle" else _jobs.c[name]
 
 
 def _ids(connection: Connection, rows: _Rows, query: JobQuery, name: str) -> list[str]:
@@ -116,7 +128,7 @@ def _unlabelled(scope: Scope, query: JobQuery, name: str) -> _Rows:
     conditions = [_jobs.c.deleted_at.is_(None), *_of_jobs(query)]
     if scope.account_id is not None:
         conditions.append(_jobs.c.account_id == scope.account_id)
-    return _Rows(source=_jobs, order=_jobs.c[name], job_id=_jobs.c.job_id, conditions=conditions)
+    return _Rows(source=_jobs, order=_column(name), job_id=_jobs.c.job_id, conditions=conditions)
 
 
 def _labelled(connection: Connection, scope: Scope, query: JobQuery, name: str) -> _Rows:
@@ -135,7 +147,7 @@ def _labelled(connection: Connection, scope: Scope, query: JobQuery, name: str) 
     if name == "created_at" and not of_jobs:
         return _Rows(source=_labels, order=_labels.c.created_at, job_id=_labels.c.job_id, conditions=conditions)
     same = sa.and_(_jobs.c.job_id == _labels.c.job_id, _jobs.c.account_id == _labels.c.account_id)
-    order = _labels.c.created_at if name == "created_at" else _jobs.c[name]
+    order = _labels.c.created_at if name == "created_at" else _column(name)
     return _Rows(
         source=_labels.join(_jobs, same), order=order, job_id=_labels.c.job_id, conditions=[*conditions, *of_jobs]
     )

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, inspect, text
 
 from trainmaster.core.errors import NewerDatabaseError
 
-HEAD = "0002"
+HEAD = "0004"
 """The newest revision under `migrations/versions`; written here too because Alembic is slow to import."""
 
 _SCRIPTS = Path(__file__).with_name("migrations")

@@ -182,13 +182,15 @@ def event_from_row(row: Sequence[Any]) -> Event:
 def checkpoint_to_row(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint's row."""
     row = {name: getattr(checkpoint, name) for name in CHECKPOINT_FIELDS}
-    return {**row, "metrics": dumps(checkpoint.metrics), "account_id": job.account_id}
+    nested = {"metrics": dumps(checkpoint.metrics), "attributes": dumps(checkpoint.attributes)}
+    return {**row, **nested, "account_id": job.account_id}
 
 
 def checkpoint_from_row(row: Sequence[Any]) -> Checkpoint:
     """The checkpoint of a row."""
     values = dict(zip(CHECKPOINT_FIELDS, row, strict=True))
-    return Checkpoint(**{**values, "metrics": json.loads(values["metrics"])})
+    nested = {name: json.loads(values[name]) for name in ("metrics", "attributes")}
+    return Checkpoint(**{**values, **nested})
 
 
 def node_to_row(node: Node) -> dict[str, Any]:

@@ -140,6 +140,9 @@ def _partial_index(name: str, *columns: Column[Any], where: str, unique: bool = 
 _partial_index(
     "jobs_by_handle", jobs.c.account_id, jobs.c.handle, where="handle IS NOT NULL AND deleted_at IS NULL", unique=True
 )
+_partial_index(
+    "jobs_by_handle_once", jobs.c.account_id, jobs.c.handle, where="handle IS NOT NULL AND deleted_at IS NOT NULL"
+)
 _partial_index("jobs_by_age", jobs.c.account_id, jobs.c.created_at, jobs.c.job_id, where="deleted_at IS NULL")
 _partial_index(
     "jobs_by_status_and_age",
@@ -252,9 +255,44 @@ checkpoints = Table(
     _text("path"),
     _text("status"),
     Column("pinned", Boolean, nullable=False, server_default=false()),
+    Column("kind", Text, nullable=False, server_default=text("''")),
+    Column("name", Text, nullable=False, server_default=text("''")),
+    Column("attributes", Text, nullable=False, server_default="{}"),
+    _maybe_number("expires_at"),
+    Column("public", Boolean, nullable=False, server_default=false()),
     _of_a_job(),
 )
 Index("checkpoints_by_job", checkpoints.c.job_id, checkpoints.c.created_at)
+_partial_index("checkpoints_by_expiry", checkpoints.c.expires_at, where="expires_at IS NOT NULL")
+_partial_index("checkpoints_with_a_kind", checkpoints.c.account_id, checkpoints.c.created_at, where="kind <> ''")
+
+promoted_models = Table(
+    "promoted_models",
+    metadata,
+    _text("model_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("job_id"),
+    _text("checkpoint_id"),
+    _text("base_model"),
+    _text("kind"),
+    _text("details"),
+    _bytes("size_bytes"),
+    _number("created_at"),
+    _of_a_job(),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    _text("operation_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("request"),
+    _flag("done"),
+    _text("error"),
+    _number("created_at"),
+    _number("worked_on_at"),
+    ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
+)
 
 events = Table(
     "events",
@@ -340,6 +378,68 @@ api_keys = Table(
     ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
     UniqueConstraint("hash", name="api_keys_by_hash"),  # a key belongs to one account
 )
+
+tinker_sessions = Table(
+    "tinker_sessions",
+    metadata,
+    _text("session_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _number("created_at"),
+    _maybe_text("idempotency_key"),
+    _text("tags"),
+    _text("user_metadata"),
+    _text("sdk_version"),
+    _maybe_text("project_id"),
+    _maybe_text("display_name"),
+    _number("heartbeat_at"),
+    _maybe_number("finished_at"),
+    _text("finish"),
+    ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
+)
+Index("tinker_sessions_by_age", tinker_sessions.c.account_id, tinker_sessions.c.created_at)
+_partial_index("tinker_sessions_open", tinker_sessions.c.heartbeat_at, where="finished_at IS NULL")
+_partial_index(
+    "tinker_sessions_by_key",
+    tinker_sessions.c.idempotency_key,
+    tinker_sessions.c.account_id,
+    where="idempotency_key IS NOT NULL",
+    unique=True,
+)
+
+tinker_runs = Table(
+    "tinker_runs",
+    metadata,
+    _text("model_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("session_id"),
+    _text("base_model"),
+    _text("mode"),
+    _text("request"),
+    _number("created_at"),
+    _number("used_at"),
+    _text("state"),
+    _maybe_text("job_id"),
+    Column("attempt", Integer),  # of the job, whose trainer has the model
+    _text("error"),
+    _text("category"),
+    ForeignKeyConstraint(["session_id", "account_id"], ["tinker_sessions.session_id", "tinker_sessions.account_id"]),
+    _of_a_job(),
+)
+Index("tinker_runs_by_age", tinker_runs.c.account_id, tinker_runs.c.created_at)
+Index("tinker_runs_by_session", tinker_runs.c.session_id)
+
+tinker_samplers = Table(
+    "tinker_samplers",
+    metadata,
+    _text("sampler_id", primary_key=True),
+    _text("account_id", primary_key=True),
+    _text("session_id"),
+    _text("base_model"),
+    _maybe_text("model_path"),
+    _number("created_at"),
+    ForeignKeyConstraint(["session_id", "account_id"], ["tinker_sessions.session_id", "tinker_sessions.account_id"]),
+)
+Index("tinker_samplers_by_session", tinker_samplers.c.session_id)
 
 webhooks = Table(
     "webhooks",

@@ -227,7 +227,10 @@ class NodeRun:
             self._deadline = now + self._request.max_runtime_s
         if self._around.port is not None:
             readiness = self._launch.readiness or Readiness()
-            self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now)
+            if self._node and readiness.first_node_only:
+                self._journal.record("ready")
+            else:
+                self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now)
 
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""

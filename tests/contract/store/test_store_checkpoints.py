@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from store_records import (
     ACME,
@@ -43,6 +45,42 @@ def test_pinned_checkpoint_says_so_until_it_is_unpinned(database: Database, job:
         with database.read() as connection:
             assert checkpoints.get(connection, ACME, "c1").pinned is pinned
             assert checkpoints.get(connection, ACME, "c2").pinned is False
+
+
+def test_named_checkpoints_are_kept_whole_and_found_by_their_latest(database: Database) -> None:
+    job = submit(database, new_job())
+    made = [
+        replace(
+            checkpoint_of(job, name, step), kind=kind, name="n", attributes={"a": [1, {"b": None}]}, expires_at=step
+        )
+        for name, step, kind in (("c1", 1, "training"), ("c2", 2, "training"), ("c3", 3, "sampler"))
+    ]
+    apply(database, change_of(job, checkpoints=tuple(made)))
+    with database.read() as connection:
+        assert checkpoints.of_job(connection, ACME, job.job_id) == made
+        assert checkpoints.by_name(connection, ACME, job.job_id, "training", "n") == made[1]
+        for scope, kind in ((OTHER, "training"), (ACME, "")):
+            with pytest.raises(NotFoundError):
+                checkpoints.by_name(connection, scope, job.job_id, kind, "n")
+        assert [each.checkpoint_id for each in checkpoints.overdue(connection, EVERYTHING, 2.5)] == ["c1", "c2"]
+
+
+def test_change_hides_what_is_replaced(database: Database, job: Job) -> None:
+    change = change_of(job, checkpoints=(checkpoint_of(job, "c3", 3),))
+    apply(database, replace(change, replaced=("c1", "nobodys")))
+    assert names(database, job) == ["c2", "c3"]
+
+
+def test_expiry_and_publication_are_changed_for_one_checkpoint(database: Database, job: Job) -> None:
+    database.write_now(lambda connection: checkpoints.expire_at(connection, ACME, job, "c1", 7.0))
+    database.write_now(lambda connection: checkpoints.publish(connection, ACME, job, "c1", public=True))
+    with database.read() as connection:
+        first, second = checkpoints.of_job(connection, ACME, job.job_id)
+    assert (first.expires_at, first.public) == (7.0, True)
+    assert (second.expires_at, second.public) == (None, False)
+    database.write_now(lambda connection: checkpoints.expire_at(connection, ACME, job, "c1", None))
+    with database.read() as connection:
+        assert checkpoints.overdue(connection, EVERYTHING, 1e12) == []
 
 
 def test_hidden_checkpoint_is_seen_by_nobody_until_it_is_dropped(database: Database, job: Job) -> None:

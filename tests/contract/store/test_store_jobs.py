@@ -33,6 +33,7 @@ from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.store import attempts, checkpoints, events, jobs, listing, schema
 from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
 
 FULL = new_job(
     "job-full",
@@ -307,3 +308,19 @@ def test_unfinished_job_comes_with_its_current_attempt(database: Database) -> No
     job = apply(database, placement_of(job, Share(node_id="n2")))
     with database.read() as connection:
         assert jobs.unfinished(connection, EVERYTHING) == [job]
+
+
+def test_handle_leads_to_its_job_or_to_the_last_that_had_it(database: Database) -> None:
+    def found(scope: Scope = ACME) -> str:
+        with database.read() as connection:
+            return jobs.by_handle(connection, scope, "mine").job_id
+
+    with pytest.raises(JobNotFoundError):
+        found()
+    for number in (1, 2):
+        job = submit(database, new_job(f"job-{number}", handle="mine"))
+        assert found() == job.job_id
+        apply(database, change_of(job, deleted_at=100.0 + number))
+        assert found() == job.job_id
+    with pytest.raises(JobNotFoundError):
+        found(OTHER)

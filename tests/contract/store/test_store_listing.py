@@ -182,3 +182,12 @@ def test_impossible_query_is_refused(database: Database, query: dict[str, Any], 
     with pytest.raises(SpecError) as refusal:
         page(database, **query)
     assert refusal.value.problems[0].field == field
+
+
+def test_list_can_be_ordered_by_handle_where_a_job_without_one_has_its_id(database: Database) -> None:
+    for job_id, handle in (("job-1", "zebra"), ("job-2", None), ("job-3", "ape")):
+        submit(database, new_job(job_id, handle=handle))
+    assert ids(database, order_by="handle") == ["job-3", "job-2", "job-1"]
+    first = page(database, order_by="handle", page_size=2)
+    assert ids(database, order_by="handle", page_size=2, page_token=first.next_page_token) == ["job-1"]
+    assert ids(database, order_by="-handle", page_size=1) == ["job-1"]

@@ -42,6 +42,17 @@ def test_service_that_answers_is_ready_and_has_an_endpoint(attempts: Attempts) -
     assert attempt.ended()["reason"] == Reason.INACTIVE
 
 
+def test_service_of_a_gang_may_have_one_node_that_answers(attempts: Attempts) -> None:
+    serve = f"import os, time\nif os.environ['RANK'] != '0': time.sleep(600)\n{SERVER}"
+    readiness = Readiness(interval_s=0.02, timeout_s=60, first_node_only=True)
+    attempt = attempts.python(serve, nodes=2, readiness=readiness, **SERVICE)
+    attempt.start(0)
+    attempt.start(1)
+    assert "port" not in attempt.record("ready", node=1)
+    assert attempt.directory.document(endpoint_document(1)) is None
+    assert attempt.record("ready")["port"]
+
+
 def test_service_that_does_not_answer_in_time_is_not_ready(attempts: Attempts) -> None:
     attempt = attempts(
         "sh", "-c", "echo still loading >&2; sleep 600", readiness=Readiness(timeout_s=0.5, interval_s=0.05), **SERVICE

@@ -14,7 +14,7 @@ from trainmaster.configuration.describing import example, meanings, settings, sh
 from trainmaster.configuration.problems import SettingsError, line_of
 from trainmaster.configuration.resolving import Resolved, Source, resolve
 from trainmaster.configuration.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
-from trainmaster.settings import Role, Settings, TransportKind
+from trainmaster.settings import NamedPath, Role, Settings, TransportKind
 
 FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 
@@ -324,3 +324,25 @@ def test_password_of_a_database_is_hidden_and_no_flag(tmp_path: Path, url: str, 
     assert "ary" not in str(refused.value)
     plain = "postgresql://me@host/db?sslmode=require"
     assert resolve({"data_dir": tmp_path, "database_url": plain}, environment={}).settings.database_url == plain
+
+
+# Names of models
+
+
+def test_model_aliases_come_from_every_source(tmp_path: Path) -> None:
+    text = 'model_aliases = ["Qwen/Qwen3-8B=models/a", "accounts/f/models/b = /models/b=c"]'
+    found = resolved(tmp_path, text).settings.model_aliases
+    assert found == (
+        NamedPath("Qwen/Qwen3-8B", tmp_path / "models/a"),
+        NamedPath("accounts/f/models/b", Path("/models/b=c")),
+    )
+    by_variable = resolved(tmp_path, TRAINMASTER_MODEL_ALIASES="a=/a,b=/b").settings.model_aliases
+    assert by_variable == (NamedPath("a", Path("/a")), NamedPath("b", Path("/b")))
+    by_flag = resolved(tmp_path, flags={"model_aliases": ["a=/x", "b=/y"]}).settings.model_aliases
+    assert [str(each) for each in by_flag] == ["a=/x", "b=/y"]
+
+
+@pytest.mark.parametrize("value", ["nothing", "=/a", "a=", 7])
+def test_model_alias_that_is_none_is_refused(tmp_path: Path, value: Any) -> None:
+    (problem,) = problems(tmp_path, f"model_aliases = [{value!r}]")
+    assert "NAME=PATH" in problem

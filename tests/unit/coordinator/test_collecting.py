@@ -233,3 +233,21 @@ def test_several_may_collect_at_the_same_time(place: Place) -> None:
         [("run directory", job.job_id) for job in ended] + [("checkpoint", f"{job.job_id}-a") for job in ended]
     )
     assert os.listdir(place.roots.path(RUNS, "")) == []
+
+
+def test_checkpoint_whose_time_is_over_goes_by_itself(place: Place) -> None:
+    job = place.save(place.start(), "a", "b", "c")
+    scope = Scope(job.account_id)
+    for name, at in (("a", NOW + 5), ("b", NOW + 500)):
+        checkpoint_id = f"{job.job_id}-{name}"
+        place.database.write_now(
+            lambda connection, name=checkpoint_id, at=at: checkpoints.expire_at(connection, scope, job, name, at)
+        )
+    assert list(place.collector().expire(NOW)) == []
+    assert told(list(place.collector().expire(NOW + 50))) == [("checkpoint", f"{job.job_id}-a")]
+    assert place.saved(job) == ["b", "c"]
+    place.collector().sweep()
+    assert place.files(job) == ["b", "c"]
+    pinned = f"{job.job_id}-b"
+    place.database.write_now(lambda connection: checkpoints.pin(connection, scope, job, pinned, pinned=True))
+    assert list(place.collector().expire(NOW + 5000)) == []

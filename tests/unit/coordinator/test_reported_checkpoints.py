@@ -20,6 +20,7 @@ from trainmaster.protocol.rundir import events_stream
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 COMMAND = {"kind": "command", "argv": ["x"]}
+TRAINER = {"kind": "trainer_service", "base_model": "m", "model_path": "/m"}
 CLASS = {"kind": "job_class", "target": "module:Class", "project": "p", "group": "g", "name": "n"}
 
 
@@ -59,6 +60,7 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
         (CLASS, "classes/a/p/g/n/c", "artifacts", "classes/a/p/g/n/c"),
         (CLASS, "classes/a/p/g/n/deep/c", "artifacts", "classes/a/p/g/n/deep/c"),
         (CLASS, "s3://bucket/p/g/n/c", "uri", "s3://bucket/p/g/n/c"),
+        (TRAINER, "job-mine/checkpoints/weights/n/1", "artifacts", "job-mine/checkpoints/weights/n/1"),
     ],
 )
 def test_checkpoint_in_the_jobs_own_place_is_registered(
@@ -76,6 +78,10 @@ def test_checkpoint_in_the_jobs_own_place_is_registered(
         (COMMAND, "job-mine/output"),
         (COMMAND, "classes/a/p/g/n/c"),
         (COMMAND, "gs://bucket/c"),
+        (COMMAND, "job-mine/checkpoints/a/b"),
+        (TRAINER, "job-theirs/checkpoints/weights/n/1"),
+        (TRAINER, "job-mine/checkpoints"),
+        (TRAINER, "models/a/m"),
         (CLASS, "classes/b/p/g/n/c"),
         (CLASS, "classes/ab/p/g/n/c"),
         (CLASS, "classes/a/p/g/n"),

@@ -24,6 +24,7 @@ def test_schema_shows_the_workload_as_one_of_the_registered_kinds(schema: dict[s
         "script": "ScriptSpec",
         "service": "ServiceSpec",
         "trainer": "TrainerSpec",
+        "trainer_service": "TrainerServiceSpec",
     }
     assert null == {"type": "null"}
     assert union["oneOf"] == [{"$ref": f"#/$defs/{name}"} for name in names.values()]

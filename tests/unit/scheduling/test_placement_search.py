@@ -70,6 +70,18 @@ def test_minima_and_capabilities_rule_nodes_out() -> None:
     assert where(view) == {"one": ["good"]}
 
 
+def test_region_of_a_node_can_be_required() -> None:
+    nodes = [
+        node("plain", 1),
+        node("far", 1, labels=("region=us-1",)),
+        node("here", 1, given_labels=("region=eu-1", "rack-3")),
+    ]
+    needs = {"capabilities": ("region=eu-1",)}
+    view = view_of(nodes, waiting("one", 1, needs=needs), waiting("two", 1, at=NOW + 1, needs=needs))
+    assert where(view) == {"one": ["here"]}
+    assert where(view_of(nodes, waiting("one", 1, needs={"capabilities": ("rack-3",)}))) == {}
+
+
 def test_gpu_memory_is_a_hard_need_and_the_smallest_good_gpu_is_given() -> None:
     units = tuple(
         Gpu(index=index, device=str(index), type="X", memory_mb=memory) for index, memory in enumerate([80, 24, 40])

@@ -5,20 +5,23 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import Connection
 
 from trainmaster.api.auth import Admin, Viewer
 from trainmaster.api.context import Context
-from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.envelope import JSON, Ok, ok
+from trainmaster.api.params import PlainText
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
 from trainmaster.api.wire.accounts import (
     AccountList,
     AccountResource,
+    AccountsAnswer,
     EditAccountBody,
     NewAccountBody,
     account_resource,
+    named_account,
 )
 from trainmaster.core.accounts import Account
 from trainmaster.core.spec import parse
@@ -31,11 +34,23 @@ AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
 _EVERYTHING = Scope.everything()
 
 
-@router.get("/accounts", response_model=Ok[AccountList], responses=errors())
-async def list_accounts(principal: Viewer, context: Context) -> Response:
-    """List accounts: your own, or all of them with `cluster_admin`."""
+@router.get("/accounts", response_model=AccountsAnswer, responses=errors())
+async def list_accounts(
+    principal: Viewer,
+    context: Context,
+    page_size: Annotated[int, Query(alias="pageSize", ge=0, description="Without an effect.")] = 0,  # noqa: ARG001
+    page_token: Annotated[PlainText, Query(alias="pageToken", description="Without an effect.")] = "",  # noqa: ARG001
+) -> Response:
+    """List accounts: your own, or all of them with `cluster_admin`.
+
+    Clients of the Fireworks door take the account of their key from `accounts`, and want to find exactly one there.
+    """
     found = await context.read(lambda connection: accounts.all(connection, principal.reach))
-    return ok(AccountList(accounts=[account_resource(account) for account in found]))
+    whole = AccountsAnswer(
+        data=AccountList(accounts=[account_resource(account) for account in found]),
+        accounts=[named_account(principal.account_id)],
+    )
+    return Response(whole.model_dump_json(), media_type=JSON)
 
 
 @router.post(

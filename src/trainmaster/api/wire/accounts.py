@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from trainmaster.api.envelope import Wire
+from trainmaster.api.envelope import Ok, Wire
 from trainmaster.api.wire.reported import instant
 from trainmaster.core.accounts import ACCOUNT_ID_PATTERN, MAX_UID, Account
 from trainmaster.core.keys import DEFAULT_PREFIX, PREFIX_PATTERN, KeyScope
@@ -51,6 +51,20 @@ class AccountList(Wire):
     accounts: list[AccountResource]
 
 
+class NamedAccount(Wire):
+    """An account, as clients of the Fireworks door look for it."""
+
+    name: str = Field(description="`accounts/` and its id.")
+    displayName: str  # noqa: N815 - the protocol's name
+    state: Literal["READY"] = "READY"
+
+
+class AccountsAnswer(Ok[AccountList]):
+    """Accounts: in `data` those that you may see, beside it your key's own, which other clients look for there."""
+
+    accounts: list[NamedAccount] = Field(description="The account of your key, and no other.")
+
+
 class NewKeyBody(_Body):
     """A key to make."""
 
@@ -84,6 +98,11 @@ class KeyList(Wire):
     """Keys, the oldest first."""
 
     keys: list[KeyResource]
+
+
+def named_account(account_id: str) -> NamedAccount:
+    """An account as clients of the Fireworks door look for it."""
+    return NamedAccount(name=f"accounts/{account_id}", displayName=account_id)
 
 
 def account_resource(account: Account) -> AccountResource:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pydantic import Field
 
 from trainmaster.api.envelope import Wire
-from trainmaster.api.wire.reported import clean, instant, number, numbers
+from trainmaster.api.wire.reported import clean, instant, number, numbers, reported_at
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.storage import Location
 
@@ -25,6 +25,9 @@ class CheckpointResource(Wire):
     is_best: bool
     is_latest: bool
     pinned: bool = Field(description="Kept until it is unpinned.")
+    kind: str = Field(description="`training` or `sampler` of what a trainer service was asked to save; else empty.")
+    name: str = Field(description="What it was saved as, there.")
+    expires_at: datetime | None = Field(description="When it goes by itself; null: never.")
     size_bytes: int
     uri: str = Field(description="The root that holds it, and the path there.")
     status: str
@@ -51,6 +54,9 @@ def checkpoint_resources(job: Job, checkpoints: Iterable[Checkpoint]) -> list[Ch
             is_best=checkpoint.checkpoint_id == job.best_checkpoint_id,
             is_latest=checkpoint.checkpoint_id == job.latest_checkpoint_id,
             pinned=checkpoint.pinned,
+            kind=checkpoint.kind,
+            name=clean(checkpoint.name),
+            expires_at=reported_at(checkpoint.expires_at),
             size_bytes=checkpoint.size_bytes,
             uri=clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
             status=checkpoint.status,

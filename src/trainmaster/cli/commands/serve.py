@@ -36,6 +36,13 @@ def run(
     artifacts_root: Annotated[Path | None, typer.Option("--artifacts-root", help="Where checkpoints lie.")] = None,
     cache_root: Annotated[Path | None, typer.Option("--cache-root", help="Where fetched models and data lie.")] = None,
     data_root: DataRootOption = None,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model-alias", metavar="NAME=DIR", help="A base model that can be asked for by this name; repeatable."
+        ),
+    ] = None,
+    shapes_dir: Annotated[Path | None, typer.Option("--shapes-dir", help="Where training shapes lie.")] = None,
     transport: Annotated[
         str | None, typer.Option("--transport", help="How local workers report: files or http [files].")
     ] = None,
@@ -76,6 +83,8 @@ def run(
         "artifacts_root": artifacts_root,
         "cache_root": cache_root,
         "data_roots": data_root,
+        "model_aliases": model_alias,
+        "shapes_dir": shapes_dir,
         "roles": roles,
         "transport": transport,
         "advertise_url": advertise_url,

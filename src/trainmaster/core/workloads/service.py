@@ -32,14 +32,9 @@ class ReadinessSpec(Model):
     )
 
 
-class ServiceSpec(WorkloadSpec):
-    """An HTTP server on a port that the worker chooses."""
+class Serving(WorkloadSpec):
+    """What serves until it is stopped, and is parked when nobody uses it."""
 
-    kind: Literal["service"]
-    argv: Argv = Field(description="The program and its arguments.")
-    python: Flag = Field(default=False, description="Run argv with the worker's Python.")
-    port_environment: EnvironmentName = Field(default="PORT", description="The variable that receives the port.")
-    readiness: ReadinessSpec = Field(default_factory=ReadinessSpec, description="When the service counts as ready.")
     inactivity_timeout_s: Annotated[float, Strict(), Field(ge=0, le=MAX_TIMEOUT_S)] = Field(
         default=0.0, description=f"Paused after so long without a request; 0 means {DEFAULT_INACTIVITY_S:g}."
     )
@@ -49,6 +44,16 @@ class ServiceSpec(WorkloadSpec):
     def effective_inactivity_s(self) -> float | None:
         """After how long without a request it is paused; None means never."""
         return None if self.disable_inactivity_cleanup else self.inactivity_timeout_s or DEFAULT_INACTIVITY_S
+
+
+class ServiceSpec(Serving):
+    """An HTTP server on a port that the worker chooses."""
+
+    kind: Literal["service"]
+    argv: Argv = Field(description="The program and its arguments.")
+    python: Flag = Field(default=False, description="Run argv with the worker's Python.")
+    port_environment: EnvironmentName = Field(default="PORT", description="The variable that receives the port.")
+    readiness: ReadinessSpec = Field(default_factory=ReadinessSpec, description="When the service counts as ready.")
 
 
 Spec = ServiceSpec

@@ -1,0 +1,90 @@
+"""What the routes of the door have in common: whose things an address names, lists a page at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Path, Query, Response
+from sqlalchemy import Connection
+
+from trainmaster.api.auth import Principal
+from trainmaster.api.envelope import JSON
+from trainmaster.api.params import PlainText
+from trainmaster.core.errors import JobNotFoundError, NotFoundError
+from trainmaster.core.job import Job
+from trainmaster.core.workloads.trainer_service import KIND
+from trainmaster.store import jobs
+from trainmaster.store.paging import bad_token
+from trainmaster.store.scope import Scope
+
+MAX_PAGE_SIZE = 200
+DEFAULT_PAGE_SIZE = 50
+
+AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
+ResourcePath = Annotated[str, Path(min_length=1, max_length=512)]
+Filter = Annotated[PlainText, Query(description="Conditions on members, joined by AND.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=0, description=f"At most {MAX_PAGE_SIZE}; more means that.")]
+PageToken = Annotated[PlainText, Query(alias="pageToken", description="From the page before.")]
+ReadMask = Annotated[PlainText, Query(alias="readMask", description="The members to show; empty: all.")]
+
+T = TypeVar("T")
+
+
+def answer(document: object) -> Response:
+    """A good answer; there is no envelope around it."""
+    return Response(json.dumps(document), media_type=JSON)
+
+
+def own(principal: Principal, account_id: str, *others: str) -> Scope:
+    """The scope of the account that an address names, which must be that of the key.
+
+    Raises:
+        NotFoundError: it is another one, of which nobody is told whether it is there.
+    """
+    if account_id != principal.account_id and account_id not in others:
+        raise NotFoundError(f"there is no account {account_id}, or it is not that of your key")
+    return principal.scope
+
+
+def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:
+    """A trainer job by what clients call it: its handle or, without one, its id. One that was deleted is found too.
+
+    Raises:
+        JobNotFoundError: there is none.
+    """
+    try:
+        job = jobs.by_handle(connection, scope, name)
+    except JobNotFoundError:
+        job = jobs.get(connection, scope, name, deleted=True)
+    if job.workload_kind != KIND:
+        raise JobNotFoundError(f"job {name} is no trainer")
+    return job
+
+
+def page_size(asked: int, default: int = DEFAULT_PAGE_SIZE) -> int:
+    """How many entries a page has."""
+    return min(asked, MAX_PAGE_SIZE) or default
+
+
+def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[list[T], str | None]:
+    """A page of a list that is at hand, by the ids of its entries; and the token of the next one.
+
+    Raises:
+        SpecError: the token is none of this list.
+    """
+    start = 0
+    if token:
+        ids = [entry_id for entry_id, _ in entries]
+        if token not in ids:
+            raise bad_token("is not a token of this list (any more); begin anew")
+        start = ids.index(token) + 1
+    chosen = entries[start : start + size]
+    more = start + size < len(entries)
+    return [entry for _, entry in chosen], chosen[-1][0] if more and chosen else None
+
+
+def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:
+    """The answer to a list."""
+    return answer({name: list(entries), **({"nextPageToken": next_token} if next_token else {})})

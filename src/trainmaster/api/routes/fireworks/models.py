@@ -1,0 +1,89 @@
+"""Models: what the account promoted, and the base models that the operator named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.api.auth import Manager, Viewer
+from trainmaster.api.context import Context
+from trainmaster.api.routes.fireworks.finding import (
+    AccountPath,
+    Filter,
+    PageSize,
+    PageToken,
+    ReadMask,
+    ResourcePath,
+    answer,
+    listing,
+    own,
+    page_of,
+    page_size,
+)
+from trainmaster.api.routing import StrictRoute
+from trainmaster.api.wire.fireworks.filtering import masked, read_filter
+from trainmaster.api.wire.fireworks.models import base_model_document, promoted_document
+from trainmaster.core.errors import NotFoundError
+from trainmaster.store import jobs, promoted
+
+router = APIRouter(
+    prefix="/v1/accounts/{account_id}/models", route_class=StrictRoute, include_in_schema=False, tags=["fireworks"]
+)
+
+
+@router.get("")
+async def list_models(
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    filter: Filter = "",  # noqa: A002 - the protocol's name
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> Response:
+    """List the models of an account: its own with what it promoted, another one with what the operator named there."""
+    conditions = read_filter(filter)
+
+    def find(connection: Connection) -> list[dict[str, Any]]:
+        found = [base_model_document(model) for model in context.models.of_account(account_id)]
+        if account_id == principal.account_id:
+            for model in promoted.all(connection, principal.scope):
+                job = jobs.get(connection, principal.scope, model.job_id, deleted=True)
+                found.append(promoted_document(model, job))
+        return found
+
+    documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
+    if not documents:
+        own(principal, account_id)
+    fitting = [(each["name"], each) for each in documents if all(condition.holds(each) for condition in conditions)]
+    entries, following = page_of(fitting, page_size(asked), token)
+    return listing("models", [masked(each, read_mask) for each in entries], following)
+
+
+@router.get("/{model_id}")
+async def show_model(principal: Viewer, context: Context, account_id: AccountPath, model_id: ResourcePath) -> Response:
+    """Show a model."""
+    name = f"accounts/{account_id}/models/{model_id}"
+
+    def find(connection: Connection) -> dict[str, Any]:
+        for model in context.models.of_account(account_id):
+            if model.name == name:
+                return base_model_document(model)
+        if account_id != principal.account_id:
+            raise NotFoundError(f"there is no model {name}")
+        found = promoted.get(connection, principal.scope, model_id)
+        return promoted_document(found, jobs.get(connection, principal.scope, found.job_id, deleted=True))
+
+    return answer(await context.read(find))
+
+
+@router.delete("/{model_id}")
+async def remove_model(
+    principal: Manager, context: Context, account_id: AccountPath, model_id: ResourcePath
+) -> Response:
+    """Remove a promoted model with its files."""
+    await run_in_threadpool(context.promotions.remove, own(principal, account_id), model_id)
+    return answer({})

@@ -1,0 +1,89 @@
+"""Training shapes: list and show them, and their versions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from trainmaster.api.auth import Viewer
+from trainmaster.api.context import Context
+from trainmaster.api.routes.fireworks.finding import (
+    AccountPath,
+    Filter,
+    PageSize,
+    PageToken,
+    ReadMask,
+    ResourcePath,
+    answer,
+    listing,
+    own,
+    page_of,
+    page_size,
+)
+from trainmaster.api.routing import StrictRoute
+from trainmaster.api.wire.fireworks.filtering import masked, read_filter
+from trainmaster.api.wire.fireworks.shapes import shape_document, version_document
+from trainmaster.core.shapes import ANYBODYS
+
+router = APIRouter(
+    prefix="/v1/accounts/{account_id}/trainingShapes",
+    route_class=StrictRoute,
+    include_in_schema=False,
+    tags=["fireworks"],
+)
+
+
+@router.get("")
+async def list_shapes(
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    filter: Filter = "",  # noqa: A002 - the protocol's name
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> Response:
+    """List shapes."""
+    own(principal, account_id, ANYBODYS)
+    conditions = read_filter(filter)
+    documents = [(shape.name, shape_document(account_id, shape)) for shape in context.shapes]
+    fitting = [(name, each) for name, each in documents if all(condition.holds(each) for condition in conditions)]
+    entries, following = page_of(fitting, page_size(asked), token)
+    return listing("trainingShapes", [masked(each, read_mask) for each in entries], following)
+
+
+@router.get("/{shape}")
+async def show_shape(principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath) -> Response:
+    """Show a shape."""
+    own(principal, account_id, ANYBODYS)
+    return answer(shape_document(account_id, context.shapes.get(shape)))
+
+
+@router.get("/{shape}/versions")
+async def list_versions(
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    shape: ResourcePath,
+    filter: Filter = "",  # noqa: A002 - the protocol's name
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> Response:
+    """List the versions of a shape, the latest first; `latest_validated=true` leaves one."""
+    own(principal, account_id, ANYBODYS)
+    conditions = read_filter(filter)
+    found = context.shapes.get(shape)
+    documents = [(each.version, version_document(account_id, found, each)) for each in reversed(found.versions)]
+    fitting = [(name, each) for name, each in documents if all(condition.holds(each) for condition in conditions)]
+    entries, following = page_of(fitting, page_size(asked), token)
+    return listing("trainingShapeVersions", [masked(each, read_mask) for each in entries], following)
+
+
+@router.get("/{shape}/versions/{version}")
+async def show_version(
+    principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, version: ResourcePath
+) -> Response:
+    """Show a version of a shape."""
+    own(principal, account_id, ANYBODYS)
+    found = context.shapes.get(shape)
+    return answer(version_document(account_id, found, context.shapes.version(shape, version)))

@@ -1,0 +1,79 @@
+"""Reading the small requests of Tinker clients, and answering them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trainmaster.api.requests import parse_json, read_body
+from trainmaster.core.errors import Problem, SpecError
+from trainmaster.core.spec import parse
+from trainmaster.core.tinker import Category, failure_id
+
+MAX_SMALL_BYTES = 1 << 20
+"""Of requests that are read here: a name, a path, some metadata."""
+MAX_PAGE = 1000
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def read(request: Request, model: type[ModelT]) -> ModelT:
+    """A small request.
+
+    Raises:
+        SpecError: it has a wrong shape or value.
+    """
+    return parse(model, await read_document(request))
+
+
+async def read_document(request: Request) -> dict[str, Any]:
+    """The object that a small request holds; nothing stands for an empty one.
+
+    Raises:
+        SpecError: it is none.
+    """
+    body = await read_body(request, MAX_SMALL_BYTES)
+    document = parse_json(body) if body.strip() else {}
+    if not isinstance(document, dict):
+        raise SpecError([Problem(field="body", message="must be an object")])
+    return document
+
+
+def page_of(request: Request, default: int) -> tuple[int, int]:
+    """The limit and the offset that a list is asked for with.
+
+    Raises:
+        SpecError: one is no number, or out of bounds.
+    """
+    found = []
+    for name, usual, low, high in (("limit", default, 1, MAX_PAGE), ("offset", 0, 0, 2**31 - 1)):
+        said = request.query_params.get(name, str(usual))
+        if not said.isdecimal() or not low <= int(said[:12]) <= high:
+            raise SpecError([Problem(field=name, message=f"must be from {low} to {high}")])
+        found.append(int(said))
+    return found[0], found[1]
+
+
+def ok(document: object) -> Response:
+    """A good answer; there is no envelope around it."""
+    return Response(json.dumps(document), media_type="application/json")
+
+
+def failed(message: str, category: str) -> Response:
+    """The answer of a future that failed."""
+    return ok({"error": message, "category": category})
+
+
+def try_again(request_id: str, *, queue_state: str = "active", reason: str | None = None) -> Response:
+    """The answer of a future that is pending."""
+    document = {"type": "try_again", "request_id": request_id, "queue_state": queue_state}
+    return ok({**document, "queue_state_reason": reason} if reason else document)
+
+
+def accepted_failure(message: str, category: Category, **fields: Any) -> Response:
+    """Take a request that has failed already: its sender learns it from the future, where it looks for errors."""
+    return ok({"request_id": failure_id(message, category), **fields})

@@ -1,0 +1,200 @@
+"""For whom a body is: the one field that says so, found without decoding the rest.
+
+A forward_backward may have a hundred megabytes, and nobody here has a use for them. In protobuf the model's id is the
+first field. In JSON it is a member of the outermost object, and clients write it near one of the ends; a body that has
+it elsewhere is decoded after all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from trainmaster.api.errors import TooLargeError
+from trainmaster.core.errors import Problem, SpecError
+
+PROTOBUF = frozenset({"application/x-protobuf", "application/protobuf"})
+WINDOW_BYTES = 16 << 10
+"""How much of either end is looked at."""
+SMALL_BYTES = 256 << 10
+"""A body of up to this length is waited for."""
+MAX_BODY_BYTES = 512 << 20
+"""Of one request: far above what clients send, which split what is larger than five megabytes."""
+MAX_WHOLE_BYTES = 128 << 20
+"""Of one that has to be here as a whole before it is known for whom it is."""
+_MOST_CANDIDATES = 8
+"""Of places in a window that look like the field; a body with more of them was made to be slow."""
+_LENGTH_DELIMITED = 2
+_MODEL_ID_FIELD = 1
+
+
+@dataclass(slots=True)
+class Body:
+    """A body that is on its way: what came so far, and the rest when it is asked for."""
+
+    request: Request
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    _stream: AsyncIterator[bytes] | None = None
+    complete: bool = False
+
+    async def more(self) -> bool:
+        """Wait for another piece; False when there is none."""
+        if self._stream is None:
+            self._stream = self.request.stream()
+        async for piece in self._stream:
+            if piece:
+                self.size += len(piece)
+                if self.size > MAX_BODY_BYTES:
+                    raise TooLargeError(f"the body may have at most {MAX_BODY_BYTES} bytes")
+                self.pieces.append(piece)
+                return True
+        self.complete = True
+        return False
+
+    async def content(self) -> bytes | AsyncIterator[bytes]:
+        """All of it: at once where it is small, else as it comes."""
+        said = self.request.headers.get("content-length", "")
+        small = self.complete or (said.isdecimal() and int(said[:18]) <= SMALL_BYTES)
+        return await self.whole() if small else self._all_pieces()
+
+    async def drain(self) -> None:
+        """Let it come, and forget it."""
+        while await self.more():
+            self.pieces.clear()
+
+    async def whole(self) -> bytes:
+        """All of it."""
+        while await self.more():
+            if self.size > MAX_WHOLE_BYTES:
+                message = f"a body that does not name its model in front may have at most {MAX_WHOLE_BYTES} bytes"
+                raise TooLargeError(message)
+        if len(self.pieces) > 1:
+            self.pieces = [b"".join(self.pieces)]
+        return self.pieces[0] if self.pieces else b""
+
+    async def _all_pieces(self) -> AsyncIterator[bytes]:
+        at = 0
+        while True:
+            while at < len(self.pieces):
+                piece, self.pieces[at] = self.pieces[at], b""
+                at += 1
+                yield piece
+            if self.complete or not await self.more():
+                return
+
+
+async def text_field(body: Body, name: str) -> str:
+    """The text that a member of a JSON body's outermost object holds; of a protobuf body, its first field.
+
+    Raises:
+        SpecError: there is none, or the body is neither.
+    """
+    if body.request.headers.get("content-type", "").partition(";")[0].strip().lower() in PROTOBUF:
+        return await _first_text(body, name)
+    found = await _json_text(body, name)
+    if found is None:
+        raise SpecError([Problem(field=name, message="required: a text")])
+    return found
+
+
+async def _first_text(body: Body, name: str) -> str:
+    encoded = body.request.headers.get("content-encoding", "identity").strip().lower()
+    if encoded not in ("identity", "zstd"):
+        raise SpecError([Problem(field="Content-Encoding", message=f"'{encoded}' is not taken here; 'zstd' is")])
+    while True:
+        head = b"".join(body.pieces)[:WINDOW_BYTES]
+        found = protobuf_text(_inflated(head) if encoded == "zstd" else head)
+        if found is not None:
+            return found
+        if len(head) == WINDOW_BYTES or not await body.more():
+            raise SpecError([Problem(field=name, message="required: the first field of the message")])
+
+
+def protobuf_text(head: bytes) -> str | None:
+    """The text that a message begins with in field 1; None when it does not, or when the text is not whole yet."""
+    if not head or head[0] != _MODEL_ID_FIELD << 3 | _LENGTH_DELIMITED:
+        return None
+    length = shift = 0
+    for at, byte in enumerate(head[1:6], start=2):
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            text = head[at : at + length]
+            try:
+                return text.decode() if len(text) == length else None
+            except UnicodeDecodeError:
+                return None
+    return None
+
+
+def _inflated(head: bytes) -> bytes:
+    """The beginning of what was compressed.
+
+    Raises:
+        SpecError: this server cannot read it.
+    """
+    try:
+        # Comes with the packages that trainers need; a server on another machine than they are may do without.
+        import zstandard
+    except ImportError:
+        message = "this server has no zstandard (pip install 'trainmaster[service]'); send it as it is"
+        raise SpecError([Problem(field="Content-Encoding", message=message)]) from None
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(head)[:WINDOW_BYTES]
+    except zstandard.ZstdError:
+        return b""
+
+
+async def _json_text(body: Body, name: str) -> str | None:
+    member = re.compile(rb'"%s"\s*:\s*"' % re.escape(name.encode()))
+    while body.size < WINDOW_BYTES and await body.more():
+        pass
+    head = b"".join(body.pieces)[:WINDOW_BYTES]
+    if not body.complete and (found := _in_head(head, member, name)) is not None:
+        return found
+    data = await body.whole()
+    if len(data) > 2 * WINDOW_BYTES and (found := _in_tail(data[-WINDOW_BYTES:], member, name)) is not None:
+        return found
+    try:
+        document = json.loads(data) if len(data) <= 2 * WINDOW_BYTES else await run_in_threadpool(json.loads, data)
+    except (ValueError, RecursionError):
+        raise SpecError([Problem(field="body", message="is not valid JSON")]) from None
+    value = document.get(name) if isinstance(document, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _in_head(head: bytes, member: re.Pattern[bytes], name: str) -> str | None:
+    """The member, where the beginning of a body holds it and all that comes before it is whole."""
+    for number, found in enumerate(member.finditer(head)):
+        end = head.find(b'"', found.end())
+        if number == _MOST_CANDIDATES or end < 0:
+            return None
+        value = _member(head[: end + 1] + b"}", name)
+        if value is not None:
+            return value
+    return None
+
+
+def _in_tail(tail: bytes, member: re.Pattern[bytes], name: str) -> str | None:
+    """The member, where the end of a body holds it: what follows closes the outermost object and nothing else."""
+    candidates = [found.start() for found in member.finditer(tail)]
+    for start in candidates[: -_MOST_CANDIDATES - 1 : -1]:
+        value = _member(b"{" + tail[start:], name)
+        if value is not None:
+            return value
+    return None
+
+
+def _member(document: bytes, name: str) -> str | None:
+    try:
+        read = json.loads(document)
+    except (ValueError, RecursionError):
+        return None
+    value = read.get(name) if isinstance(read, dict) else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,237 @@
+"""HTTP to trainers, over connections that are kept: HTTP/1.1, no more than our own front process speaks.
+
+A training step is four small requests, and each may take a millisecond or two in all. What passes through here is
+neither decoded nor collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass
+
+from trainmaster.core.tinker import Trainer
+
+CONNECT_TIMEOUT_S = 5.0
+PATIENCE_S = 120.0
+"""For the next piece of a request, and for the head of its answer. The longest that a trainer holds a request is a poll
+of some twenty seconds."""
+KEEP_IDLE_S = 30.0
+"""Less than the time after which a trainer closes an idle connection."""
+MOST_IDLE = 256
+"""Kept for one trainer: as many polls at a time are nothing unusual."""
+_BUFFER_BYTES = 1 << 20
+_PIECE_BYTES = 256 << 10
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class BrokenOffError(ConnectionError):
+    """The trainer broke the connection off, or said something that is no HTTP."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection to a trainer."""
+
+    trainer: Trainer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether the other side is still there, as far as that can be seen."""
+        gone = self.reader.at_eof() or self.writer.transport.is_closing()
+        return not gone and time.monotonic() - self.idle_since < KEEP_IDLE_S
+
+    def close(self) -> None:
+        """Give it up."""
+        self.writer.transport.abort()
+
+
+@dataclass(slots=True)
+class Answer:
+    """The head of an answer; its body is read from here, once."""
+
+    status: int
+    headers: Headers
+    connection: Connection
+    pool: Connections
+    length: int | None
+    """Of the body; None: it comes in chunks."""
+    keep: bool
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body, as it comes; the connection can be used again afterwards.
+
+        Raises:
+            BrokenOffError: it breaks off in the middle.
+        """
+        whole = False
+        try:
+            async for piece in self._chunks() if self.length is None else self._counted(self.length):
+                yield piece
+            whole = True
+        finally:
+            self.pool.give_back(self.connection) if whole and self.keep else self.connection.close()
+
+    async def body(self) -> bytes:
+        """All of the body."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def _counted(self, left: int) -> AsyncIterator[bytes]:
+        while left:
+            try:
+                piece = await self.connection.reader.read(min(left, _PIECE_BYTES))
+            except OSError as error:
+                raise BrokenOffError(f"the answer broke off: {error}") from None
+            if not piece:
+                raise BrokenOffError("the answer broke off")
+            left -= len(piece)
+            yield piece
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        reader = self.connection.reader
+        try:
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                async for piece in self._counted(size):
+                    yield piece
+                await reader.readexactly(2)
+            await reader.readuntil(b"\r\n")
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise BrokenOffError(f"the answer broke off: {error}") from None
+
+
+class Connections:
+    """All connections to trainers. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Trainer, list[Connection]] = {}
+
+    def kept(self, trainer: Trainer) -> Connection | None:
+        """A connection that is open and free; it leads to that attempt's process and to no other."""
+        idle = self._idle.get(trainer, [])
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+            connection.close()
+        self._idle.pop(trainer, None)
+        return None
+
+    async def open(self, trainer: Trainer, address: str) -> Connection:
+        """A new connection to where a trainer answers.
+
+        Raises:
+            BrokenOffError: nobody does.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(host.strip("[]"), int(port), limit=_BUFFER_BYTES), CONNECT_TIMEOUT_S
+            )
+        except (OSError, TimeoutError) as error:
+            raise BrokenOffError(f"the trainer does not answer: {error or type(error).__name__}") from None
+        return Connection(trainer=trainer, reader=reader, writer=writer)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        idle = self._idle.setdefault(connection.trainer, [])
+        if len(idle) >= MOST_IDLE:
+            connection.close()
+            return
+        connection.idle_since = time.monotonic()
+        idle.append(connection)
+        if len(idle) == 1:
+            asyncio.get_running_loop().call_later(KEEP_IDLE_S * 2, self._tidy, connection.trainer)
+
+    def close(self) -> None:
+        """Give up what is idle."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    def _tidy(self, trainer: Trainer) -> None:
+        """Give up what nobody wanted for a while."""
+        if not (idle := self._idle.get(trainer)):
+            return
+        for connection in [connection for connection in idle if not connection.usable]:
+            idle.remove(connection)
+            connection.close()
+        if idle:
+            asyncio.get_running_loop().call_later(KEEP_IDLE_S * 2, self._tidy, trainer)
+        else:
+            del self._idle[trainer]
+
+    async def exchange(
+        self, connection: Connection, method: str, target: bytes, headers: Headers, body: AsyncIterator[bytes] | bytes
+    ) -> Answer:
+        """Send a request, and wait for the head of its answer.
+
+        A body that comes in pieces needs a Content-Length among the headers, or goes on in chunks.
+
+        Raises:
+            BrokenOffError: the trainer went away; the request may have been carried out.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S) as patience:
+                await _send(connection.writer, method, target, headers, body, patience)
+                status, received = await _head(connection.reader)
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            connection.close()
+            raise BrokenOffError(f"the trainer broke off: {error or type(error).__name__}") from None
+        except BaseException:
+            connection.close()
+            raise
+        said = dict(received)
+        chunked = said.get(b"transfer-encoding", b"").lower() == b"chunked"
+        length = None if chunked else int(said.get(b"content-length", b"0"))
+        keep = said.get(b"connection", b"").lower() != b"close"
+        return Answer(status=status, headers=received, connection=connection, pool=self, length=length, keep=keep)
+
+
+async def _send(
+    writer: asyncio.StreamWriter,
+    method: str,
+    target: bytes,
+    headers: Headers,
+    body: AsyncIterator[bytes] | bytes,
+    patience: asyncio.Timeout,
+) -> None:
+    lines = [b"%s %s HTTP/1.1" % (method.encode(), target), *(b"%s: %s" % each for each in headers)]
+    if isinstance(body, bytes):
+        writer.write(b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body]))
+        return await writer.drain()
+    chunked = not any(name == b"content-length" for name, _ in headers)
+    if chunked:
+        lines.append(b"transfer-encoding: chunked")
+    writer.write(b"\r\n".join([*lines, b"", b""]))
+    loop = asyncio.get_running_loop()
+    async for piece in body:
+        writer.writelines(_chunk(piece) if chunked else (piece,))
+        await writer.drain()
+        patience.reschedule(loop.time() + PATIENCE_S)  # it goes on
+    if chunked:
+        writer.write(b"0\r\n\r\n")
+    return await writer.drain()
+
+
+def _chunk(piece: bytes) -> Iterable[bytes]:
+    return (b"%x\r\n" % len(piece), piece, b"\r\n")
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, Headers]:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+    _, status, *_ = first.split(b" ", 2)
+    headers = []
+    for line in lines:
+        name, _, value = line.partition(b":")
+        headers.append((name.strip().lower(), value.strip()))
+    with contextlib.suppress(ValueError):
+        if int(status) == 100:  # the body is on its way already
+            return await _head(reader)
+    return int(status), headers

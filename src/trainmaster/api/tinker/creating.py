@@ -1,0 +1,150 @@
+"""Models that are being made: each is followed from its row until a trainer has it, or never will.
+
+The row says what was asked and which job was begun for it; the rest is looked up. So a future of a create_model means
+the same to every server, and after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.api.context import ApiContext
+from trainmaster.api.tinker.connections import BrokenOffError
+from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
+from trainmaster.coordinator.tinker import TinkerTrainers, TrainerFailedError
+from trainmaster.core.job import Job
+from trainmaster.core.tinker import Category, RunState, TinkerRun, Trainer
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.25
+JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"trainer")]
+_DEFAULT_RANK = 32
+"""Of an adapter whose client names none, as the public client has it."""
+
+
+class Creations:
+    """Makes models. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        context: ApiContext,
+        supply: TinkerTrainers,
+        trainers: Trainers,
+        on_made: Callable[[TinkerRun], None],
+    ) -> None:
+        """Take who starts trainers and who reaches them; `on_made` is told of every model that is made."""
+        self._context = context
+        self._supply = supply
+        self._trainers = trainers
+        self._on_made = on_made
+        self._tasks: dict[str, asyncio.Task[TinkerRun]] = {}
+
+    def begin(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
+        """Follow a model until it is made or has failed; whoever asks again gets the same."""
+        task = self._tasks.get(run.model_id)
+        if task is None:
+            task = self._tasks[run.model_id] = asyncio.ensure_future(self._make(run, created_by))
+            task.add_done_callback(lambda _: self._tasks.pop(run.model_id, None))
+        return task
+
+    def close(self) -> None:
+        """Stop following; the rows say where to go on."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def outcome(self, run: TinkerRun, *, created_by: str, hold_s: float) -> TinkerRun | None:
+        """The run when its model was made or has failed; None when that takes longer than `hold_s`."""
+        if run.state is not RunState.PENDING:
+            return run
+        task = self.begin(run, created_by=created_by)
+        done, _ = await asyncio.wait({task}, timeout=hold_s)
+        return task.result() if done and not task.cancelled() else None
+
+    async def _make(self, run: TinkerRun, created_by: str) -> TinkerRun:
+        scope = Scope(run.account_id)
+        while True:
+            try:
+                standing = await run_in_threadpool(
+                    self._supply.stand,
+                    scope,
+                    run.base_model,
+                    run.mode,
+                    created_by=created_by,
+                    begun_job=run.job_id,
+                )
+            except TrainerFailedError as error:
+                return await self._settle(_failed(run, error.message, error.category))
+            job = standing.job
+            if job is not None and standing.begun and run.job_id is None:
+                run = await self._settle(replace(run, job_id=job.job_id))
+            if job is not None and standing.ready:
+                try:
+                    made = await self._settle(await self._ask(Trainer(job.job_id, job.live.number), job, run))
+                    self._on_made(made)
+                    return made
+                except (TrainerGoneError, BrokenOffError) as error:
+                    _log.info("model %s waits again: %s", run.model_id, error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _ask(self, trainer: Trainer, job: Job, run: TinkerRun) -> TinkerRun:
+        """Have a trainer make the model."""
+        ack = await self._post(trainer, "create_model", _request(run, job))
+        if "request_id" not in ack:
+            return _failed(run, _message(ack), Category.SERVER)
+        while True:
+            result = await self._post(trainer, "retrieve_future", {"request_id": ack["request_id"]})
+            if result.get("type") == "try_again":
+                continue
+            if "error" in result:
+                return _failed(run, _message(result), str(result.get("category", Category.SERVER)))
+            return replace(run, state=RunState.CREATED, job_id=trainer.job_id, attempt=trainer.attempt)
+
+    async def _post(self, trainer: Trainer, operation: str, document: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps(document).encode()
+        answer = await self._trainers.ask(trainer, "POST", f"/api/v1/{operation}".encode(), JSON_HEADERS, body)
+        content = await answer.body()
+        if answer.status >= 500:
+            raise BrokenOffError(f"the trainer answered {operation} with {answer.status}")
+        try:
+            document = json.loads(content)
+        except ValueError:
+            raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
+        return document if isinstance(document, dict) else {}
+
+    async def _settle(self, run: TinkerRun) -> TinkerRun:
+        await self._context.write(lambda connection: tinker.settle_run(connection, Scope(run.account_id), run))
+        return run
+
+
+def _failed(run: TinkerRun, message: str, category: str) -> TinkerRun:
+    return replace(run, state=RunState.FAILED, error=message, category=category)
+
+
+def _request(run: TinkerRun, job: Job) -> dict[str, Any]:
+    document = dict(run.request)
+    lora = document.get("lora_config")
+    if isinstance(lora, dict) and lora.get("rank") is None:
+        document["lora_config"] = {**lora, "rank": _DEFAULT_RANK}
+    return for_names_of(document, job)
+
+
+def for_names_of(document: dict[str, Any], job: Job) -> dict[str, Any]:
+    """A request in which its base model has a name that the trainer knows: it may have been given another one since."""
+    workload = job.spec.get("workload") or {}
+    known = {None, workload.get("base_model"), *(workload.get("aliases") or ())}
+    return document if document.get("base_model") in known else {**document, "base_model": workload["base_model"]}
+
+
+def _message(answer: dict[str, Any]) -> str:
+    said = answer.get("error") or answer.get("detail") or "the trainer refused to make the model"
+    return str(said.get("message", said)) if isinstance(said, dict) else str(said)

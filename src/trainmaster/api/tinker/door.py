@@ -1,0 +1,157 @@
+"""The root Tinker door of one server: all that its routes share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from trainmaster.api.auth import Gate
+from trainmaster.api.context import ApiContext
+from trainmaster.api.tinker.connections import BrokenOffError
+from trainmaster.api.tinker.creating import JSON_HEADERS, Creations
+from trainmaster.api.tinker.sessions import Sessions
+from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
+from trainmaster.api.tinker.use import Use
+from trainmaster.coordinator.tinker import TinkerTrainers
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.job import Checkpoint
+from trainmaster.core.tinker import PLACE_OF_KIND, TinkerRun, Trainer, WeightsPath
+from trainmaster.storage import URI
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Saved weights, and the run that saved them."""
+
+    run: TinkerRun
+    checkpoint: Checkpoint
+
+
+class TinkerDoor:
+    """What the routes stand on. Belongs to one event loop."""
+
+    def __init__(self, context: ApiContext, gate: Gate) -> None:
+        self.context = context
+        self.supply = TinkerTrainers(
+            context.database,
+            context.commands,
+            context.models,
+            context.shapes,
+            shape=context.tinker_shape,
+            clock=context.clock,
+        )
+        self.trainers = Trainers(context)
+        self.sessions = Sessions(context)
+        self.creations = Creations(
+            context, self.supply, self.trainers, lambda run: self.sessions.joined(run.session_id, run.trainer)
+        )
+        self.use = Use(context, self.end_session)
+        self._gate = gate
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Let go of everything; another server goes on with what is under way. Called in the event loop."""
+        self.creations.close()
+        self.use.close()
+        for task in self._farewells:
+            task.cancel()
+        self.trainers.close()
+
+    async def weights(self, scope: Scope, text: str, *, access_token: str | None = None) -> Weights:
+        """The weights that a path means: the account's own, public ones, or those of whose key the token is.
+
+        Raises:
+            NotFoundError: there are none, or they are somebody else's.
+        """
+        path = WeightsPath.parse(text)
+        lender = await self._gate.whose(access_token) if access_token else None
+
+        def question(connection: Connection) -> Weights:
+            if path is None:
+                raise NotFoundError(f"{text!r} is no path of weights; it would be tinker://RUN/weights/NAME")
+            everything = Scope.everything()
+            run = tinker.get_run(connection, everything, path.run)
+            lent = lender is not None and lender.scope.admits(run.account_id)
+            for checkpoint in tinker.weights_of_run(connection, everything, run, path):
+                if scope.admits(run.account_id) or lent or checkpoint.public:
+                    return Weights(run=run, checkpoint=checkpoint)
+            raise NotFoundError
+
+        try:
+            return await self.context.read(question)
+        except NotFoundError as error:
+            # The same whatever is missing: a stranger learns nothing of others' runs.
+            raise NotFoundError(error.message if path is None else f"there are no weights {path}") from None
+
+    def source(self, checkpoint: Checkpoint) -> str:
+        """Where a checkpoint lies, for a trainer that is to read it."""
+        if checkpoint.root == URI:
+            return checkpoint.path
+        return str(self.context.roots.path(checkpoint.root, checkpoint.path))
+
+    async def epitaph(self, gone: TrainerGoneError, account_id: str, model_id: str) -> str:
+        """What to tell whoever asks something of a model whose trainer has ended."""
+
+        def question(connection: Connection) -> str | None:
+            scope = Scope(account_id)
+            try:
+                run = tinker.get_run(connection, scope, model_id)
+            except NotFoundError:
+                return None
+            saved = tinker.weights_of_run(connection, scope, run)
+            last = next((checkpoint for checkpoint in saved if checkpoint.kind == "training"), None)
+            if last is None:
+                return f"model {model_id} is lost with it, as nothing of it was saved; make a new one"
+            return f"model {model_id} ended with it; its last save is {path_of(last)}: make a new model from there"
+
+        rest = await self.context.read(question)
+        return f"{gone.message}; {rest or 'ask for a new sampling session'}"
+
+    async def waiting(self, scope: Scope, model_id: str) -> tuple[str, str | None]:
+        """What a model waits for that is being made: the state of its queue, and why."""
+
+        def question() -> tuple[str, str | None]:
+            with self.context.database.read() as connection:
+                job_id = tinker.get_run(connection, scope, model_id).job_id
+            return self.supply.waiting(scope, job_id)
+
+        return await run_in_threadpool(question)
+
+    async def end_session(self, session_id: str) -> None:
+        """Tell trainers that a session is over, so that they let go of its models; one that has ended did so."""
+        for trainer in await self.sessions.end(session_id):
+            task = asyncio.ensure_future(self._farewell(session_id, trainer))
+            self._farewells.add(task)
+            task.add_done_callback(self._farewells.discard)
+
+    async def _farewell(self, session_id: str, trainer: Trainer) -> None:
+        body = json.dumps({"reason": {"type": "success"}}).encode()
+        target = f"/api/v1/sessions/{session_id}/finish".encode()
+        try:
+            await (await self.trainers.ask(trainer, "POST", target, JSON_HEADERS, body)).body()
+        except TrainerGoneError:
+            return
+        except BrokenOffError as error:
+            _log.info("a trainer was not told that session %s is over: %s", session_id, error)
+
+
+def path_of(checkpoint: Checkpoint) -> str:
+    """What clients call a checkpoint."""
+    model_id = str(checkpoint.attributes.get("model_id"))
+    return str(WeightsPath(run=model_id, place=PLACE_OF_KIND[checkpoint.kind], name=checkpoint.name))
+
+
+def door_of(request: Request) -> TinkerDoor:
+    """The door of the application that got the request."""
+    door: TinkerDoor = request.app.state.tinker
+    return door

@@ -1,0 +1,101 @@
+"""Sessions, as far as every heartbeat and every operation needs them: whose they are, and which jobs they use."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from trainmaster.api.context import ApiContext
+from trainmaster.api.errors import SessionEndedError
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.tinker import RunState, TinkerRun, Trainer, trainer_of_sampler
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+REMEMBER_S = 30.0
+"""How long another server's word, that a session is finished or uses another job, may take to arrive here."""
+MOST_REMEMBERED = 16_384
+
+
+@dataclass(slots=True, kw_only=True)
+class KnownSession:
+    """A session, as it was when it was last read."""
+
+    account_id: str
+    until: float
+    finished: bool
+    trainers: set[Trainer] = field(default_factory=set)
+    """That have something of it."""
+
+
+class Sessions:
+    """What is remembered of sessions and of their models. Belongs to one event loop."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._sessions: dict[str, KnownSession] = {}
+        self._runs: dict[str, TinkerRun] = {}
+
+    async def require(self, scope: Scope, session_id: str) -> KnownSession:
+        """A session that goes on.
+
+        Raises:
+            NotFoundError: there is none in scope.
+            SessionEndedError: its client has finished it.
+        """
+        known = self._sessions.get(session_id)
+        if known is None or known.until < time.monotonic():
+            known = await self._context.read(lambda connection: _known(connection, session_id))
+            if len(self._sessions) >= MOST_REMEMBERED:
+                self._sessions.clear()
+            self._sessions[session_id] = known
+        if not scope.admits(known.account_id):
+            raise NotFoundError(f"there is no session {session_id}")
+        if known.finished:
+            raise SessionEndedError(f"session {session_id} is finished")
+        return known
+
+    async def run(self, scope: Scope, model_id: str) -> TinkerRun:
+        """The run of a model.
+
+        Raises:
+            NotFoundError: there is none in scope.
+        """
+        run = self._runs.get(model_id)
+        if run is None:
+            run = await self._context.read(lambda connection: tinker.get_run(connection, Scope.everything(), model_id))
+            if run.state is RunState.CREATED:  # and so it stays, with the trainer that it has
+                if len(self._runs) >= MOST_REMEMBERED:
+                    self._runs.clear()
+                self._runs[model_id] = run
+        if not scope.admits(run.account_id):
+            raise NotFoundError(f"there is no training run {model_id}")
+        return run
+
+    async def end(self, session_id: str) -> set[Trainer]:
+        """Forget a session that is finished; who has something of it."""
+        self._sessions.pop(session_id, None)
+        return (await self._context.read(lambda connection: _known(connection, session_id))).trainers
+
+    def joined(self, session_id: str, trainer: Trainer | None) -> None:
+        """A session has something with a trainer."""
+        if trainer is not None and (known := self._sessions.get(session_id)) is not None:
+            known.trainers.add(trainer)
+
+
+def _known(connection: Connection, session_id: str) -> KnownSession:
+    everything = Scope.everything()
+    session = tinker.get_session(connection, everything, session_id)
+    runs = [run.trainer for run in tinker.runs_of_session(connection, everything, session_id)]
+    samplers = [
+        trainer_of_sampler(sampler.sampler_id)
+        for sampler in tinker.samplers_of_session(connection, everything, session_id)
+    ]
+    return KnownSession(
+        account_id=session.account_id,
+        until=time.monotonic() + REMEMBER_S,
+        finished=session.finished_at is not None,
+        trainers={trainer for trainer in (*runs, *samplers) if trainer is not None},
+    )

@@ -1,0 +1,89 @@
+"""When clients were last heard of, and their models used: kept in memory, and written every few seconds.
+
+A client that is not heard of for long is gone: its session is finished for it, so that its models make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import Connection
+
+from trainmaster.api.context import ApiContext
+from trainmaster.core.errors import StoreUnavailableError
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+WRITE_EVERY_S = 5.0
+"""Half of the time between two heartbeats: what is shown is never far from the truth."""
+SILENT_S = 1800.0
+"""Clients beat every ten seconds, and complain after two minutes; a laptop may sleep a little longer."""
+LOOK_EVERY_S = 60.0
+"""For sessions that are silent; never before all who are there had the time to say so to this server."""
+
+
+class Use:
+    """Collects signs of life; belongs to one event loop."""
+
+    def __init__(self, context: ApiContext, end_session: Callable[[str], Awaitable[None]]) -> None:
+        """Take what is done with a session whose client is gone."""
+        self._context = context
+        self._end_session = end_session
+        self._sessions: dict[str, float] = {}
+        self._runs: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def heard(self, session_id: str) -> None:
+        """A session's client is there."""
+        self._sessions[session_id] = self._context.clock()
+        self._soon()
+
+    def used(self, model_id: str) -> None:
+        """Something was asked of a model."""
+        self._runs[model_id] = self._context.clock()
+        self._soon()
+
+    def _soon(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._keep())
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + LOOK_EVERY_S
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            try:
+                await self._write()
+                if loop.time() > look_at:
+                    look_at = loop.time() + LOOK_EVERY_S
+                    await self._end_silent()
+            except StoreUnavailableError as error:
+                _log.warning("signs of life of Tinker clients could not be recorded: %s", error.message)
+
+    async def _write(self) -> None:
+        sessions, self._sessions, runs, self._runs = self._sessions, {}, self._runs, {}
+
+        def work(connection: Connection) -> None:
+            tinker.note_use(connection, Scope.everything(), sessions_heard=sessions, runs_used=runs)
+
+        if sessions or runs:
+            await self._context.write(work)
+
+    async def _end_silent(self) -> None:
+        now = self._context.clock()
+        finish = {"reason": {"type": "interrupted"}, "detail": f"its client was silent for {SILENT_S:.0f} s"}
+
+        def work(connection: Connection) -> list[str]:
+            return tinker.end_silent(connection, Scope.everything(), before=now - SILENT_S, at=now, finish=finish)
+
+        for session_id in await self._context.write(work):
+            await self._end_session(session_id)

@@ -1,0 +1,163 @@
+"""The base models that trainer services can be asked for: names that the operator gave to directories, and what
+accounts promoted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.errors import RefusedError
+from trainmaster.core.spec import SubmitJobRequest
+from trainmaster.core.suggest import choice_message
+from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.settings import NamedPath
+
+CONFIG = "config.json"
+"""What makes a directory the one of a transformers checkpoint."""
+ADAPTER_CONFIG = "adapter_config.json"
+PROMOTED = "models"
+"""Below the artifacts' root: what was promoted, by account."""
+MAX_CONFIG_BYTES = 4 << 20
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NAME = re.compile(r"accounts/([^/]+)/models/([a-z0-9-]{1,63})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """A directory with a transformers checkpoint, and what it is called."""
+
+    name: str
+    path: Path
+    aliases: tuple[str, ...] = ()
+    """Its other names."""
+
+    def config(self) -> Mapping[str, Any]:
+        """What its `config.json` says; nothing where it cannot be read."""
+        return read_config(self.path / CONFIG)
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence that it was made for; None where it does not say."""
+        config = self.config()
+        inner = config.get("text_config")
+        said = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
+        return said if isinstance(said, int) and said > 0 else None
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it is a mixture of experts."""
+        config = self.config()
+        inner = config.get("text_config")
+        places = (config, inner if isinstance(inner, dict) else {})
+        return any((place.get(name) or 0) > 1 for place in places for name in _EXPERTS)
+
+
+class BaseModels:
+    """What this server knows by name."""
+
+    def __init__(self, aliases: Sequence[NamedPath] = (), *, artifacts: Path = Path()) -> None:
+        self._paths = {alias.name: alias.path for alias in aliases}
+        self._promoted = artifacts / PROMOTED
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the operator gave, sorted."""
+        return tuple(sorted(self._paths))
+
+    def find(self, name: str, account_id: str) -> BaseModel | None:
+        """The model that an account means by a name; None when there is none."""
+        path = self._paths.get(name) or self._promoted_path(name, account_id)
+        if path is None:
+            return None
+        others = tuple(other for other in self.names if other != name and self._paths[other] == path)
+        return BaseModel(name=name, path=path, aliases=others)
+
+    def of_account(self, account_id: str) -> list[BaseModel]:
+        """The models that the operator named as those of an account, by name."""
+        prefix = f"accounts/{account_id}/models/"
+        return [BaseModel(name=name, path=self._paths[name]) for name in self.names if name.startswith(prefix)]
+
+    def owns(self, path: Path, account_id: str) -> bool:
+        """Whether a directory is one that this server offers to an account."""
+        return path in self._paths.values() or path.parent == self._promoted / account_id
+
+    def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
+        """The request with the directory of the model that it names, where it is left to us to know.
+
+        Raises:
+            RefusedError: nothing is known by that name.
+        """
+        spec = request.workload
+        if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
+            return request
+        model = self.find(spec.base_model, account_id)
+        if model is None:
+            raise RefusedError(self._unknown(spec.base_model, account_id))
+        longest, wanted = model.context_length, spec.max_context_length
+        if longest is not None and (wanted is None or (spec.training_shape is not None and wanted > longest)):
+            # What a shape can do at most is more than what this model was made for.
+            wanted = longest
+        found = spec.model_copy(
+            update={
+                "model_path": str(model.path),
+                "aliases": tuple(dict.fromkeys((*spec.aliases, *model.aliases))),
+                "max_context_length": wanted,
+            }
+        )
+        return request.model_copy(update={"workload": found})
+
+    def _promoted_path(self, name: str, account_id: str) -> Path | None:
+        found = _NAME.fullmatch(name)
+        if found is None or found[1] != account_id:
+            return None
+        path = promoted_path(self._promoted.parent, account_id, found[2])
+        return path if (path / CONFIG).is_file() and not (path / ADAPTER_CONFIG).exists() else None
+
+    def _unknown(self, name: str, account_id: str) -> str:
+        found = _NAME.fullmatch(name)
+        if found is not None and found[1] == account_id:
+            path = promoted_path(self._promoted.parent, account_id, found[2])
+            if (path / ADAPTER_CONFIG).exists():
+                return f"base model {name} is an adapter; train its own base model, and load it with load_adapter"
+        if not self._paths:
+            return f"this server knows no base model {name}; its operator can name directories with --model-alias"
+        return choice_message("base model", name, self.names)
+
+
+def promoted_path(artifacts: Path, account_id: str, model_id: str) -> Path:
+    """Where a promoted model of an account lies."""
+    return artifacts / PROMOTED / account_id / model_id
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """A JSON object of a file; an empty one where there is none."""
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def check_aliases(aliases: Sequence[NamedPath]) -> None:
+    """See that every alias leads to a model, and that no name has two.
+
+    Raises:
+        ValueError: some do not; all of them are named.
+    """
+    seen: dict[str, Path] = {}
+    problems = []
+    for alias in aliases:
+        if seen.setdefault(alias.name, alias.path) != alias.path:
+            problems.append(f"{alias.name} has two directories, {seen[alias.name]} and {alias.path}")
+        if not alias.path.is_dir():
+            problems.append(f"{alias.name}: there is no directory {alias.path}")
+        elif not (alias.path / CONFIG).is_file():
+            problems.append(f"{alias.name}: {alias.path} has no {CONFIG}, so it is no transformers checkpoint")
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,0 +1,295 @@
+"""Promotion: what a trainer saved for sampling becomes a model of its account, with files of its own.
+
+The files are linked where the file system can, so that no room is taken twice, and copied elsewhere. They are put
+together beside their place and moved there as a whole. An operation tells how far it is; whoever asks for one that
+nobody works on any more goes on with it, so that a server which dies in the middle leaves nothing undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from trainmaster.coordinator.base_models import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    BaseModels,
+    promoted_path,
+    read_config,
+)
+from trainmaster.coordinator.linking import Linker, open_below
+from trainmaster.core.errors import ConflictError, NotFoundError, RefusedError, TrainmasterError
+from trainmaster.core.job import Checkpoint, Job
+from trainmaster.protocol.trees import remove_tree
+from trainmaster.storage import ARTIFACTS, Roots
+from trainmaster.store import accounts, checkpoints, jobs, promoted
+from trainmaster.store.database import Database
+from trainmaster.store.promoted import Operation, PromotedModel
+from trainmaster.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+SAMPLER = "sampler"
+DELTA = "delta"
+PEFT_ADDON = "HF_PEFT_ADDON"
+BASE_MODEL = "HF_BASE_MODEL"
+AT_ONCE_S = 5.0
+"""Links are made in no time: whoever asks is then told at once that it is done."""
+ABANDONED_S = 60.0
+"""An operation that nobody said to work on for so long has lost its server."""
+SAY_EVERY_S = 10.0
+FORGOTTEN_S = 24 * 3600.0
+"""Drafts that are older are nobody's."""
+DRAFT = ".draft-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """What is asked for."""
+
+    job_id: str
+    """The id of the job, not its handle."""
+    checkpoint_id: str
+    model_id: str
+    base_model: str
+
+
+class Promotions:
+    """Carries promotions out, each in a thread of its own. Its methods wait, and belong into threads."""
+
+    def __init__(
+        self, database: Database, roots: Roots, models: BaseModels, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._roots = roots
+        self._models = models
+        self._clock = clock
+
+    def start(self, scope: Scope, wanted: Promotion) -> Operation:
+        """Begin a promotion; it may well be done when this returns.
+
+        Raises:
+            NotFoundError: there is no such checkpoint.
+            RefusedError: it cannot become a model, or is of another base model.
+            ConflictError: there is another model of that name.
+        """
+        with self._database.read() as connection:
+            job, checkpoint = self._checked(connection, scope, wanted)
+            before = _before(connection, scope, wanted)
+        now = self._clock()
+        operation = Operation(
+            account_id=job.account_id,
+            operation_id=f"promote-{wanted.model_id}-{secrets.token_hex(6)}",
+            request={
+                "job_id": wanted.job_id,
+                "checkpoint_id": checkpoint.checkpoint_id,
+                "model_id": wanted.model_id,
+                "base_model": wanted.base_model,
+            },
+            done=before is not None,
+            created_at=now,
+            worked_on_at=now,
+        )
+        self._database.write_now(lambda connection: promoted.begin(connection, scope, operation))
+        return operation if operation.done else self._work(scope, operation)
+
+    def poll(self, scope: Scope, operation_id: str) -> tuple[Operation, PromotedModel | None]:
+        """How far an operation is, and the model once it is there.
+
+        Raises:
+            NotFoundError: there is no such operation.
+        """
+
+        def read() -> tuple[Operation, PromotedModel | None]:
+            with self._database.read() as connection:
+                operation = promoted.operation(connection, scope, operation_id)
+                try:
+                    model = promoted.get(connection, scope, str(operation.request["model_id"]))
+                except NotFoundError:
+                    model = None
+            return operation, model
+
+        operation, model = read()
+        if operation.done or operation.worked_on_at > self._clock() - ABANDONED_S:
+            return operation, model
+        now = self._clock()
+        if self._database.write_now(lambda connection: promoted.take(connection, scope, operation, now)):
+            self._work(scope, operation)
+        return read()
+
+    def remove(self, scope: Scope, model_id: str) -> None:
+        """Forget a model, and remove its files.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        self._database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
+        path = promoted_path(self._artifacts, scope.account, model_id)
+        aside = path.with_name(f"{DRAFT}{secrets.token_hex(8)}")
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return
+        remove_tree(aside)
+
+    @property
+    def _artifacts(self) -> Path:
+        return self._roots.path(ARTIFACTS, "")
+
+    def _checked(self, connection: Connection, scope: Scope, wanted: Promotion) -> tuple[Job, Checkpoint]:
+        job = jobs.get(connection, scope, wanted.job_id, deleted=True)
+        checkpoint = checkpoints.get(connection, scope, wanted.checkpoint_id)
+        if checkpoint.job_id != job.job_id:
+            raise NotFoundError(f"job {job.handle or job.job_id} has no checkpoint {wanted.checkpoint_id}")
+        refused = why_not(checkpoint)
+        if refused is not None:
+            raise RefusedError(f"checkpoint {checkpoint.name or checkpoint.checkpoint_id} {refused}")
+        trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
+        if not self._same_model(trained, wanted.base_model, job.account_id):
+            raise RefusedError(f"base_model is {wanted.base_model}, and the checkpoint is of {trained}; name that")
+        return job, checkpoint
+
+    def _same_model(self, trained: str, named: str, account_id: str) -> bool:
+        """Whether two names mean one model; one that nobody knows any more is only itself."""
+        if trained == named:
+            return True
+        found = [self._models.find(name, account_id) for name in (trained, named)]
+        return None not in found and found[0].path == found[1].path  # type: ignore[union-attr]
+
+    def _work(self, scope: Scope, operation: Operation) -> Operation:
+        """Have a thread go on with an operation; how far it is soon after."""
+        thread = threading.Thread(target=self._carry_out, args=(scope, operation), name="promote", daemon=True)
+        thread.start()
+        thread.join(AT_ONCE_S)
+        with self._database.read() as connection:
+            return promoted.operation(connection, scope, operation.operation_id)
+
+    def _carry_out(self, scope: Scope, operation: Operation) -> None:
+        try:
+            self._promote(scope, operation)
+            return
+        except TrainmasterError as refused:
+            error = refused.message
+        except OSError as broken:
+            _log.warning("operation %s failed: %s", operation.operation_id, broken)
+            error = f"the files cannot be put in place: {broken}"
+        except Exception as bug:
+            _log.exception("operation %s failed", operation.operation_id)
+            error = f"it failed: {bug!r}"
+        self._database.write_now(lambda connection: promoted.finish(connection, scope, operation, error))
+
+    def _promote(self, scope: Scope, operation: Operation) -> None:
+        wanted = Promotion(**operation.request)
+        with self._database.read() as connection:
+            job, checkpoint = self._checked(connection, scope, wanted)
+            uid = accounts.get(connection, Scope.everything(), job.account_id).uid if os.geteuid() == 0 else None
+        target = promoted_path(self._artifacts, job.account_id, wanted.model_id)
+        draft = self._draft(target.parent, operation, uid)
+        aside = draft.with_name(f"{draft.name}-before")
+        try:
+            linker = Linker(uid=uid, tick=self._say(operation))
+            size = linker.link(open_below(self._artifacts, checkpoint.path), draft)
+            model = self._described(draft, checkpoint, wanted, job.account_id, size)
+
+            def work(connection: Connection) -> None:
+                # Inside the transaction: two promotions to one name must not both move their files there.
+                _before(connection, scope, wanted)
+                if target.exists():
+                    os.rename(target, aside)  # of one that ended before it was recorded
+                os.rename(draft, target)
+                promoted.put(connection, scope, model)
+                promoted.finish(connection, scope, operation)
+
+            self._database.write_now(work)
+        finally:
+            for left in (draft, aside):
+                if left.exists():
+                    remove_tree(left)
+
+    def _draft(self, home: Path, operation: Operation, uid: int | None) -> Path:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if uid is not None:
+            # The account's own trainers read it, as the user whom they run as.
+            home.parent.chmod(0o711)
+            os.chown(home, uid, -1)
+        draft = home / f"{DRAFT}{operation.operation_id}"
+        _remove_drafts(home, draft)
+        draft.mkdir(mode=0o700)
+        return draft
+
+    def _described(
+        self, draft: Path, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
+    ) -> PromotedModel:
+        adapter = read_config(draft / ADAPTER_CONFIG)
+        if not adapter and not (draft / CONFIG).is_file():
+            raise RefusedError("the checkpoint holds neither an adapter nor a model")
+        return PromotedModel(
+            account_id=account_id,
+            model_id=wanted.model_id,
+            job_id=checkpoint.job_id,
+            checkpoint_id=checkpoint.checkpoint_id,
+            base_model=wanted.base_model,
+            kind=PEFT_ADDON if adapter else BASE_MODEL,
+            details={"r": adapter.get("r"), "target_modules": adapter.get("target_modules")} if adapter else {},
+            size_bytes=size,
+            created_at=self._clock(),
+        )
+
+    def _say(self, operation: Operation) -> Callable[[], None]:
+        """What says, now and then, that an operation is still worked on."""
+        due = time.monotonic() + SAY_EVERY_S
+
+        def say() -> None:
+            nonlocal due, operation
+            if time.monotonic() < due:
+                return
+            due = time.monotonic() + SAY_EVERY_S
+            now = self._clock()
+            scope = Scope(operation.account_id)
+
+            def work(connection: Connection) -> Operation:
+                promoted.take(connection, scope, operation, now)
+                return promoted.operation(connection, scope, operation.operation_id)
+
+            operation = self._database.write_now(work)
+
+        return say
+
+
+def why_not(checkpoint: Checkpoint) -> str | None:
+    """Why a checkpoint cannot become a model; None when it can."""
+    if checkpoint.kind != SAMPLER:
+        return "was saved to train on; save one for sampling (save_weights_for_sampler) and promote that"
+    if checkpoint.attributes.get("sampler_kind") == DELTA:
+        return "is a difference to another one; save a base checkpoint and promote that"
+    if checkpoint.root != ARTIFACTS:
+        return "lies on an object store, from where it cannot be promoted"
+    return None
+
+
+def _before(connection: Connection, scope: Scope, wanted: Promotion) -> PromotedModel | None:
+    """The model that an earlier promotion of the very same checkpoint made."""
+    try:
+        there = promoted.get(connection, scope, wanted.model_id)
+    except NotFoundError:
+        return None
+    if there.checkpoint_id != wanted.checkpoint_id:
+        raise ConflictError(f"there is a model {wanted.model_id} already, from another checkpoint; take another name")
+    return there
+
+
+def _remove_drafts(home: Path, own: Path) -> None:
+    """Remove what is left of an earlier try, and of those that nobody went on with for a day."""
+    for path in home.glob(f"{DRAFT}*"):
+        with contextlib.suppress(OSError):
+            if path == own or path.stat().st_mtime < time.time() - FORGOTTEN_S:
+                remove_tree(path)

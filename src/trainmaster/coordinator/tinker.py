@@ -1,0 +1,223 @@
+"""Which job serves the models of plain Tinker clients, and starting it.
+
+There is one for each account, base model and mode. It is an ordinary job with a handle that follows from the model:
+made when the first model is asked for, used as long as it runs, resumed when it was parked for want of use or has
+ended. What is to be done follows from the job as it is; asking again does no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmaster.coordinator.base_models import BaseModel, BaseModels
+from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.explain import explain
+from trainmaster.core.errors import HandleTakenError, InvalidTransitionError, JobNotFoundError, TrainmasterError
+from trainmaster.core.job import Job
+from trainmaster.core.shapes import Chosen, Reference, Shapes
+from trainmaster.core.spec import SubmitJobRequest
+from trainmaster.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
+from trainmaster.core.suggest import choice_message
+from trainmaster.core.tinker import Category
+from trainmaster.core.trainer_request import WantedTrainer, on_shape
+from trainmaster.core.workloads.trainer_service import KIND, MAX_LORA_RANK, Mode
+from trainmaster.protocol.reasons import Reason
+from trainmaster.store import jobs, nodes
+from trainmaster.store.database import Database
+from trainmaster.store.scope import Scope
+
+MANAGED_BY = "tinker-door"
+"""The label of jobs that are made here."""
+ACTIVE_QUEUE = "active"
+PAUSED_CAPACITY = "paused_capacity"
+"""What clients call the state of a queue that moves, and of one that waits for machines."""
+_HANDLE_LENGTH = 63
+
+
+class TrainerFailedError(TrainmasterError):
+    """There is no trainer for this model, and waiting will not bring one."""
+
+    code = "TRAINER_FAILED"
+
+    def __init__(self, message: str, category: Category = Category.SERVER) -> None:
+        super().__init__(message)
+        self.category = category
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the trainer of a model stands."""
+
+    job: Job | None
+    ready: bool = False
+    """It answers."""
+    begun: bool = False
+    """It was seen to run, to wait or to start: when it ends from now on, that is news."""
+
+
+class TinkerTrainers:
+    """Finds and starts trainers. Its methods wait for the database, and belong into threads."""
+
+    def __init__(
+        self,
+        database: Database,
+        commands: Commands,
+        models: BaseModels,
+        shapes: Shapes,
+        *,
+        shape: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what jobs are made with; `shape` names a training shape, and empty leaves the choice to us."""
+        self._database = database
+        self._commands = commands
+        self._models = models
+        self._shapes = shapes
+        self._shape = shape
+        self._clock = clock
+
+    def model(self, name: str, account_id: str) -> BaseModel:
+        """The base model that an account means by a name.
+
+        Raises:
+            TrainerFailedError: there is none; says which there are.
+        """
+        found = self._models.find(name, account_id)
+        if found is None:
+            known = self._models.names
+            message = choice_message("base model", name, known) if known else f"this server has no base model {name!r}"
+            raise TrainerFailedError(message, Category.USER)
+        return found
+
+    def stand(
+        self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, begun_job: str | None = None
+    ) -> Standing:
+        """See to it that a trainer runs, or will; say how far it is.
+
+        Args:
+            scope: of one account.
+            base_model: as its client calls it.
+            mode: what the trainer's models may do.
+            created_by: who asks.
+            begun_job: the job that was seen to have begun for the same request. It is not started a second time.
+
+        Raises:
+            TrainerFailedError: it cannot be started, or has ended since.
+        """
+        model = self.model(base_model, scope.account)
+        if begun_job is not None:
+            job = self._find(scope, begun_job)
+            if job is None:
+                raise TrainerFailedError(f"its trainer, job {begun_job}, was deleted")
+            return self._begun(job)
+        job = self._find(scope, handle_of(model, mode))
+        if job is None:
+            return self._submitted(scope, model, mode, created_by)
+        if job.workload_kind != KIND:
+            raise TrainerFailedError(
+                f"job {job.job_id} has the handle {job.handle} and is no trainer: delete it, or give it another handle",
+                Category.USER,
+            )
+        return self._resumed(scope, job) if _may_resume(job) else self._begun(job, stopping_is_news=False)
+
+    def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
+        """What a model waits for: the state of its queue, as clients know it, and why."""
+        if job_id is None:
+            return PAUSED_CAPACITY, "its trainer is about to be started"
+        with self._database.read() as connection:
+            try:
+                job = jobs.get(connection, scope, job_id)
+            except JobNotFoundError:
+                return PAUSED_CAPACITY, f"its trainer, job {job_id}, was deleted"
+            if job.endpoint is not None:
+                return ACTIVE_QUEUE, None
+            told = f"its trainer, job {job.job_id}, is {job.status}"
+            why = explain(connection, scope, job, now=self._clock()).explanation if job.status in WAITING else None
+            return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
+
+    def _begun(self, job: Job, *, stopping_is_news: bool = True) -> Standing:
+        if job.status in ACTIVE and job.desired is not Desired.RUN:
+            # It will be resumed when it has stopped; until then nobody can.
+            return Standing(job=job, begun=stopping_is_news)
+        if job.status in ACTIVE | WAITING:
+            return Standing(job=job, ready=job.endpoint is not None, begun=True)
+        raise TrainerFailedError(_ended(job))
+
+    def _submitted(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> Standing:
+        try:
+            request = self._request(scope.account, model, mode)
+            return self._begun(self._commands.submit(scope, request, created_by=created_by).result().job)
+        except HandleTakenError:
+            return Standing(job=None)  # somebody was faster; look again
+        except TrainerFailedError:
+            raise
+        except TrainmasterError as error:
+            raise TrainerFailedError(f"its trainer cannot be made: {error.message}") from None
+
+    def _resumed(self, scope: Scope, job: Job) -> Standing:
+        try:
+            return self._begun(self._commands.resume(scope, job.job_id).result().job)
+        except (InvalidTransitionError, JobNotFoundError):
+            return Standing(job=None)  # somebody was faster; look again
+        except TrainerFailedError:
+            raise
+        except TrainmasterError as error:
+            raise TrainerFailedError(f"its trainer, job {job.job_id}, cannot be resumed: {error.message}") from None
+
+    def _request(self, account_id: str, model: BaseModel, mode: Mode) -> SubmitJobRequest:
+        rank = MAX_LORA_RANK if mode is Mode.LORA else 0
+        wanted = WantedTrainer(
+            job_id=handle_of(model, mode),
+            base_model=model.name,
+            lora_rank=rank,
+            forward_only=mode is Mode.FORWARD_ONLY,
+            display_name=f"Tinker trainer of {model.name}"[:63],
+            managed_by=MANAGED_BY,
+        )
+        chosen = self._chosen(account_id, model, mode, rank)
+        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._shape)
+
+    def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> Chosen:
+        if self._shape:
+            return self._shapes.named(Reference(account_id=account_id, shape=self._shape, version=None))
+        with self._database.read() as connection:
+            gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
+        chosen = self._shapes.choose(
+            gpus=gpus, base_model=model.name, lora_rank=rank, forward_only=mode is Mode.FORWARD_ONLY
+        )
+        if chosen is None:
+            where = "a GPU" if gpus else "the CPU"
+            raise TrainerFailedError(f"no training shape of this server is for {model.name} in mode {mode} on {where}")
+        return chosen
+
+    def _find(self, scope: Scope, job_id: str) -> Job | None:
+        with self._database.read() as connection:
+            try:
+                return jobs.get(connection, scope, job_id)
+            except JobNotFoundError:
+                return None
+
+
+def handle_of(model: BaseModel, mode: Mode) -> str:
+    """The handle of the job that serves a model: the same for all of its names, and another for another directory."""
+    first = min((model.name, *model.aliases))
+    tail = f"{mode.replace('_', '-')}-{hashlib.sha256(f'{first}={model.path}'.encode()).hexdigest()[:8]}"
+    plain = re.sub(r"[^a-z0-9]+", "-", first.lower()).strip("-")
+    room = _HANDLE_LENGTH - len("tinker--") - len(tail)
+    return f"tinker-{plain[-room:].strip('-')}-{tail}" if plain else f"tinker-{tail}"
+
+
+def _may_resume(job: Job) -> bool:
+    """Whether it stands still for a reason that the next model ends; who paused it by hand resumes it by hand."""
+    return job.status in TERMINAL or (job.status is JobStatus.PAUSED and job.reason is Reason.INACTIVE)
+
+
+def _ended(job: Job) -> str:
+    if job.status is JobStatus.PAUSED and job.reason is not Reason.INACTIVE:
+        return f"its trainer, job {job.job_id}, is paused; go on with `trainmaster resume {job.job_id}`"
+    why = ": ".join(part for part in (job.reason, job.message) if part)
+    return f"its trainer, job {job.job_id}, is {job.status}" + (f" ({why})" if why else "")

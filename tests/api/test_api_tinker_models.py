@@ -1,0 +1,219 @@
+"""The root Tinker door: models are made with trainers that the server starts for them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from api_world import COMMAND, Served, wait_for
+from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
+
+from trainmaster.api.routes.tinker import operations
+from trainmaster.core.job import Change
+from trainmaster.core.states import JobStatus
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls that tell at once what they wait for."""
+    monkeypatch.setattr(operations, "HOLD_S", 0.3)
+
+
+def test_capabilities_list_every_name_with_the_context_length_of_its_model(client: Client) -> None:
+    models = client.get("get_server_capabilities")["supported_models"]
+    assert [model["model_name"] for model in models] == sorted([MODEL, ALIAS, OTHER])
+    assert {model["max_context_length"] for model in models} == {CONTEXT_LENGTH}
+    assert all(model["trainable"] and model["sampleable"] for model in models)
+
+
+def test_first_model_starts_a_trainer_and_is_made_when_it_runs(client: Client, trainer: StandIn) -> None:
+    session_id = client.session()
+    ack = client.ask_for_model(session_id, user_metadata={"a": "b"})
+    assert ack["model_id"] == f"{session_id}:train:0"
+    job = client.trainer_job()
+    assert (job.workload_kind, job.handle and job.handle.startswith("tinker-")) == ("trainer_service", True)
+    assert job.spec["workload"]["base_model"] == MODEL
+    assert job.spec["workload"]["training_shape"].endswith("/trainingShapes/cpu/versions/1")
+    client.start_trainer(trainer)
+    assert client.result(ack) == {"model_id": ack["model_id"], "type": "create_model"}
+    (asked,) = trainer.of("create_model")
+    assert asked.json()["lora_config"]["rank"] == 8
+    assert asked.json()["user_metadata"] == {"a": "b"}
+    assert asked.headers["x-trainmaster-door"] == "tinker"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_model_that_waits_for_its_trainer_says_what_for(client: Client) -> None:
+    ack = client.ask_for_model(client.session())
+    job = client.trainer_job()
+    answer = client.post("retrieve_future", {"request_id": ack["request_id"], "allow_metadata_only": True})
+    assert (answer["type"], answer["queue_state"]) == ("try_again", "paused_capacity")
+    assert job.job_id in answer["queue_state_reason"]
+    assert answer["request_id"] == ack["request_id"]
+
+
+def test_request_for_a_model_that_comes_twice_is_one(client: Client, trainer: StandIn) -> None:
+    session_id = client.session()
+    assert client.ask_for_model(session_id) == client.ask_for_model(session_id)
+    client.start_trainer(trainer)
+    assert client.result(client.ask_for_model(session_id))["model_id"] == f"{session_id}:train:0"
+    assert len(trainer.of("create_model")) == 1
+
+
+def test_models_of_one_base_model_share_a_trainer_whatever_they_call_it(client: Client, trainer: StandIn) -> None:
+    first = client.model(trainer)
+    second = client.model(trainer, 1, base_model=ALIAS)
+    assert len(client.jobs()) == 1
+    assert first != second
+    assert [asked.json()["base_model"] for asked in trainer.of("create_model")] == [MODEL, ALIAS]
+
+
+def test_models_that_are_asked_for_at_once_share_one_trainer(client: Client, trainer: StandIn) -> None:
+    session_id = client.session()
+    with ThreadPoolExecutor(8) as pool:
+        acks = list(pool.map(lambda number: client.ask_for_model(session_id, number), range(8)))
+    client.start_trainer(trainer)
+    assert {client.result(ack)["model_id"] for ack in acks} == {f"{session_id}:train:{number}" for number in range(8)}
+    assert len(client.jobs()) == 1
+
+
+def test_other_base_model_and_other_mode_have_trainers_of_their_own(client: Client) -> None:
+    session_id = client.session()
+    client.ask_for_model(session_id, 0)
+    client.ask_for_model(session_id, 1, OTHER)
+    client.ask_for_model(session_id, 2, lora_config=None)
+    jobs = wait_for(lambda: len(found := client.jobs()) == 3 and found)
+    assert len({job.handle for job in jobs}) == 3
+    assert sorted(job.spec["workload"]["lora_rank"] > 0 for job in jobs) == [False, True, True]
+
+
+def test_unknown_base_model_fails_through_the_future_and_names_the_known_ones(client: Client) -> None:
+    answer = client.result(client.ask_for_model(client.session(), base_model="Qwen/Qwen3-80B"))
+    assert answer["category"] == "user"
+    for known in (MODEL, ALIAS, OTHER):
+        assert known in answer["error"]
+    assert client.jobs() == []
+
+
+def test_failure_of_the_trainer_fails_the_model_that_waits_for_it(client: Client) -> None:
+    ack = client.ask_for_model(client.session())
+    job = client.trainer_job()
+    client.world.start(job.job_id)
+    client.world.end(job.job_id, "EXITED_NONZERO", "no such weights")
+    answer = client.result(ack)
+    assert answer["category"] == "server"
+    assert "no such weights" in answer["error"]
+    assert client.result(ack) == answer  # and it stays so
+
+
+def test_trainer_that_ended_is_resumed_for_the_next_model(client: Client, trainer: StandIn) -> None:
+    client.model(trainer)
+    job = client.trainer_job()
+    client.world.end(job.job_id, "KILLED_BY_SIGNAL")
+    ack = client.ask_for_model(client.session())
+    wait_for(lambda: client.world.job(job.job_id).status is JobStatus.QUEUED)
+    client.start_trainer(trainer, job.job_id)
+    assert "model_id" in client.result(ack)
+    assert len(client.jobs()) == 1
+    assert client.world.job(job.job_id).attempt_count == 2
+
+
+def test_trainer_that_was_parked_for_want_of_use_is_resumed(client: Client, trainer: StandIn) -> None:
+    client.model(trainer)
+    job = client.trainer_job()
+    client.world.end(job.job_id, "INACTIVE")
+    assert client.world.job(job.job_id).status is JobStatus.PAUSED
+    client.ask_for_model(client.session())
+    wait_for(lambda: client.world.job(job.job_id).status is JobStatus.QUEUED)
+
+
+def test_trainer_that_was_paused_by_hand_is_left_alone(client: Client, trainer: StandIn) -> None:
+    client.model(trainer)
+    job = client.trainer_job()
+    client.world.end(job.job_id, "PAUSED")
+    answer = client.result(client.ask_for_model(client.session()))
+    assert "trainmaster resume" in answer["error"]
+    assert client.world.job(job.job_id).status is JobStatus.PAUSED
+
+
+def test_trainer_that_was_deleted_is_made_anew(client: Client, trainer: StandIn) -> None:
+    client.model(trainer)
+    job = client.trainer_job()
+    client.world.end(job.job_id, "KILLED_BY_SIGNAL")
+    client.world.commands.delete(Scope(client.account_id), job.job_id).result()
+    client.ask_for_model(client.session())
+    assert wait_for(lambda: [each for each in client.jobs() if each.job_id != job.job_id])
+
+
+def test_refusal_of_the_trainer_is_the_models(client: Client, trainer: StandIn) -> None:
+    ack = client.ask_for_model(client.session())
+    trainer.results[":0"] = {"error": "rank 8 is odd", "category": "user"}
+    client.start_trainer(trainer)
+    assert client.result(ack) == {"error": "rank 8 is odd", "category": "user"}
+
+
+def test_model_is_made_by_another_server_after_a_restart(tinker_world: TinkerWorld, trainer: StandIn) -> None:
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world, "restarted") as client:
+        ack = client.ask_for_model(client.session())
+        client.trainer_job()
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world, "restarted") as client:
+        client.start_trainer(trainer)
+        assert client.result(ack)["model_id"] == ack["model_id"]
+
+
+def test_model_is_made_though_the_server_died_while_its_trainer_made_it(
+    tinker_world: TinkerWorld, trainer: StandIn
+) -> None:
+    trainer.gate.clear()
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world, "died") as client:
+        ack = client.ask_for_model(client.session())
+        client.start_trainer(trainer)
+        wait_for(lambda: trainer.of("retrieve_future"))
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world, "died") as client:
+        trainer.gate.set()
+        assert client.result(ack)["model_id"] == ack["model_id"]
+
+
+def test_handle_that_another_job_has_is_told(client: Client, stranger: Client, tinker_served: Served) -> None:
+    client.ask_for_model(client.session())
+    handle = client.trainer_job().handle
+    document = {**COMMAND, "handle": handle}
+    stranger.http.post(f"{tinker_served.url}/v1/jobs", json=document).raise_for_status()
+    answer = stranger.result(stranger.ask_for_model(stranger.session()))
+    assert str(handle) in answer["error"]
+
+
+def test_info_of_a_model_has_what_its_client_called_it(client: Client, trainer: StandIn) -> None:
+    model_id = client.model(trainer, base_model=ALIAS)
+    info = client.post("get_info", {"model_id": model_id, "type": "get_info"})
+    assert info["model_id"] == model_id
+    assert info["model_data"] == {"model_name": ALIAS, "tokenizer_id": ALIAS}
+    assert (info["is_lora"], info["lora_rank"]) == (True, 8)
+
+
+def test_model_needs_a_session_of_its_account_that_goes_on(client: Client, stranger: Client) -> None:
+    session_id = stranger.session()
+    document = {"session_id": session_id, "model_seq_id": 0, "base_model": MODEL}
+    assert "there is no session" in client.post("create_model", document, expect=404)["error"]["message"]
+    stranger.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}})
+    stranger.post("create_model", document, expect=410)
+
+
+def test_trainer_is_asked_by_a_name_that_it_knows(client: Client, trainer: StandIn) -> None:
+    """An operator may give a model another name while its trainer runs."""
+    ack = client.ask_for_model(client.session())
+    job = client.trainer_job()
+    spec = {**job.spec, "workload": {**job.spec["workload"], "base_model": ALIAS, "aliases": []}}
+    client.world.change(job.job_id, lambda job: Change(job=job.evolve(spec=spec, version=job.version + 1)))
+    client.start_trainer(trainer)
+    assert "model_id" in client.result(ack)
+    assert trainer.of("create_model")[0].json()["base_model"] == ALIAS
+
+
+def test_run_remembers_its_trainer(client: Client, trainer: StandIn) -> None:
+    model_id = client.model(trainer)
+    with client.world.database.read() as connection:
+        run = tinker.get_run(connection, Scope(client.account_id), model_id)
+    assert run.trainer == trainer.trainer

@@ -1,0 +1,204 @@
+"""The root Tinker door: sessions, which need no trainer, and what clients ask before anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from api_world import Served, wait_for
+from tinker_world import MODEL, Client, StandIn, TinkerWorld
+
+from trainmaster.api.tinker import use
+from trainmaster.core.keys import KeyScope
+from trainmaster.store import tinker
+from trainmaster.store.scope import Scope
+
+
+def stored(client: Client, session_id: str) -> Any:
+    with client.world.database.read() as connection:
+        return tinker.get_session(connection, Scope(client.account_id), session_id)
+
+
+def test_request_for_a_session_that_comes_twice_makes_one(client: Client, stranger: Client) -> None:
+    first = client.post("create_session", {"sdk_version": "1"}, X_Idempotency_Key="k")
+    assert client.post("create_session", {"sdk_version": "1"}, X_Idempotency_Key="k") == first
+    assert client.post("create_session", {"sdk_version": "1"}, X_Idempotency_Key="other") != first
+    assert client.post("create_session", {"sdk_version": "1"}) != client.post("create_session", {"sdk_version": "1"})
+    assert stranger.post("create_session", {"sdk_version": "1"}, X_Idempotency_Key="k") != first
+
+
+def test_session_is_shown_with_what_is_in_it(client: Client, trainer: StandIn) -> None:
+    session_id = client.session(user_metadata={"a": 1}, display_name="mine", project_id="p")
+    assert client.get(f"sessions/{session_id}") == {
+        "training_run_ids": [],
+        "sampler_ids": [],
+        "user_metadata": {"a": "1"},
+        "display_name": "mine",
+    }
+    client.ask_for_model(session_id, 0)
+    assert client.get(f"sessions/{session_id}")["training_run_ids"] == [f"{session_id}:train:0"]
+
+
+def test_sessions_are_listed_newest_first_and_in_pages(client: Client, stranger: Client) -> None:
+    stranger.session()
+    made = [client.session() for _ in range(5)]
+    assert client.get("sessions")["sessions"] == made[::-1]
+    assert client.get("sessions", limit=2, offset=1)["sessions"] == made[::-1][1:3]
+    client.get("sessions", limit=0, expect=422)
+    client.get("sessions", offset="x", expect=422)
+
+
+def test_sessions_of_another_account_are_not_there(client: Client, stranger: Client) -> None:
+    session_id = client.session()
+    stranger.get(f"sessions/{session_id}", expect=404)
+    stranger.post("session_heartbeat", {"session_id": session_id}, expect=404)
+    stranger.post(f"sessions/{session_id}/finish", expect=404)
+    stranger.call("PUT", f"sessions/{session_id}/project", {"project_id": "p"}, expect=404)
+    assert stranger.post("sessions/search", {"session_id": session_id})["sessions"] == []
+    client.post("session_heartbeat", {"session_id": session_id})
+
+
+def test_finished_session_tells_its_client_to_stop(client: Client) -> None:
+    session_id = client.session()
+    assert client.post("session_heartbeat", {"session_id": session_id}) == {"type": "session_heartbeat"}
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "errored"}, "detail": "oh"})
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": "done"})
+    client.post("session_heartbeat", {"session_id": session_id}, expect=410)
+    client.post("session_heartbeat", {"session_id": "sess-none"}, expect=404)
+    assert stored(client, session_id).finish == {"reason": {"type": "errored"}, "detail": "oh"}
+
+
+def test_trainers_let_go_of_a_session_that_is_finished(client: Client, trainer: StandIn) -> None:
+    model_id = client.model(trainer)
+    session_id = model_id.partition(":")[0]
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
+    (sent,) = wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
+    assert sent.headers["x-trainmaster-door"] == "tinker"
+
+
+def test_session_whose_client_is_gone_is_finished_for_it(
+    tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(use, "LOOK_EVERY_S", 0.2)
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
+        model_id = client.model(trainer)
+        silent = model_id.partition(":")[0]
+        lively = client.session()
+
+        def age(connection: Any) -> None:
+            ages = {silent: 0.0, lively: 0.0}
+            tinker.note_use(connection, Scope.everything(), sessions_heard=ages, runs_used={})
+
+        tinker_world.database.write_now(age)
+        client.post("session_heartbeat", {"session_id": lively})
+        wait_for(lambda: trainer.of(f"sessions/{silent}/finish"))
+        assert stored(client, silent).finish["reason"] == {"type": "interrupted"}
+        client.post("session_heartbeat", {"session_id": lively})
+        assert stored(client, lively).finished_at is None
+
+
+def test_heartbeats_are_kept(tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
+        session_id = client.session()
+        before = stored(client, session_id).heartbeat_at
+        client.post("session_heartbeat", {"session_id": session_id})
+        wait_for(lambda: stored(client, session_id).heartbeat_at > before)
+
+
+def test_search_finds_by_name_metadata_project_and_status(client: Client) -> None:
+    plain = client.session()
+    named = client.session(display_name="Nightly run of the new model", user_metadata={"team": "a", "seed": 1})
+    moved = client.session(user_metadata={"team": "a", "seed": 2})
+    client.call("PUT", f"sessions/{moved}/project", {"project_id": "archive"})
+    client.post(f"sessions/{moved}/finish", {"reason": {"type": "success"}, "detail": "done"})
+
+    def search(**query: Any) -> list[str]:
+        return [each["session_id"] for each in client.post("sessions/search", query)["sessions"]]
+
+    assert search() == [moved, named, plain]
+    assert search(display_name="model NIGHTLY") == [named]
+    assert search(display_name="nightly", session_id=plain) == [named, plain]
+    assert search(session_id=plain) == [plain]
+    assert search(user_metadata={"team": "a"}) == [moved, named]
+    assert search(user_metadata={"team": "a", "seed": "1"}) == [named]
+    assert search(project_ids=["archive"]) == [moved]
+    assert search(statuses=[{"type": "active"}]) == [named, plain]
+    assert search(statuses=[{"type": "client_finished"}]) == [moved]
+    assert search(statuses=[{"type": "client_finished", "reasons": ["errored"]}]) == []
+    assert search(statuses=[{"type": "failed"}]) == []
+    assert search(owner={"type": "user", "owner_urns": ["nobody"]}) == []
+    assert search(owner={"type": "accessible"}) == [moved, named, plain]
+    client.post("sessions/search", {"limit": 1000}, expect=422)
+
+
+def test_search_goes_on_where_a_page_ended(client: Client) -> None:
+    made = [client.session() for _ in range(5)]
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = client.post("sessions/search", {"limit": 2, **({"cursor": cursor} if cursor else {})})
+        found += [each["session_id"] for each in page["sessions"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == made[::-1]
+
+
+def test_search_counts_what_a_session_saved(client: Client, trainer: StandIn) -> None:
+    model_id = client.model(trainer)
+    client.save(model_id, "a")
+    client.save(model_id, "a", "sampler")
+    (found,) = client.post("sessions/search", {})["sessions"]
+    assert (found["checkpoints_count"], found["checkpoint_storage_bytes"]) == (2, 20)
+    assert found["status"] == {"type": "active"}
+    assert found["owner"] == client.account_id
+    assert found["project_id"]
+
+
+def test_clients_are_left_at_their_defaults(client: Client) -> None:
+    assert client.post("client/config", {"sdk_version": "0.36.0"}) == {}
+    assert client.post("client/dynamic_config", {"sdk_version": "0.36.0"}) == {"sample_cancel_enabled": True}
+    assert client.post("telemetry", {"events": [{"a": 1}] * 100}) == {"status": "accepted"}
+    assert client.get("healthz") == {"status": "ok"}
+
+
+def test_key_says_whose_it_is(client: Client) -> None:
+    told = client.get("auth/apikey/me")
+    assert isinstance(told["key_id"], int)
+    assert told["details"]["org_details"]["name"] == client.account_id
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "audit"),
+        ("GET", "billing/usage/events"),
+        ("POST", "auth/token"),
+        ("DELETE", "auth/apikey/me"),
+        ("POST", "copy_weights"),
+        ("POST", "join_sampling_session"),
+    ],
+)
+def test_what_is_not_done_here_says_why(client: Client, method: str, path: str) -> None:
+    """With a status that clients do not take for a fault of the moment."""
+    assert len(client.call(method, path, expect=400)["error"]["message"]) > 20
+
+
+def test_trace_export_and_custom_losses_are_refused_where_clients_look(client: Client) -> None:
+    assert client.get(f"sessions/{client.session()}/trace_export")["status"] == "failed"
+    answer = client.result(client.post("create_custom_loss", {"session_id": "s", "name": "n"}))
+    assert answer["category"] == "user"
+
+
+def test_door_needs_a_key_and_its_scope(tinker_served: Served, tinker_world: TinkerWorld) -> None:
+    with httpx.Client(base_url=f"{tinker_served.url}/api/v1/") as http:
+        assert http.post("create_session", json={}).status_code == 401
+        assert http.post("create_session", json={}, headers={"X-API-Key": "tml-wrong"}).status_code == 401
+        only_reads = {"X-API-Key": tinker_world.key("viewer", KeyScope.VIEW)}
+        assert http.post("create_session", json={}, headers=only_reads).status_code == 403
+        assert http.get("training_runs", headers=only_reads).status_code == 200
+        document = {"session_id": "s", "model_seq_id": 0, "base_model": MODEL}
+        assert http.post("create_model", json=document, headers=only_reads).status_code == 403

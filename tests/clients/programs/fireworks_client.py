@@ -1,0 +1,241 @@
+"""What a user of `fireworks-ai` does: trainer jobs from their creation to their deletion, and training in between."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import fireworks.training.sdk as fireworks
+from batches import batch, logprobs, losses
+from scenarios import ask, main, raised
+
+URL = os.environ["FIREWORKS_BASE_URL"]
+KEY = os.environ["FIREWORKS_API_KEY"]
+MODEL = "accounts/fireworks/models/qwen3-8b"
+ADAM = fireworks.AdamParams(learning_rate=0.02)
+
+manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
+
+
+def started(job_id: str, **fields: Any) -> Any:
+    config = fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id=job_id, **fields)
+    return manager.create_and_wait(config, poll_interval_s=0.2, timeout_s=120)
+
+
+def service_of(endpoint: Any) -> Any:
+    return fireworks.FiretitanServiceClient(base_url=endpoint.base_url, api_key=KEY)
+
+
+def trainer_on(endpoint: Any, **options: Any) -> Any:
+    return service_of(endpoint).create_training_client(base_model=MODEL, **{"lora_rank": 8, "seed": 1, **options})
+
+
+def shapes() -> Any:
+    """A training shape, resolved and launched."""
+    profile = manager.resolve_training_profile("accounts/fireworks/trainingShapes/cpu")
+    again = manager.resolve_training_profile(profile.training_shape_version)
+    endpoint = started("on-a-shape", lora_rank=8, training_shape_ref=profile.training_shape_version)
+    passed = trainer_on(endpoint).forward(batch(fireworks), "cross_entropy").result()
+    manager.delete(endpoint.job_id)
+    return {
+        "version": profile.training_shape_version,
+        "again": vars(again) == vars(profile),
+        "context": profile.max_supported_context_length,
+        "nodes": profile.node_count,
+        "endpoint_context": endpoint.max_context_length,
+        "rows": len(logprobs(passed)),
+        "missing": raised(lambda: manager.resolve_training_profile("accounts/fireworks/trainingShapes/nobodys")),
+        "short": raised(lambda: manager.resolve_training_profile("cpu")),
+    }
+
+
+def lifecycle() -> Any:
+    """Created once, however often it is asked for; seen; deleted; and then its id is spent."""
+    config = {"lora_rank": 8, "display_name": "a trainer", "inactivity_timeout": timedelta(minutes=30)}
+    endpoint = started("lifecycle", **config)
+    again = manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id="lifecycle", **config))
+    job = manager.get("lifecycle")
+    existing = manager.wait_for_existing("lifecycle", poll_interval_s=0.2, timeout_s=30)
+    manager.delete("lifecycle")
+    gone = manager.try_get("lifecycle")
+    return {
+        "account": manager.account_id,
+        "endpoint": endpoint.base_url,
+        "job_name": endpoint.job_name,
+        "same": (again.job_id, existing.base_url) == (endpoint.job_id, endpoint.base_url),
+        "state": job["state"],
+        "display_name": job.get("displayName"),
+        "after": gone and gone.get("state"),
+        "recreated": raised(
+            lambda: manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id="lifecycle"))
+        ),
+        "missing": raised(lambda: manager.get("nobodys")),
+    }
+
+
+def refused() -> Any:
+    """What the server does not want, and why."""
+
+    def created(**fields: Any) -> Any:
+        return raised(lambda: manager.create(fireworks.TrainerJobConfig(**{"base_model": MODEL, **fields})))
+
+    stranger = fireworks.TrainerJobManager(api_key="fw_nobody", base_url=URL)
+    return {
+        "unknown_model": created(base_model="accounts/fireworks/models/nobodys"),
+        "unknown_argument": created(extra_args=["--no-such-argument"]),
+        "unknown_shape": created(training_shape_ref="accounts/fireworks/trainingShapes/nobodys"),
+        "stranger": raised(lambda: stranger.account_id),
+        "resume_of_nothing": raised(lambda: manager.resume_and_wait("nobodys", timeout_s=5)),
+    }
+
+
+def train() -> Any:
+    """Training, waited for and not; a reference; a loss of one's own; what is saved; what is left to promote."""
+    endpoint = started("trained", lora_rank=8)
+    data = batch(fireworks)
+    trainer = trainer_on(endpoint)
+    waited = losses(trainer, ADAM, data, 6)
+
+    other = trainer_on(endpoint)
+    pairs = [(other.forward_backward(data, "cross_entropy"), other.optim_step(ADAM)) for _ in range(6)]
+    sent = [passed.result().metrics["loss:sum"] for passed, _ in pairs]
+    for _, stepped in pairs:
+        stepped.result()
+
+    service = service_of(endpoint)
+    policy = service.create_training_client(base_model=MODEL, lora_rank=8, seed=2)
+    untrained = logprobs(policy.forward(data, "cross_entropy").result())
+    losses(policy, ADAM, data, 2)
+    reference = service.create_reference_client(base_model=MODEL, lora_rank=8, policy_client=policy)
+    frozen = logprobs(reference.forward(data, "cross_entropy").result())
+
+    def cross_entropy(data: list[Any], said: list[Any]) -> Any:
+        rows = zip(data, said, strict=True)
+        return sum(-(lp * one.loss_fn_inputs["weights"].to_torch()).sum() for one, lp in rows), {"mine": 1.0}
+
+    custom = trainer_on(endpoint)
+    own = []
+    for _ in range(3):
+        own.append(custom.forward_backward_custom(data, cross_entropy).result().metrics["loss:sum"])
+        custom.optim_step(ADAM).result()
+
+    normalized = trainer_on(endpoint)
+    normalized.forward_backward(data, "cross_entropy").result()
+    metrics = (
+        normalized.optim_step(ADAM, grad_accumulation_normalization="num_loss_tokens", emit_grad_norm_metrics="basic")
+        .result()
+        .metrics
+    )
+
+    trainer.save_state("step-6").result()
+    went_on = losses(trainer, ADAM, data, 3)
+    trainer.load_state_with_optimizer("step-6").result()
+    rewound = losses(trainer, ADAM, data, 3)
+    saved = trainer.save_weights_for_sampler_ext("step-9")
+    return {
+        "waited": waited,
+        "sent": sent,
+        "untrained": untrained,
+        "frozen": frozen,
+        "custom": own,
+        "optim_metrics": metrics,
+        "went_on": went_on,
+        "rewound": rewound,
+        "sampler": {"path": saved.path, "snapshot_name": saved.snapshot_name},
+        "on_the_trainer": trainer.list_checkpoints(),
+        "checkpoints": manager.list_checkpoints("trained"),
+        "job": manager.get("trained")["state"],
+        "mistake": raised(lambda: trainer.load_state("no-such-state").result()),
+    }
+
+
+def promote() -> Any:
+    """After `train`: its job is deleted, and what it left becomes a model."""
+    manager.delete("trained")
+    left = manager.list_checkpoints("trained")
+    [promotable] = [one for one in left if one["promotable"]]
+    model = manager.promote_checkpoint(name=promotable["name"], output_model_id="my-model", base_model=MODEL)
+    again = raised(
+        lambda: manager.promote_checkpoint(name=promotable["name"] + "-x", output_model_id="other", base_model=MODEL)
+    )
+    return {"left": left, "model": model, "again": again}
+
+
+def managed() -> Any:
+    """The service client makes its trainer itself, on a shape that the server chooses, and comes back to it later."""
+    wanted = {
+        "base_model": MODEL,
+        "lora_rank": 8,
+        "seed": 1,
+        "create_deployment": False,
+        "api_key": KEY,
+        "base_url": URL,
+    }
+    data = batch(fireworks)
+    service = fireworks.FiretitanServiceClient.from_firetitan_config(**wanted)
+    trainer = service.create_training_client(lora_rank=8)
+    losses(trainer, ADAM, data, 2)
+    path = trainer.save_state("half").result().path
+    went_on = losses(trainer, ADAM, data, 3)
+    job_id = service.managed_trainer_job_id
+    service.close()
+    again = fireworks.FiretitanServiceClient.from_firetitan_config(**wanted, trainer_job_id=job_id)
+    resumed = losses(again.create_training_client_from_state_with_optimizer(path), ADAM, data, 3)
+    found = {"went_on": went_on, "resumed": resumed, "shape": manager.get(job_id).get("trainingShape")}
+    again.close()
+    manager.delete(job_id)
+    return found
+
+
+def full_parameters() -> Any:
+    """All weights trained, and a second job beside it that only looks."""
+    endpoint = started("full", lora_rank=0)
+    data = batch(fireworks)
+    trainer = trainer_on(endpoint, lora_rank=0)
+    found = losses(trainer, fireworks.AdamParams(learning_rate=0.005), data, 4)
+    paths = [trainer.save_weights_for_sampler_ext(f"s{index}").path for index in range(2)]
+    manager.delete("full")
+    types = [one["checkpointType"] for one in manager.list_checkpoints("full")]
+    return {"losses": found, "paths": paths, "types": types}
+
+
+def forward_only() -> Any:
+    """A frozen model."""
+    endpoint = started("reference", forward_only=True)
+    client = trainer_on(endpoint, lora_rank=0)
+    found = logprobs(client.forward(batch(fireworks), "cross_entropy").result())
+    refused = raised(lambda: client.forward_backward(batch(fireworks), "cross_entropy").result())
+    manager.delete("reference")
+    return {"rows": len(found), "refused": refused}
+
+
+def killed() -> Any:
+    """The trainer is killed under a client, twice; the job is resumed, and goes on from what was saved."""
+    endpoint = started("killed", lora_rank=8)
+    data = batch(fireworks)
+    trainer = trainer_on(endpoint)
+    losses(trainer, ADAM, data, 2)
+    trainer.save_state("step-2").result()
+    found: dict[str, Any] = {"went_on": losses(trainer, ADAM, data, 3)}
+
+    ask("kill the trainer", job="killed")
+    # At once, when nobody may have noticed yet.
+    endpoint = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
+    found["of_a_dead_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
+    trainer = trainer_on(endpoint, seed=9)
+    trainer.load_state_with_optimizer("step-2").result()
+    found["reconnected"] = losses(trainer, ADAM, data, 3)
+
+    ask("kill the trainer", job="killed")
+    found["of_a_stopped_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
+    found["state"] = manager.get("killed")["state"]
+    endpoint = manager.resume_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
+    trainer = trainer_on(endpoint, seed=9)
+    trainer.load_state_with_optimizer("step-2").result()
+    found["resumed"] = losses(trainer, ADAM, data, 3)
+    found["running"] = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=60).base_url
+    manager.delete("killed")
+    return found
+
+
+if __name__ == "__main__":
+    main(shapes, lifecycle, refused, train, promote, managed, full_parameters, forward_only, killed)

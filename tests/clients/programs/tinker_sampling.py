@@ -1,0 +1,100 @@
+"""What a user of `tinker` does with a sampling client."""
+
+from typing import Any
+
+import tinker
+from batches import batch, datum, logprobs, losses, sequence
+from tinker_session import ADAM, MODEL, new_trainer, prompt, sampled
+
+
+def sample() -> Any:
+    """A trained model, asked in every way."""
+    trainer = new_trainer()
+    losses(trainer, ADAM, batch(tinker), 5)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    several = sampled(sampler, 3, seed=7)
+    greedy = sampled(sampler, 1, temperature=0.0, max_tokens=12)[0]
+    # How likely training finds what was sampled.
+    differences = []
+    for one in [*several, *sampled(sampler, 2, seed=8, max_tokens=32)]:
+        tokens = prompt().to_ints() + one["tokens"]
+        data = [datum(tinker, tokens)]
+        trained = logprobs(trainer.forward(data, "cross_entropy").result())[0][-len(one["tokens"]) :]
+        differences += [abs(a - b) for a, b in zip(trained, one["logprobs"], strict=True)]
+    stop = greedy["tokens"][4]
+    until_token = sampled(sampler, 1, temperature=0.0, max_tokens=12, stop=[stop])[0]
+    before = sampled(sampler, 2, seed=11)
+    losses(trainer, ADAM, batch(tinker, start=16), 10)
+    return {
+        "several": several,
+        "again": sampled(sampler, 3, seed=7),
+        "greedy": greedy,
+        "greedy_again": sampled(sampler, 1, temperature=0.0, max_tokens=12)[0],
+        "mean_difference": sum(differences) / len(differences),
+        "stop": stop,
+        "until_token": until_token,
+        "before": before,
+        "after_ten_more_steps": sampled(sampler, 2, seed=11),
+        "of_the_new_weights": sampled(trainer.save_weights_and_get_sampling_client(), 2, seed=11),
+        "top_one": sampled(sampler, 1, seed=5, top_k=1, max_tokens=12)[0],
+    }
+
+
+def stop_strings() -> Any:
+    """Where the text of what was sampled says so."""
+    trainer = new_trainer()
+    sampler = trainer.save_weights_and_get_sampling_client()
+    plain = sampled(sampler, 1, temperature=0.0, max_tokens=16)[0]["tokens"]
+    return {
+        "plain": plain,
+        "tokenizer": [sampler.get_tokenizer().decode([token]) for token in plain],
+        "stopped": [
+            sampled(sampler, 1, temperature=0.0, max_tokens=16, stop=[sampler.get_tokenizer().decode([token])])[0]
+            for token in plain[:3]
+        ],
+    }
+
+
+def prompt_logprobs() -> Any:
+    """How likely a prompt is, and what else would have been."""
+    trainer = new_trainer()
+    sampler = trainer.save_weights_and_get_sampling_client()
+    trained = logprobs(trainer.forward([datum(tinker, sequence(0, 6))], "cross_entropy").result())[0]
+    answer = sampler.sample(
+        prompt(),
+        num_samples=1,
+        sampling_params=tinker.SamplingParams(max_tokens=1),
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=3,
+    ).result()
+    return {
+        "trained": trained,
+        "computed": [None if value is None else float(value) for value in sampler.compute_logprobs(prompt()).result()],
+        "included": [None if value is None else float(value) for value in answer.prompt_logprobs],
+        "top": [None if row is None else [[int(k), float(v)] for k, v in row] for row in answer.topk_prompt_logprobs],
+    }
+
+
+def base_sampler() -> Any:
+    """The model as it is, without any training."""
+    sampler = tinker.ServiceClient().create_sampling_client(base_model=MODEL)
+    untrained = new_trainer().save_weights_and_get_sampling_client()
+    return {
+        "base": sampled(sampler, 2, seed=3),
+        "untrained": sampled(untrained, 2, seed=3),
+    }
+
+
+def short_after_long() -> Any:
+    """A short request that is sent after a long one ends before it."""
+    sampler = new_trainer().save_weights_and_get_sampling_client()
+    ended: list[str] = []
+    futures = []
+    for name, count in (("long", 256), ("short", 4)):
+        params = tinker.SamplingParams(max_tokens=count, temperature=1.0, seed=1, stop=[])
+        future = sampler.sample(prompt(), num_samples=1, sampling_params=params)
+        future.add_done_callback(lambda _, name=name: ended.append(name))
+        futures.append(future)
+    for future in futures:
+        future.result()
+    return ended

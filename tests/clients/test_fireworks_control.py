@@ -1,0 +1,106 @@
+"""The control plane with the real `fireworks-ai`: every field of a TrainerJobConfig, and the generated REST client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from client_programs import Client, facts
+
+from real_server import RealServer
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def results(client: Callable[[str], Client]) -> dict[str, Any]:
+    return client("fireworks").scenarios("fireworks_control.py", timeout_s=200)
+
+
+@pytest.fixture(scope="module")
+def shown(results: dict[str, Any]) -> dict[str, Any]:
+    found = facts(results, "fields")
+    assert found["forgotten"] == []
+    return dict(found["shown"])
+
+
+@pytest.mark.parametrize(
+    ("field", "member", "value"),
+    [
+        ("lora_rank", "trainingConfig.loraRank", 16),
+        ("max_context_length", "trainingConfig.maxContextLength", 128),
+        ("learning_rate", "trainingConfig.learningRate", 0.5),
+        ("gradient_accumulation_steps", "trainingConfig.gradientAccumulationSteps", 1),
+        ("node_count", "nodeCount", 2),
+        ("trainer_replica_count", "nodeCount", 3),
+        ("display_name", "displayName", "mine"),
+        ("hot_load_deployment_id", "hotLoadDeploymentId", "d-1"),
+        ("custom_image_tag", "trainingConfig.customImageTag", "tag-7"),
+        ("extra_args", "trainingConfig.extraArgs", ["--max-adapters", "3", "--precision=float32"]),
+        ("extra_values", "trainingConfig.extraArgs", ["--keep-results-s=60"]),
+        ("accelerator_type", "trainingConfig.acceleratorType", "NVIDIA_H100_80GB"),
+        ("accelerator_count", "trainingConfig.acceleratorCount", 2),
+        ("forward_only", "forwardOnly", True),
+        ("inactivity_timeout", "inactivityTimeout", "1800s"),
+        ("skip_validations", "trainingConfig.region", "US_NOWHERE_1"),
+        ("purpose", "purpose", "a test"),
+        ("preemptible", "preemptible", True),
+        ("managed_by", "managedBy", "a test"),
+        ("use_reservation", "state", "JOB_STATE_PENDING"),
+        ("reservation_target", "state", "JOB_STATE_PENDING"),
+    ],
+)
+def test_field_is_shown_as_it_was_sent(shown: dict[str, Any], field: str, member: str, value: Any) -> None:
+    found: Any = shown[field]
+    for part in member.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_fields_that_name_a_place_are_honoured(shown: dict[str, Any]) -> None:
+    assert shown["training_shape_ref"]["trainingShape"].endswith("/trainingShapes/cpu/versions/1")
+    assert "/trainingShapes/" in shown["auto_select_training_shape"]["trainingShape"]
+    assert shown["requested_job_id"]["name"].endswith("/rlorTrainerJobs/field-requested")
+
+
+def test_fields_without_an_effect_say_why(results: dict[str, Any]) -> None:
+    refused = facts(results, "fields")["refused"]
+    assert "no projection head" in refused["projection_head_dim"]["message"]
+    # That is the client's own word: it lets no account do so but one.
+    assert refused["disable_inactivity_cleanup"]["type"] == "ValueError"
+
+
+def test_trainer_that_waits_says_for_what(results: dict[str, Any]) -> None:
+    found = facts(results, "waiting")
+    assert found["late"]["type"] == "TimeoutError"
+    assert "region=US_NOWHERE_1" in found["before"]["statusMessage"]
+    assert found["states"] == ["JOB_STATE_CANCELLED", "JOB_STATE_PENDING", "JOB_STATE_PENDING", "JOB_STATE_DELETED"]
+    assert found["ended"]["type"] == "RuntimeError"
+
+
+def test_generated_client_lists_trainers(results: dict[str, Any]) -> None:
+    found = facts(results, "lists")
+    assert found["by_name"] == ["list-a", "list-b", "list-c"]
+    assert found["by_age"] == ["list-b", "list-a", "list-c"]
+    assert found["filtered"] == ["list-b"]
+    assert found["wrong"]["type"] == "BadRequestError"
+    assert found["typed"] == "accounts/fireworks/models/qwen3-8b"
+
+
+def test_base_models_are_described(results: dict[str, Any]) -> None:
+    found = facts(results, "models")
+    assert found["moe"] is False
+    assert (found["missing"]["type"], found["missing"]["status"]) == ("ModelDetailsUnavailableError", 404)
+    assert found["listed"] == ["accounts/fireworks/models/qwen3-8b"]
+
+
+@pytest.mark.parametrize("prefix", ["fw_", "tml-"])
+def test_keys_of_either_shape_are_made_and_taken(service_server: RealServer, prefix: str) -> None:
+    body = {"name": "other", "scopes": ["view", "manage"], "prefix": prefix}
+    key = service_server.data("POST", "/v1/keys", body)["key"]
+    assert key.startswith(prefix)
+    for headers in ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}):
+        found = httpx.get(f"{service_server.url}/v1/accounts", headers=headers).json()
+        assert [account["name"] for account in found["accounts"]] == ["accounts/default"]

@@ -1,0 +1,255 @@
+"""The `tinker` package, latest version, against a real server: everything that its users do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from client_model import FIREWORKS_NAME, HUB_NAME
+from client_programs import Client, facts, kill_trainer
+from lossy_proxy import LossyProxy
+
+from real_server import RealServer
+
+pytestmark = pytest.mark.timeout(600)
+
+WITH_TORCH = ("custom_loss",)
+"""These need the environment of tinker-cookbook, where the same client has torch beside it."""
+
+
+@pytest.fixture(scope="module")
+def results(client: Callable[[str], Client]) -> dict[str, Any]:
+    """What every scenario has to say that leaves the server alone."""
+    names = (
+        "capabilities",
+        "train",
+        "pipelined",
+        "accumulated",
+        "chunked",
+        "policy_losses",
+        "two_clients",
+        "sample",
+        "stop_strings",
+        "prompt_logprobs",
+        "base_sampler",
+        "short_after_long",
+        "save_and_resume",
+        "saved_sampler",
+        "rest",
+        "mistakes",
+    )
+    return client("tinker").scenarios("tinker_client.py", *names)
+
+
+def test_capabilities_name_the_models(results: dict[str, Any]) -> None:
+    assert {HUB_NAME, FIREWORKS_NAME} <= set(facts(results, "capabilities"))
+
+
+def test_training_lowers_the_loss(results: dict[str, Any]) -> None:
+    found = facts(results, "train")
+    losses = [step["loss"] for step in found["steps"]]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.8 * losses[0]
+    for step in found["steps"]:
+        assert step["of_rows"] == pytest.approx(step["loss"], rel=1e-5)
+    assert found["lengths"] == found["wanted_lengths"]
+    assert found["forward_is_the_same"]
+    assert all(name.count(":") == 1 for name in found["metrics"])
+
+
+def test_pipelined_training_is_the_same_as_waiting(results: dict[str, Any]) -> None:
+    found = facts(results, "pipelined")
+    assert found["sent"] == found["waited"]
+    assert found["sent"][-1] < found["sent"][0]
+
+
+def test_gradients_accumulate_until_a_step(results: dict[str, Any]) -> None:
+    one, two = facts(results, "accumulated")
+    for row, other in zip(one, two, strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+
+def test_large_batches_travel_in_chunks_and_come_back_in_order(results: dict[str, Any]) -> None:
+    found = facts(results, "chunked")
+    assert found["rows"] == 2100
+    assert found["in_order"]
+    assert found["loss"] == pytest.approx(found["of_rows"], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro"])
+def test_policy_losses_raise_what_was_good_and_lower_what_was_bad(results: dict[str, Any], loss: str) -> None:
+    found = facts(results, "policy_losses")[loss]
+    assert found["liked"] > 0 > found["disliked"]
+
+
+def test_importance_sampling_of_the_own_samples_has_ratio_one(results: dict[str, Any]) -> None:
+    """Two sequences of advantage 1 and one of -1, eleven tokens each."""
+    assert facts(results, "policy_losses")["importance_sampling"]["loss"] == pytest.approx(-11.0, rel=1e-5)
+
+
+def test_adapters_do_not_see_each_other(results: dict[str, Any]) -> None:
+    found = facts(results, "two_clients")
+    assert found["together"] == found["alone"]
+
+
+def test_custom_losses_are_computed_in_the_client(client: Callable[[str], Client]) -> None:
+    found = facts(client("cookbook").scenarios("tinker_client.py", *WITH_TORCH), "custom_loss")
+    assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
+    assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
+
+
+def test_samples_repeat_with_their_seed(results: dict[str, Any]) -> None:
+    found = facts(results, "sample")
+    assert found["several"] == found["again"]
+    assert found["greedy"] == found["greedy_again"]
+    assert len({tuple(one["tokens"]) for one in found["several"]}) > 1
+    assert [len(one["tokens"]) == 8 or one["stop_reason"] == "stop" for one in found["several"]] == [True] * 3
+    assert found["top_one"]["tokens"] == found["greedy"]["tokens"]
+
+
+def test_sampling_and_training_agree_on_log_probabilities(results: dict[str, Any]) -> None:
+    assert facts(results, "sample")["mean_difference"] < 1e-6
+
+
+def test_samples_end_with_the_token_that_stops_them(results: dict[str, Any]) -> None:
+    found = facts(results, "sample")
+    tokens = found["greedy"]["tokens"]
+    assert found["until_token"]["tokens"] == tokens[: tokens.index(found["stop"]) + 1]
+    assert found["until_token"]["stop_reason"] == "stop"
+
+
+def test_samples_end_with_the_string_that_stops_them(results: dict[str, Any]) -> None:
+    found = facts(results, "stop_strings")
+    for word, one in zip(found["tokenizer"], found["stopped"], strict=False):
+        first = next(index for index, other in enumerate(found["tokenizer"]) if word in other)
+        assert one["tokens"] == found["plain"][: first + 1]
+        assert one["stop_reason"] == "stop"
+
+
+def test_snapshots_do_not_change_with_training(results: dict[str, Any]) -> None:
+    found = facts(results, "sample")
+    assert found["after_ten_more_steps"] == found["before"]
+    assert found["of_the_new_weights"] != found["before"]
+
+
+def test_prompts_have_log_probabilities(results: dict[str, Any]) -> None:
+    found = facts(results, "prompt_logprobs")
+    assert found["computed"][0] is None
+    assert found["computed"][1:] == pytest.approx(found["trained"], abs=1e-5)
+    assert found["included"] == found["computed"]
+    for logprob, top in zip(found["computed"][1:], found["top"][1:], strict=True):
+        assert len(top) == 3
+        assert max(value for _, value in top) >= logprob - 1e-5
+
+
+def test_base_model_can_be_sampled(results: dict[str, Any]) -> None:
+    found = facts(results, "base_sampler")
+    assert [one["tokens"] for one in found["base"]] == [one["tokens"] for one in found["untrained"]]
+
+
+def test_short_requests_do_not_wait_for_long_ones(results: dict[str, Any]) -> None:
+    assert facts(results, "short_after_long") == ["short", "long"]
+
+
+def test_resumed_training_goes_on_as_if_uninterrupted(results: dict[str, Any]) -> None:
+    found = facts(results, "save_and_resume")
+    assert found["path"].startswith("tinker://")
+    assert found["path"].endswith("/weights/half")
+    assert found["resumed"] == found["went_on"]
+    assert found["loaded"] == found["went_on"]
+    assert found["without_optimizer"][0] == found["went_on"][0]
+    assert found["without_optimizer"] != found["went_on"]
+
+
+def test_saved_weights_are_sampled_by_other_sessions(results: dict[str, Any]) -> None:
+    found = facts(results, "saved_sampler")
+    for index, one in enumerate(found["others"]):
+        assert one["path"].endswith(f"/sampler_weights/for-sampling-{index}")
+        assert (one["other"], one["base_model"]) == (found["own"], HUB_NAME)
+
+
+def test_rest_client_lists_and_changes_what_is_saved(results: dict[str, Any]) -> None:
+    found = facts(results, "rest")
+    run_id = found["run"]["id"]
+    assert found["run"] == {"id": run_id, "base_model": HUB_NAME, "rank": 8, "lora": True}
+    assert found["listed"] == [
+        ["sampler_weights/two", "sampler", f"tinker://{run_id}/sampler_weights/two"],
+        ["weights/one", "training", f"tinker://{run_id}/weights/one"],
+    ]
+    assert found["by_path"] is found["mine"] is found["runs"] is found["published"] is True
+    assert found["session_has_run"] is found["sessions"] is True
+    assert found["info"] == {"base_model": HUB_NAME, "is_lora": True, "lora_rank": 8}
+    assert found["expires"] != "None"
+    assert found["left"] == [found["weights"]]
+    assert "two" in found["gone"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("unknown_model", "nobody/knows-it"),
+        ("unknown_loss", "no_such_loss"),
+        ("wrong_length", "target_tokens"),
+        ("token_outside", "100000"),
+        ("too_long", "512"),
+        ("missing_input", "logprobs"),
+        ("missing_state", "nothing"),
+    ],
+)
+def test_mistakes_are_told_of(results: dict[str, Any], mistake: str, words: str) -> None:
+    error = facts(results, "mistakes")["mistakes"][mistake]
+    assert error["type"] in ("RequestFailedError", "BadRequestError", "NotFoundError"), error
+    assert words in error["message"], error
+    if error["type"] == "RequestFailedError":
+        assert error["category"].lower().endswith("user"), error
+
+
+def test_mistakes_leave_the_model_as_it_was(results: dict[str, Any]) -> None:
+    losses = facts(results, "mistakes")["losses"]
+    assert losses == [step["loss"] for step in facts(results, "train")["steps"]][:3]
+
+
+def test_wrong_keys_are_refused(results: dict[str, Any]) -> None:
+    assert facts(results, "mistakes")["mistakes"]["wrong_key"]["type"] == "AuthenticationError"
+
+
+def test_lost_answers_change_nothing(results: dict[str, Any], client: Callable[[str], Client]) -> None:
+    """What was done and not acknowledged is asked for again, and done once."""
+    through = client("tinker")
+    with LossyProxy(through.url).serving() as proxy:
+        through.url = proxy.url
+        found = facts(through.scenarios("tinker_client.py", "save_and_resume"), "save_and_resume")
+    assert {"forward_backward", "optim_step", "retrieve_future"} <= set(proxy.lost)
+    assert {**found, "path": ""} == {**facts(results, "save_and_resume"), "path": ""}
+
+
+def test_restart_of_the_server_loses_nothing(client: Callable[[str], Client], service_server: RealServer) -> None:
+    """Between the acknowledgement of requests and the first look at their results."""
+
+    def restart(_: dict[str, Any]) -> None:
+        port = service_server.url.rpartition(":")[2]
+        service_server.kill()
+        service_server.arguments = (*service_server.arguments, "--port", port)
+        service_server.start()
+
+    program = client("tinker").scenarios("tinker_client.py", "restarted", asked={"restart the server": restart})
+    found = facts(program, "restarted")
+    # The three passes see the same weights, as the step comes after them.
+    assert len(set(found["during"])) == 1
+    assert found["before"][-1] > found["during"][0] > found["after"][-1]
+
+
+def test_killed_trainer_goes_on_from_what_was_saved(
+    client: Callable[[str], Client], service_server: RealServer
+) -> None:
+    def kill(_: dict[str, Any]) -> None:
+        [job] = [one for one in service_server.data("GET", "/v1/jobs")["jobs"] if one["status"] == "TRAINING"]
+        kill_trainer(service_server, job["job_id"])
+
+    program = client("tinker").scenarios("tinker_client.py", "trainer_killed", asked={"kill the trainer": kill})
+    found = facts(program, "trainer_killed")
+    assert found["later"]["type"] == "RequestFailedError"
+    assert found["later"]["category"].lower().endswith("server")
+    assert found["path"] in found["later"]["message"]
+    assert found["resumed"] == found["went_on"]

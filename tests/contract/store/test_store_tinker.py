@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from store_records import ACME, EVERYTHING, OTHER, new_job
+
+from trainmaster.core.errors import NotFoundError
+from trainmaster.core.job import Change, Checkpoint
+from trainmaster.core.tinker import RunState, TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.core.workloads.trainer_service import Mode
+from trainmaster.store import accounts, checkpoints, jobs, tinker
+from trainmaster.store.database import Database
+
+
+def session(session_id: str, account_id: str = "acme", **fields: Any) -> TinkerSession:
+    values: dict[str, Any] = {"created_at": 100.0, "heartbeat_at": 100.0, "tags": ("a",), "user_metadata": {"b": [1]}}
+    return TinkerSession(session_id=session_id, account_id=account_id, **{**values, **fields})
+
+
+def run(model_id: str, account_id: str = "acme", **fields: Any) -> TinkerRun:
+    values: dict[str, Any] = {
+        "session_id": model_id.partition(":")[0],
+        "base_model": "m",
+        "mode": Mode.LORA,
+        "request": {"lora_config": {"rank": 4}},
+        "created_at": 100.0,
+        "used_at": 100.0,
+    }
+    return TinkerRun(model_id=model_id, account_id=account_id, **{**values, **fields})
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    def fill(connection: sa.Connection) -> None:
+        for account_id in ("acme", "other"):
+            accounts.ensure(connection, EVERYTHING, account_id, 99.0)
+        jobs.insert(connection, ACME, Change(job=new_job("job-1")))
+        for number in range(3):
+            tinker.open_session(connection, ACME, session(f"s{number}", created_at=100.0 + number))
+        tinker.open_session(connection, OTHER, session("theirs", "other"))
+
+    database.write_now(fill)
+    return database
+
+
+def test_session_comes_back_as_it_was_stored(filled: Database) -> None:
+    full = session("full", idempotency_key="k", project_id="p", display_name="d", sdk_version="1")
+    filled.write_now(lambda connection: tinker.open_session(connection, ACME, full))
+    with filled.read() as connection:
+        assert tinker.get_session(connection, ACME, "full") == full
+        with pytest.raises(NotFoundError):
+            tinker.get_session(connection, OTHER, "full")
+
+
+def test_session_of_one_request_is_made_once_in_its_account(filled: Database) -> None:
+    first = filled.write_now(lambda c: tinker.open_session(c, ACME, session("a", idempotency_key="k")))
+    again = filled.write_now(lambda c: tinker.open_session(c, ACME, session("b", idempotency_key="k")))
+    theirs = filled.write_now(lambda c: tinker.open_session(c, OTHER, session("c", "other", idempotency_key="k")))
+    assert (first.session_id, again.session_id, theirs.session_id) == ("a", "a", "c")
+
+
+def test_sessions_are_listed_newest_first(filled: Database) -> None:
+    with filled.read() as connection:
+        assert [each.session_id for each in tinker.sessions(connection, ACME, limit=2)] == ["s2", "s1"]
+        assert [each.session_id for each in tinker.sessions(connection, ACME, limit=2, offset=2)] == ["s0"]
+        after = tinker.sessions(connection, ACME, limit=9, before=(102.0, "s2"))
+        assert [each.session_id for each in after] == ["s1", "s0"]
+        assert len(tinker.sessions(connection, EVERYTHING, limit=9)) == 4
+
+
+def test_first_word_about_the_end_of_a_session_stands(filled: Database) -> None:
+    for at, detail in ((5.0, "first"), (6.0, "second")):
+        filled.write_now(
+            lambda c, at=at, detail=detail: tinker.finish_session(c, ACME, "s0", at=at, finish={"detail": detail})
+        )
+    with filled.read() as connection:
+        found = tinker.get_session(connection, ACME, "s0")
+        assert (found.finished_at, found.finish) == (5.0, {"detail": "first"})
+        assert tinker.get_session(connection, ACME, "s1").finished_at is None
+
+
+def test_silent_sessions_are_ended_and_no_others(filled: Database) -> None:
+    def work(connection: sa.Connection) -> list[str]:
+        tinker.note_use(connection, EVERYTHING, sessions_heard={"s1": 500.0, "theirs": 10.0}, runs_used={})
+        return tinker.end_silent(connection, EVERYTHING, before=200.0, at=600.0, finish={"detail": "silent"})
+
+    assert set(filled.write_now(work)) == {"s0", "s2", "theirs"}
+    assert filled.write_now(work) == []
+
+
+def test_run_comes_back_as_it_was_settled(filled: Database) -> None:
+    made = filled.write_now(lambda c: tinker.open_run(c, ACME, run("s0:train:0")))
+    again = filled.write_now(lambda c: tinker.open_run(c, ACME, run("s0:train:0", base_model="another")))
+    assert made == again
+    settled = replace(made, state=RunState.CREATED, job_id="job-1", attempt=3)
+    filled.write_now(lambda c: tinker.settle_run(c, ACME, settled))
+    with filled.read() as connection:
+        assert tinker.get_run(connection, ACME, "s0:train:0") == settled
+        assert tinker.runs_of_session(connection, ACME, "s0") == [settled]
+        with pytest.raises(NotFoundError):
+            tinker.get_run(connection, OTHER, "s0:train:0")
+
+
+def test_runs_that_began_are_listed_newest_first_with_their_number(filled: Database) -> None:
+    def fill(connection: sa.Connection) -> None:
+        for number in range(4):
+            began = {"state": RunState.FAILED if number == 3 else RunState.CREATED, "created_at": 100.0 + number}
+            tinker.open_run(connection, ACME, run(f"s{number % 2}:train:{number}", **began))
+        tinker.move_session(connection, ACME, "s1", "project")
+
+    filled.write_now(fill)
+    with filled.read() as connection:
+        found, total = tinker.runs(connection, ACME, limit=2)
+        assert ([each.model_id for each in found], total) == (["s0:train:2", "s1:train:1"], 3)
+        found, total = tinker.runs(connection, ACME, limit=2, project_id="project")
+        assert ([each.model_id for each in found], total) == (["s1:train:1"], 1)
+        assert tinker.runs(connection, OTHER, limit=9) == ([], 0)
+
+
+def test_use_of_runs_is_noted(filled: Database) -> None:
+    filled.write_now(lambda c: tinker.open_run(c, ACME, run("s0:train:0")))
+    filled.write_now(
+        lambda c: tinker.note_use(c, EVERYTHING, sessions_heard={}, runs_used={"s0:train:0": 200.0, "gone": 1.0})
+    )
+    with filled.read() as connection:
+        assert tinker.get_run(connection, ACME, "s0:train:0").used_at == 200.0
+
+
+def test_samplers_belong_to_their_session(filled: Database) -> None:
+    sampler = TinkerSampler(sampler_id="x", account_id="acme", session_id="s0", base_model="m", created_at=1.0)
+    for _ in range(2):
+        filled.write_now(lambda c: tinker.add_sampler(c, ACME, sampler))
+    with filled.read() as connection:
+        assert tinker.samplers_of_session(connection, ACME, "s0") == [sampler]
+        assert tinker.find_sampler(connection, ACME, "x") == sampler
+        assert tinker.find_sampler(connection, OTHER, "x") is None
+
+
+def test_weights_of_a_run_are_found_and_the_latest_of_a_name_has_it(filled: Database) -> None:
+    job = new_job("job-1")
+
+    def saved(checkpoint_id: str, at: float, **fields: Any) -> Checkpoint:
+        attributes = {"door": "tinker", "model_id": "s0:train:0", **fields.pop("attributes", {})}
+        values = {"attempt": 1, "step": 1, "root": "artifacts", "path": checkpoint_id, "kind": "training", "name": "a"}
+        return Checkpoint(
+            checkpoint_id=checkpoint_id, job_id="job-1", created_at=at, attributes=attributes, **{**values, **fields}
+        )
+
+    made = [
+        saved("first", 1.0),
+        saved("second", 2.0),
+        saved("sampler", 3.0, kind="sampler"),
+        saved("other-run", 4.0, attributes={"model_id": "s1:train:0"}),
+        saved("other-door", 5.0, attributes={"door": "fireworks"}),
+        saved("own", 6.0, kind="", name=""),
+    ]
+    filled.write_now(lambda c: checkpoints.register(c, ACME, job, made))
+    of_run = run("s0:train:0", job_id="job-1")
+    with filled.read() as connection:
+        found = tinker.weights_of_run(connection, ACME, of_run)
+        assert [each.checkpoint_id for each in found] == ["sampler", "second"]
+        everything = tinker.weights(connection, ACME)
+        assert [each.checkpoint_id for each in everything] == ["other-run", "sampler", "second"]
+        assert tinker.weights(connection, OTHER) == []
+        assert tinker.weights_of_run(connection, ACME, run("s2:train:0")) == []
+
+
+def test_nothing_is_written_out_of_scope(filled: Database) -> None:
+    for write in (
+        lambda c: tinker.open_session(c, OTHER, session("x")),
+        lambda c: tinker.open_run(c, OTHER, run("s0:train:9")),
+        lambda c: tinker.settle_run(c, OTHER, run("s0:train:9")),
+        lambda c: tinker.finish_session(c, OTHER, "s0", at=1.0, finish={}),
+        lambda c: tinker.move_session(c, OTHER, "s0", "p"),
+        lambda c: tinker.note_use(c, ACME, sessions_heard={}, runs_used={}),
+        lambda c: tinker.end_silent(c, ACME, before=1.0, at=1.0, finish={}),
+    ):
+        with pytest.raises(NotFoundError):
+            filled.write_now(write)
+
+
+def test_account_goes_with_its_sessions(filled: Database) -> None:
+    def fill(connection: sa.Connection) -> None:
+        tinker.open_run(connection, OTHER, run("theirs:train:0", "other"))
+        sampler = {"account_id": "other", "session_id": "theirs", "base_model": "m", "created_at": 1.0}
+        tinker.add_sampler(connection, OTHER, TinkerSampler(sampler_id="y", **sampler))
+        accounts.remove(connection, EVERYTHING, "other")
+
+    filled.write_now(fill)
+    with filled.read() as connection, pytest.raises(NotFoundError):
+        tinker.get_session(connection, EVERYTHING, "theirs")
