@@ -102,13 +102,17 @@ def test_request_reaches_the_trainer_without_the_jobs_address(door: Door, runnin
         "X-Trainmaster-Door": "tinker",
         "X-Trainmaster-Source": "/etc",
         "x-trainmaster-other": "x",
+        "x-trainmaster-token": "mine",
     }
     seen = door.call("POST", f"{running}/a%2Fb?x=1", content=b"\x00\xff not JSON", headers=headers)
     assert (seen["method"], seen["path"], seen["length"]) == ("POST", "/api/v1/a%2Fb?x=1", 11)
     assert seen["headers"]["x-mine"] == "1"
     assert seen["headers"]["x-trainmaster-door"] == "fireworks"
     ours = {name for name in seen["headers"] if name.startswith("x-trainmaster-")}
-    assert ours == {"x-trainmaster-door"}
+    assert ours == {"x-trainmaster-door", "x-trainmaster-token"}
+    attempt = door.job("trainer").attempt
+    assert attempt is not None
+    assert seen["headers"]["x-trainmaster-token"] == attempt.rank_token
     assert door.key not in json.dumps(seen)
     assert door.call("GET", f"{running}/healthz")["path"] == "/api/v1/healthz"
 
@@ -310,6 +314,9 @@ def test_deleted_trainer_answers_for_its_futures_alone(door: Door, world: World,
 
 
 def test_jobs_other_address_does_not_let_our_headers_in_either(door: Door, running: str) -> None:
-    headers = {"X-Trainmaster-Source": "/etc", "X-Trainmaster-Door": "tinker"}
-    seen = door.call("GET", "/v1/jobs/trainer/proxy/x", headers=headers)
-    assert not any(name.startswith("x-trainmaster-") for name in seen["headers"])
+    headers = {"X-Trainmaster-Source": "/etc", "X-Trainmaster-Door": "tinker", "X-Trainmaster-Token": "mine"}
+    seen = door.call("GET", "/v1/jobs/trainer/proxy/x", headers=headers)["headers"]
+    assert {name for name in seen if name.startswith("x-trainmaster-")} == {"x-trainmaster-token"}
+    attempt = door.job("trainer").attempt
+    assert attempt is not None
+    assert seen["x-trainmaster-token"] == attempt.rank_token

@@ -19,8 +19,11 @@ from trainmaster.service import channel
 class RunningFront:
     """Starts when it is entered; ends, with its engine, when it is left."""
 
-    def __init__(self, *, attempt: int = 1, ready: bool = True, checkpoints=(), delays=None, **settings: float) -> None:
+    def __init__(
+        self, *, attempt: int = 1, ready: bool = True, checkpoints=(), delays=None, token_file="", **settings: float
+    ) -> None:
         self._attempt = attempt
+        self._token_file = token_file
         self._ready = ready
         self._checkpoints = checkpoints
         self._delays = delays or {}
@@ -36,7 +39,12 @@ class RunningFront:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
             pass_fds=[far.fileno()],
-            env={**os.environ, environment.JOB_ID: "job-1", environment.ATTEMPT: str(self._attempt)},
+            env={
+                **os.environ,
+                environment.JOB_ID: "job-1",
+                environment.ATTEMPT: str(self._attempt),
+                environment.TOKEN_FILE: str(self._token_file),
+            },
         )
         far.close()
         self.url = f"http://127.0.0.1:{port}"

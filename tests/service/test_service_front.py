@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from plain_client import PROTOBUF, Client, json_pass, sample, wait_for
 from running_front import RunningFront
 from stub_engine import BASE_MODEL, CAPABILITIES
 
+from trainmaster.protocol.services import TOKEN_HEADER
 from trainmaster.service import schema
 from trainmaster.service.messages import Ready
 
@@ -324,3 +326,14 @@ def test_unknown_paths_say_why(front: RunningFront) -> None:
     joined = front.http.post("join_sampling_session", json={})
     assert joined.status_code == 404
     assert joined.json()["error"]
+
+
+def test_port_is_for_those_who_know_the_token_of_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with RunningFront(token_file=tmp_path / "token") as front:
+        assert front.http.get("healthz").status_code == 200
+        for headers in ({}, {TOKEN_HEADER: "another"}):
+            refused = front.http.post("create_session", json={}, headers=headers)
+            assert refused.status_code == 401
+            assert "go through the server" in refused.json()["error"]
+        assert front.http.post("create_session", json={}, headers={TOKEN_HEADER: "secret"}).status_code == 200

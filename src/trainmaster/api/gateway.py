@@ -28,6 +28,7 @@ from trainmaster.core.errors import ConflictError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.states import ACTIVE, WAITING, Desired
+from trainmaster.protocol.services import TOKEN_HEADER
 from trainmaster.store import jobs
 
 _log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Gateway:
         onward = httpx.Request(
             request.method,
             _target(host, request),
-            headers=_onward_headers(request, host),
+            headers=_onward_headers(request, job, host),
             content=_body(request, sent_all) if has_body else None,
             # Only the connection has a time limit: a training step may well take an hour.
             extensions={"timeout": httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict()},
@@ -222,7 +223,7 @@ def _target(host: str, request: Request) -> httpx.URL:
     return httpx.URL(f"http://{host}", raw_path=path + (b"?" + query if query else b""))
 
 
-def _onward_headers(request: Request, host: str) -> list[tuple[bytes, bytes]]:
+def _onward_headers(request: Request, job: Job, host: str) -> list[tuple[bytes, bytes]]:
     scope = request.scope
     named = _named_by_connection(scope["headers"])
     credential = credential_of(request).encode("latin-1", "replace")
@@ -243,6 +244,7 @@ def _onward_headers(request: Request, host: str) -> list[tuple[bytes, bytes]]:
         "X-Forwarded-Prefix": address,
         "X-Forwarded-For": client[0] if client else "",
         REQUEST_ID: request_id_of(request),
+        TOKEN_HEADER: job.attempt.rank_token if job.attempt else "",
     }
     ours = {name.lower().encode() for name in forwarded}
     headers = [(name, value) for name, value in headers if name not in ours]

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from trainmaster.core.tinker import Trainer
+from trainmaster.protocol.services import TOKEN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0
@@ -22,6 +23,7 @@ KEEP_IDLE_S = 30.0
 """Less than the time after which a trainer closes an idle connection."""
 MOST_IDLE = 256
 """Kept for one trainer: as many polls at a time are nothing unusual."""
+TOKEN = TOKEN_HEADER.encode()
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 256 << 10
 
@@ -37,6 +39,8 @@ class Connection:
     """One connection to a trainer."""
 
     trainer: Trainer
+    token: bytes
+    """By which the trainer knows that the server asks."""
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     idle_since: float = 0.0
@@ -122,8 +126,8 @@ class Connections:
         self._idle.pop(trainer, None)
         return None
 
-    async def open(self, trainer: Trainer, address: str) -> Connection:
-        """A new connection to where a trainer answers.
+    async def open(self, trainer: Trainer, address: str, token: str) -> Connection:
+        """A new connection to where a trainer answers; `token` is what its ranks hold.
 
         Raises:
             BrokenOffError: nobody does.
@@ -135,7 +139,7 @@ class Connections:
             )
         except (OSError, TimeoutError) as error:
             raise BrokenOffError(f"the trainer does not answer: {error or type(error).__name__}") from None
-        return Connection(trainer=trainer, reader=reader, writer=writer)
+        return Connection(trainer=trainer, token=token.encode(), reader=reader, writer=writer)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last answer was read to its end."""
@@ -179,7 +183,8 @@ class Connections:
         """
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
-                await _send(connection.writer, method, target, headers, body, patience)
+                known = [*headers, (TOKEN, connection.token)]
+                await _send(connection.writer, method, target, known, body, patience)
                 status, received = await _head(connection.reader)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             connection.close()

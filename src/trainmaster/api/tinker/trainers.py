@@ -174,20 +174,21 @@ class Trainers:
 
     async def _open(self, trainer: Trainer) -> Connection:
         try:
-            return await self._connections.open(trainer, await self._address(trainer))
+            return await self._connections.open(trainer, *await self._address(trainer))
         except BrokenOffError:
             # It may have ended since it was last looked at.
             self._seen.pop(trainer.job_id, None)
             await self._address(trainer)
             raise
 
-    async def _address(self, trainer: Trainer) -> str:
+    async def _address(self, trainer: Trainer) -> tuple[str, str]:
+        """Where it answers, and the token that its ranks hold."""
         job = await self._look(trainer.job_id)
         if job is None or job.attempt is None or job.attempt.number != trainer.attempt:
             raise TrainerGoneError(trainer, job)
         if job.endpoint is None:
             raise BrokenOffError(f"the trainer of job {job.job_id} does not answer yet")
-        return job.endpoint
+        return job.endpoint, job.attempt.rank_token
 
     async def _look(self, job_id: str) -> Job | None:
         """The job as it was within the last second; those who ask at the same time share one look."""

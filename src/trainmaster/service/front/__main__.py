@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import uvicorn
 
@@ -36,10 +37,12 @@ def main() -> int:
     options = parser.parse_args()
     attempt = Attempt(job_id=os.environ[environment.JOB_ID], number=int(os.environ[environment.ATTEMPT]))
     settings = Settings(attempt=attempt, **{limit.name: getattr(options, limit.name) for limit in limits})
-    return serve(settings, socket.socket(fileno=options.channel), host=options.host, port=options.port)
+    token_file = os.environ.get(environment.TOKEN_FILE)
+    token = Path(token_file).read_text().strip() if token_file else ""
+    return serve(settings, socket.socket(fileno=options.channel), host=options.host, port=options.port, token=token)
 
 
-def serve(settings: Settings, end: socket.socket, *, host: str, port: int) -> int:
+def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token: str = "") -> int:
     """Serve until the engine at the other end is gone; 0 when it went in order."""
     _allow_many_connections()
     _collect_rarely()
@@ -50,7 +53,7 @@ def serve(settings: Settings, end: socket.socket, *, host: str, port: int) -> in
 
     server = _Server(
         uvicorn.Config(
-            make_app(front, end, stop=stop),
+            make_app(front, end, stop=stop, token=token),
             host=host,
             port=port,
             log_level="warning",

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from trainmaster.service.front.guarding import Guarded
 from trainmaster.service.front.pacing import Paced
-from trainmaster.service.front.routes import EXCEPTION_HANDLERS, ROUTES, URGENT
+from trainmaster.service.front.routes import EXCEPTION_HANDLERS, HEALTH, ROUTES, URGENT
 from trainmaster.service.front.state import Front
 
 
-def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None]) -> ASGIApp:
-    """The application; `stop` is called when it should end."""
+def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None], token: str = "") -> ASGIApp:
+    """The application; `stop` is called when it should end. With a token, it is for those alone who know it."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -35,4 +36,5 @@ def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None]) -> A
 
     app = Starlette(routes=ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.state.front = front
-    return Paced(app, urgent=URGENT)
+    paced = Paced(app, urgent=URGENT)
+    return Guarded(paced, token=token, open_to_all=frozenset({HEALTH})) if token else paced

@@ -17,6 +17,7 @@ from trainmaster.service.messages import TRAINING_OPS
 Handler = Callable[[Request], Awaitable[Response]]
 
 PREFIX = "/api/v1"
+HEALTH = f"{PREFIX}/healthz"
 _CLIENT_GONE = 499
 _SERVER_ANSWERS = ("training_runs", "checkpoints", "sessions", "audit", "billing", "auth", "copy_weights")
 """What begins so is about records, which the server keeps and a trainer does not."""
@@ -188,7 +189,7 @@ ROUTES = [
     ),
     Route(f"{PREFIX}/session_heartbeat", session_heartbeat, methods=["POST"]),
     Route(f"{PREFIX}/telemetry", telemetry, methods=["POST"]),
-    Route(f"{PREFIX}/healthz", healthz, methods=["GET"]),
+    Route(HEALTH, healthz, methods=["GET"]),
     _post("create_session", create_session),
     _post("sessions/{session_id}/finish", finish_session),
     _post("create_model", work.create_model),
@@ -207,7 +208,7 @@ ROUTES = [
     Route(f"{PREFIX}/samplers/{{sampler_id}}", _when_ready(sampler), methods=["GET"]),
 ]
 
-URGENT = frozenset({f"{PREFIX}/session_heartbeat", f"{PREFIX}/healthz"})
+URGENT = frozenset({f"{PREFIX}/session_heartbeat", HEALTH})
 """What is answered before everything else: who is not heard is taken for dead."""
 
 EXCEPTION_HANDLERS = {HTTPException: _unknown, ClientDisconnect: _left, Exception: _broken}
