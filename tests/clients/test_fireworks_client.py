@@ -81,6 +81,12 @@ def test_gradient_norms_are_reported(results: dict[str, Any]) -> None:
     assert any("norm" in name for name in metrics), metrics
 
 
+def test_every_loss_of_a_policy_is_announced_and_computed(results: dict[str, Any]) -> None:
+    policies = facts(results, "train")["policies"]
+    assert len(policies) == 7
+    assert len({round(loss, 3) for loss in policies.values()}) > 3, policies
+
+
 def test_states_are_loaded_with_their_optimizer(results: dict[str, Any]) -> None:
     found = facts(results, "train")
     assert found["rewound"] == found["went_on"]

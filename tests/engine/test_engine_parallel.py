@@ -16,8 +16,6 @@ import pytest
 import torch
 from tiny_models import make_checkpoint
 
-from trainmaster.engine.parallel import check_sharding
-from trainmaster.engine.types import EngineError
 from trainmaster.jobs import trees
 
 pytestmark = pytest.mark.timeout(450)  # two processes that import torch, twice, on a busy machine
@@ -131,16 +129,3 @@ def test_ranks_that_lose_their_leader_end(checkpoint: Path, tmp_path: Path) -> N
     (first, _), (second, _) = ended(start(checkpoint, tmp_path / "two", "leave_without_a_word", 2))
     assert first == 7
     assert second not in (0, 7)
-
-
-def test_sharding_that_cannot_be_honoured_is_refused() -> None:
-    check_sharding({}, 1)
-    check_sharding({"pipeline_parallelism": 1, "tensor_parallelism": 1, "data_parallelism": 2}, 2)
-    with pytest.raises(
-        EngineError, match="tensor_parallelism is 4: the engine holds a whole copy of the model in each rank"
-    ):
-        check_sharding({"tensor_parallelism": 4}, 4)
-    with pytest.raises(EngineError, match=r"pipeline_parallelism is 2: .* leave pipeline_parallelism at 1"):
-        check_sharding({"data_parallelism": 2, "pipeline_parallelism": 2}, 2)
-    with pytest.raises(EngineError, match="data_parallelism is 3, but there are 2 ranks"):
-        check_sharding({"data_parallelism": 3}, 2)

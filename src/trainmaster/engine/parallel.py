@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -113,13 +113,15 @@ class ProcessRanks:
         return self._run(engine, method, args, kwargs)
 
     def follow(self, engine: Engine) -> None:
-        """Run what rank 0 is told, until it leaves; of all other ranks."""
+        """Run what rank 0 is told, until it leaves, and end the connections; of all other ranks."""
         while command := self._broadcast(None):
             name, args, kwargs = command
             try:
                 self._run(engine, getattr(type(engine), name).__wrapped__, args, kwargs)
             except EngineError:
                 continue  # rank 0 answers for it
+        # Threads of theirs that are left when the interpreter ends would abort the process.
+        dist.destroy_process_group()
 
     def leave(self) -> None:
         """End the other ranks' following, and the connections; of rank 0."""
@@ -160,26 +162,6 @@ def command(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate
 def join(device: torch.device) -> ProcessRanks | None:
     """The ranks that the environment speaks of; None if this is the only one."""
     return ProcessRanks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
-
-
-def check_sharding(scheme: Mapping[str, int], world_size: int) -> None:
-    """Refuse what this engine cannot do with its ranks.
-
-    Args:
-        scheme: Such as `{"pipeline_parallelism": 1, "data_parallelism": 2}`.
-        world_size: The number of ranks.
-
-    Raises:
-        EngineError: says what cannot be done, and what can.
-    """
-    for name, degree in scheme.items():
-        if name == "data_parallelism" and degree != world_size:
-            raise EngineError(f"data_parallelism is {degree}, but there are {world_size} ranks; they have to be equal")
-        if name != "data_parallelism" and degree != 1:
-            raise EngineError(
-                f"{name} is {degree}: the engine holds a whole copy of the model in each rank and shares out the data "
-                f"alone; leave {name} at 1, and use as many ranks as data_parallelism should have"
-            )
 
 
 def as_engine_error(error: Exception) -> EngineError:

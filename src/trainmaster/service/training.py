@@ -140,7 +140,8 @@ class Training:
             "is_lora": model.trained is Trained.ADAPTER,
             "lora_rank": model.lora.rank if model.lora else None,
         }
-        fields = {"model_id": model.model_id, "type": "create_model"}
+        # Clients of the Fireworks door send this loss only where it is announced.
+        fields = {"model_id": model.model_id, "type": "create_model", "supports_reinforce": True}
         return Reply(request_id=request.request_id, fields=fields, info=info)
 
     def _unload_model(self, request: Request) -> Reply:

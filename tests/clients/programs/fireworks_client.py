@@ -126,6 +126,22 @@ def train() -> Any:
         .metrics
     )
 
+    sampled = [
+        fireworks.Datum(
+            model_input=one.model_input,
+            loss_fn_inputs={
+                "target_tokens": one.loss_fn_inputs["target_tokens"],
+                "logprobs": [-1.0] * one.model_input.length,
+                "advantages": [1.0] * one.model_input.length,
+            },
+        )
+        for one in data
+    ]
+    policies = {
+        name: normalized.forward_backward(sampled, name).result().metrics["loss:sum"]
+        for name in ("importance_sampling", "ppo", "cispo", "dro", "dapo", "gspo", "reinforce")
+    }
+
     trainer.save_state("step-6").result()
     went_on = losses(trainer, ADAM, data, 3)
     trainer.load_state_with_optimizer("step-6").result()
@@ -138,6 +154,7 @@ def train() -> Any:
         "frozen": frozen,
         "custom": own,
         "optim_metrics": metrics,
+        "policies": policies,
         "went_on": went_on,
         "rewound": rewound,
         "sampler": {"path": saved.path, "snapshot_name": saved.snapshot_name},

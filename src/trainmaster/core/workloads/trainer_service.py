@@ -15,7 +15,7 @@ from pydantic import Field, Strict
 
 from trainmaster.core.errors import Problem, RefusedError, SpecError
 from trainmaster.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
-from trainmaster.core.workloads.base import launch_of, spec_of
+from trainmaster.core.workloads.base import MAX_GRACE_S, launch_of, spec_of
 from trainmaster.core.workloads.service import Serving
 from trainmaster.core.workloads.trainer_arguments import Said, Wrong, read_arguments
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
@@ -31,6 +31,8 @@ SERVE = Step(name="main", argv=("-P", "-m", "trainmaster.service"), python=True)
 HEALTH = "/api/v1/healthz"
 READY_WITHIN_S = 3600.0
 """A large model is read from a slow disk."""
+SAVE_ALL_WITHIN_S = 300.0
+"""Dozens of models may be loaded. One that has saved them ends at once, so that the rest of the time is not waited."""
 MAX_LORA_RANK = 1024
 
 
@@ -72,6 +74,10 @@ class TrainerServiceSpec(Serving):
     )
     hot_load_deployment_id: Name | None = Field(
         default=None, description="The deployment that is to serve what it saves for sampling."
+    )
+    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=SAVE_ALL_WITHIN_S,
+        description="Between being asked to stop and being killed; all its models are saved then, one after another.",
     )
     custom_image_tag: Name | None = Field(
         default=None, description="The trainer's image; without an effect on backends that run no images."
