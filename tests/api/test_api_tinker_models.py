@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from api_world import COMMAND, Served, wait_for
+from api_world import COMMAND, WAIT_S, Served, wait_for
 from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
 
 from trainmaster.api.routes.tinker import operations
+from trainmaster.coordinator.base_models import BaseModel
+from trainmaster.coordinator.tinker import Standing, TinkerTrainers
 from trainmaster.core.job import Change
 from trainmaster.core.states import JobStatus
 from trainmaster.store import tinker
@@ -19,6 +24,56 @@ from trainmaster.store.scope import Scope
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls that tell at once what they wait for."""
     monkeypatch.setattr(operations, "HOLD_S", 0.3)
+
+
+def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
+    client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    stand = TinkerTrainers.stand
+
+    def counted(supply: TinkerTrainers, *args: Any, **options: Any) -> Standing:
+        nonlocal looks
+        looks += 1
+        return stand(supply, *args, **options)
+
+    monkeypatch.setattr(TinkerTrainers, "stand", counted)
+    session_id = client.session()
+    acks = [client.ask_for_model(session_id, number) for number in range(30)]
+    job = client.trainer_job()
+
+    def begun() -> bool:
+        with client.world.database.read() as connection:
+            runs = tinker.runs_of_session(connection, Scope(client.account_id), session_id)
+        return [run.job_id for run in runs] == [job.job_id] * len(acks)
+
+    wait_for(begun)
+    before = looks
+    time.sleep(1.5)
+    assert looks - before < 30
+    client.start_trainer(trainer, job.job_id)
+    assert [client.result(ack)["model_id"] for ack in acks] == [ack["model_id"] for ack in acks]
+
+
+def test_disk_of_a_model_that_does_not_answer_keeps_nobody_waiting(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, answers = threading.Event(), threading.Event()
+
+    def config(_: BaseModel) -> dict[str, int]:
+        reached.set()
+        answers.wait(WAIT_S)
+        return {}
+
+    monkeypatch.setattr(BaseModel, "config", config)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.get, "get_server_capabilities")
+        try:
+            assert reached.wait(WAIT_S)
+            assert client.http.get("healthz", timeout=10).status_code == 200
+        finally:
+            answers.set()
+        assert len(asked.result()["supported_models"]) == 3
 
 
 def test_capabilities_list_every_name_with_the_context_length_of_its_model(client: Client) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
-from api_world import Served, wait_for
+from api_world import SERVICE, Served, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
 from trainmaster.api.routes.tinker import operations
@@ -310,6 +310,28 @@ def test_save_is_done_when_it_is_on_record(client: Client, trainer: StandIn) -> 
         client.save(model_id, "late")
         assert asked.result(60) == {"path": path}
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 8
+
+
+def test_what_is_only_called_a_save_comes_back_all_the_same(client: Client, trainer: StandIn) -> None:
+    model_id = client.model(trainer)
+    trainer.results[":1"] = b"\x0a\xff no JSON"
+    ack = client.post("optim_step", {"model_id": model_id, "seq_id": 1})
+    headers = {"X-Tinker-Request-Type": "SaveWeights"}
+    response = client.http.post("retrieve_future", json={"request_id": ack["request_id"]}, headers=headers)
+    assert (response.status_code, response.content) == (200, trainer.results[":1"])
+
+
+def test_service_that_is_no_trainer_is_not_reached(
+    client: Client, trainer: StandIn, tinker_served: Served, tinker_world: TinkerWorld
+) -> None:
+    made = client.http.post(f"{tinker_served.url}/v1/jobs", json=SERVICE)
+    job_id = made.json()["data"]["job_id"]
+    attempt = tinker_world.start(job_id).live.number
+    tinker_world.see(job_id, endpoint=trainer.address)
+    client.post("retrieve_future", {"request_id": f"{job_id}:{attempt}:m:1"}, expect=404)
+    client.post("cancel_future", {"request_id": f"{job_id}:{attempt}:m:1"}, expect=404)
+    client.get(f"samplers/s:sample:1@{job_id}.{attempt}", expect=404)
+    assert trainer.sent == []
 
 
 def test_operations_and_heartbeats_are_use_of_the_trainer(client: Client, trainer: StandIn) -> None:

@@ -9,7 +9,7 @@ import pytest
 from api_world import Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
-from trainmaster.api.tinker import use
+from trainmaster.api.tinker import bodies, use
 from trainmaster.core.keys import KeyScope
 from trainmaster.store import tinker
 from trainmaster.store.scope import Scope
@@ -47,6 +47,7 @@ def test_sessions_are_listed_newest_first_and_in_pages(client: Client, stranger:
     assert client.get("sessions", limit=2, offset=1)["sessions"] == made[::-1][1:3]
     client.get("sessions", limit=0, expect=422)
     client.get("sessions", offset="x", expect=422)
+    client.get("sessions", limit="000000000001999999", expect=422)
 
 
 def test_sessions_of_another_account_are_not_there(client: Client, stranger: Client) -> None:
@@ -75,6 +76,16 @@ def test_trainers_let_go_of_a_session_that_is_finished(client: Client, trainer: 
     client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
     (sent,) = wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
     assert sent.headers["x-trainmaster-door"] == "tinker"
+
+
+def test_model_that_is_made_after_its_session_was_finished_is_let_go(client: Client, trainer: StandIn) -> None:
+    session_id = client.session()
+    client.ask_for_model(session_id)
+    job = client.trainer_job()
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "interrupted"}})
+    client.start_trainer(trainer, job.job_id)
+    wait_for(lambda: trainer.of("create_model"))
+    wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
 
 
 def test_session_whose_client_is_gone_is_finished_for_it(
@@ -191,6 +202,11 @@ def test_trace_export_and_custom_losses_are_refused_where_clients_look(client: C
     assert client.get(f"sessions/{client.session()}/trace_export")["status"] == "failed"
     answer = client.result(client.post("create_custom_loss", {"session_id": "s", "name": "n"}))
     assert answer["category"] == "user"
+
+
+def test_custom_loss_without_end_is_cut_off(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 1 << 20)
+    assert client.http.post("create_custom_loss", content=bytes(3 << 20)).status_code == 413
 
 
 def test_door_needs_a_key_and_its_scope(tinker_served: Served, tinker_world: TinkerWorld) -> None:

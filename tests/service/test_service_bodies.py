@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,8 +17,11 @@ import pytest
 import zstandard
 from plain_client import PROTOBUF, Client, json_pass, protobuf_pass, sample, wait_for
 from running_front import RunningFront
+from starlette.requests import Request
 
 from trainmaster.service import schema, wire
+from trainmaster.service.bodies import INLINE_BYTES, SharedBody
+from trainmaster.service.front.intake import Intake
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +136,20 @@ def test_nothing_is_lost_in_a_storm() -> None:
                 }
         assert client.done() == [(seq_id, "forward_backward") for seq_id in range(1, 209)]
         assert client.post("session_heartbeat", session_id=client.session_id)
+
+
+def test_body_that_there_is_no_room_for_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    intake = Intake(memory_bytes=1 << 30, max_body_bytes=1 << 30)
+    made: list[SharedBody] = []
+
+    def full(body: SharedBody, data: bytes) -> None:
+        made.append(body)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": bytes(INLINE_BYTES + 1), "more_body": True}
+
+    monkeypatch.setattr(SharedBody, "write", full)
+    with pytest.raises(OSError, match="no space"):
+        asyncio.run(intake.read(Request({"type": "http", "method": "POST", "headers": []}, receive)))
+    assert (intake.held_bytes, [body.fd for body in made]) == (0, [-1])

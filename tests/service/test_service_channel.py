@@ -52,6 +52,18 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def test_engine_that_cannot_read_a_message_does_not_wait_for_the_next(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = ends
+    engine = EngineChannel(far)
+    header = b'{"is":"Unheard"}'
+    near.send(len(header).to_bytes(4, "big") + header)
+    with pytest.raises(ChannelClosedError):
+        engine.receive(timeout_s=20)
+    engine.close()
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_request_reaches_the_engine_whole(ends: tuple[socket.socket, socket.socket], size: int) -> None:
     request = Request(

@@ -196,9 +196,10 @@ def test_weights_are_saved_and_loaded(front: RunningFront, door: str, path: str,
 def test_where_a_path_leads_is_the_servers_to_say(front: RunningFront) -> None:
     client = Client(front)
     body = {"model_id": client.model_id, "adapter_path": "accounts/a/models/x", "seq_id": 1}
-    ack = front.http.post("load_adapter", json=body, headers={"X-Trainmaster-Source": "/models/x"}).json()
+    headers = {b"X-Trainmaster-Source": "/modèles/x".encode()}
+    ack = front.http.post("load_adapter", json=body, headers=headers).json()
     assert client.result(ack)["adapter_path"] == "accounts/a/models/x"
-    assert client.requests("load_adapter")[-1].source == "/models/x"
+    assert client.requests("load_adapter")[-1].source == "/modèles/x"
     assert client.requests("load_adapter")[-1].door == "fireworks"
 
 

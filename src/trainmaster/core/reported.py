@@ -7,6 +7,7 @@ stored or shown: what passes through here is finite, bounded and plain text, and
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,10 @@ _MAX_WHOLE = 2**63 - 1
 """No database takes a greater one."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""In a path, they would end a line of a log or of a header."""
+
+
 def text(value: object, longest: int = MAX_TEXT) -> str | None:
     """Text that every database takes and JSON can carry; None when it is no text."""
     if not isinstance(value, str):
@@ -44,7 +49,7 @@ def exact_text(value: object, longest: int = MAX_PATH) -> str:
     Raises:
         ValueError: it cannot be kept as it is.
     """
-    if not isinstance(value, str) or not value or text(value, longest) != value:
+    if not isinstance(value, str) or not value or text(value, longest) != value or _CONTROL.search(value):
         raise ValueError(f"an id or a path is no text of 1 to {longest} plain characters")
     return value
 

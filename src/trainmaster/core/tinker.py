@@ -21,6 +21,8 @@ ACTIVE_FOR_S = 120.0
 _TRAINER = re.compile(r"(job-[0-9a-z]{1,64}):(\d{1,9}):.+", re.DOTALL)
 _SAMPLER = re.compile(r".+:sample:.+@(job-[0-9a-z]{1,64})\.(\d{1,9})", re.DOTALL)
 _PATH = re.compile(r"tinker://([^/]{1,256})/(weights|sampler_weights|external_weights)/([^/]{1,256})")
+_LONGEST_ID = 1024
+"""Of a sampling session: ours have a tenth of it, and to compare a long one may take its length squared."""
 _CREATED = "create_model:"
 _FAILED = "failed:"
 
@@ -139,7 +141,7 @@ def model_of_future(request_id: str) -> str:
 
 def trainer_of_sampler(sampling_session_id: str) -> Trainer | None:
     """Whose trainer a sampling session is; None when the id is none of ours."""
-    found = _SAMPLER.fullmatch(sampling_session_id)
+    found = _SAMPLER.fullmatch(sampling_session_id) if len(sampling_session_id) <= _LONGEST_ID else None
     return Trainer(found[1], int(found[2])) if found else None
 
 

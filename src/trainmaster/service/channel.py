@@ -11,6 +11,7 @@ import array
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import queue
 import socket
@@ -22,6 +23,8 @@ from typing import Any, Final
 
 from trainmaster.service.bodies import INLINE_BYTES, SharedBody, mapped
 from trainmaster.service.messages import Message, Ready, Reply, Request, Status, Stop
+
+_log = logging.getLogger(__name__)
 
 _TYPES: Final = {cls.__name__: cls for cls in (Request, Reply, Ready, Status, Stop)}
 _DATAGRAM_BYTES = 4 * INLINE_BYTES
@@ -91,9 +94,14 @@ class EngineChannel:
         self._end.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ConnectionError):
+        try:
             while (message := _receive(self._end)) is not None:
                 self._received.put(message)
+        except OSError:
+            pass  # it hung up
+        except Exception:
+            # An engine that hears nothing any more must not wait for more.
+            _log.exception("what the front process said cannot be read")
         self._received.put(None)
 
 

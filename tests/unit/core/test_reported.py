@@ -41,7 +41,7 @@ def test_text_is_cut_and_cleaned() -> None:
 
 def test_exact_text_is_whole_or_refused() -> None:
     assert reported.exact_text("runs/a") == "runs/a"
-    for value in ("", "a\0", "a\ud800", "x" * 5000, 7, None):
+    for value in ("", "a\0", "a\ud800", "s3://b/k\r\nx: y", "x" * 5000, 7, None):
         with pytest.raises(ValueError, match="plain characters"):
             reported.exact_text(value)
 

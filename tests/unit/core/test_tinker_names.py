@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -94,3 +95,9 @@ def test_what_is_no_path_of_weights_is_none(text: str) -> None:
 )
 def test_request_for_a_model_says_its_mode(request_: dict[str, Any], mode: Mode) -> None:
     assert mode_of(request_) is mode
+
+
+def test_long_id_is_not_compared_for_long() -> None:
+    began = time.monotonic()
+    assert trainer_of_sampler("x" + ":sample:" * 20_000 + "@" * 160_000) is None
+    assert time.monotonic() - began < 1.0

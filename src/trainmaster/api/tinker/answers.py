@@ -17,6 +17,7 @@ from trainmaster.core.tinker import Category, failure_id
 MAX_SMALL_BYTES = 1 << 20
 """Of requests that are read here: a name, a path, some metadata."""
 MAX_PAGE = 1000
+_MOST_DIGITS = 12
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -52,7 +53,7 @@ def page_of(request: Request, default: int) -> tuple[int, int]:
     found = []
     for name, usual, low, high in (("limit", default, 1, MAX_PAGE), ("offset", 0, 0, 2**31 - 1)):
         said = request.query_params.get(name, str(usual))
-        if not said.isdecimal() or not low <= int(said[:12]) <= high:
+        if not said.isdecimal() or len(said) > _MOST_DIGITS or not low <= int(said) <= high:
             raise SpecError([Problem(field=name, message=f"must be from {low} to {high}")])
         found.append(int(said))
     return found[0], found[1]

@@ -27,6 +27,11 @@ MAX_BODY_BYTES = 512 << 20
 """Of one request: far above what clients send, which split what is larger than five megabytes."""
 MAX_WHOLE_BYTES = 128 << 20
 """Of one that has to be here as a whole before it is known for whom it is."""
+MAX_DECODED_BYTES = 8 << 20
+"""Of one that is decoded in search of the field: what JSON says in two bytes may take a hundred here."""
+COMPRESSED_WINDOW_BYTES = 192 << 10
+"""How much of a compressed body is looked at: nothing of a block can be read before all of it is there, and a block has
+up to 128 KiB."""
 _MOST_CANDIDATES = 8
 """Of places in a window that look like the field; a body with more of them was made to be slow."""
 _LENGTH_DELIMITED = 2
@@ -107,12 +112,17 @@ async def _first_text(body: Body, name: str) -> str:
     encoded = body.request.headers.get("content-encoding", "identity").strip().lower()
     if encoded not in ("identity", "zstd"):
         raise SpecError([Problem(field="Content-Encoding", message=f"'{encoded}' is not taken here; 'zstd' is")])
+    window = COMPRESSED_WINDOW_BYTES if encoded == "zstd" else WINDOW_BYTES
+    tried = 0
     while True:
-        head = b"".join(body.pieces)[:WINDOW_BYTES]
-        found = protobuf_text(_inflated(head) if encoded == "zstd" else head)
-        if found is not None:
-            return found
-        if len(head) == WINDOW_BYTES or not await body.more():
+        ended = body.size >= window or not await body.more()
+        if ended or body.size >= 2 * tried:  # a body that comes byte by byte is not read anew at each
+            tried = body.size
+            head = b"".join(body.pieces)[:window]
+            found = protobuf_text(_inflated(head) if encoded == "zstd" else head)
+            if found is not None:
+                return found
+        if ended:
             raise SpecError([Problem(field=name, message="required: the first field of the message")])
 
 
@@ -146,7 +156,9 @@ def _inflated(head: bytes) -> bytes:
         message = "this server has no zstandard (pip install 'trainmaster[service]'); send it as it is"
         raise SpecError([Problem(field="Content-Encoding", message=message)]) from None
     try:
-        return zstandard.ZstdDecompressor().decompressobj().decompress(head)[:WINDOW_BYTES]
+        # No more than is looked at: a few bytes can stand for gigabytes.
+        with zstandard.ZstdDecompressor().stream_reader(head) as stream:
+            return stream.read(WINDOW_BYTES)
     except zstandard.ZstdError:
         return b""
 
@@ -161,6 +173,9 @@ async def _json_text(body: Body, name: str) -> str | None:
     data = await body.whole()
     if len(data) > 2 * WINDOW_BYTES and (found := _in_tail(data[-WINDOW_BYTES:], member, name)) is not None:
         return found
+    if len(data) > MAX_DECODED_BYTES:
+        message = f"required: a text; where a body has more than {MAX_DECODED_BYTES} bytes, at its beginning or its end"
+        raise SpecError([Problem(field=name, message=message)])
     try:
         document = json.loads(data) if len(data) <= 2 * WINDOW_BYTES else await run_in_threadpool(json.loads, data)
     except (ValueError, RecursionError):

@@ -17,8 +17,8 @@ from trainmaster.protocol.services import TOKEN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0
-"""For the next piece of a request, and for the head of its answer. The longest that a trainer holds a request is a poll
-of some twenty seconds."""
+"""For the next piece of a request, for the head of its answer, and for the next piece of that. The longest that a
+trainer holds a request is a poll of some twenty seconds."""
 KEEP_IDLE_S = 30.0
 """Less than the time after which a trainer closes an idle connection."""
 MOST_IDLE = 256
@@ -89,24 +89,28 @@ class Answer:
     async def _counted(self, left: int) -> AsyncIterator[bytes]:
         while left:
             try:
-                piece = await self.connection.reader.read(min(left, _PIECE_BYTES))
+                async with asyncio.timeout(PATIENCE_S):
+                    piece = await self.connection.reader.read(min(left, _PIECE_BYTES))
             except OSError as error:
-                raise BrokenOffError(f"the answer broke off: {error}") from None
+                raise BrokenOffError(f"the answer broke off: {error or type(error).__name__}") from None
             if not piece:
                 raise BrokenOffError("the answer broke off")
             left -= len(piece)
             yield piece
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        reader = self.connection.reader
         try:
-            while size := int(await reader.readuntil(b"\r\n"), 16):
+            while size := _count(await self._line(), 16):
                 async for piece in self._counted(size):
                     yield piece
-                await reader.readexactly(2)
-            await reader.readuntil(b"\r\n")
+                await self._line()
+            await self._line()
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise BrokenOffError(f"the answer broke off: {error}") from None
+
+    async def _line(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.connection.reader.readuntil(b"\r\n"))[:-2]
 
 
 class Connections:
@@ -186,15 +190,15 @@ class Connections:
                 known = [*headers, (TOKEN, connection.token)]
                 await _send(connection.writer, method, target, known, body, patience)
                 status, received = await _head(connection.reader)
+            said = dict(received)
+            chunked = said.get(b"transfer-encoding", b"").lower() == b"chunked"
+            length = None if chunked else _count(said.get(b"content-length", b"0"), 10)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             connection.close()
             raise BrokenOffError(f"the trainer broke off: {error or type(error).__name__}") from None
         except BaseException:
             connection.close()
             raise
-        said = dict(received)
-        chunked = said.get(b"transfer-encoding", b"").lower() == b"chunked"
-        length = None if chunked else int(said.get(b"content-length", b"0"))
         keep = said.get(b"connection", b"").lower() != b"close"
         return Answer(status=status, headers=received, connection=connection, pool=self, length=length, keep=keep)
 
@@ -208,6 +212,8 @@ async def _send(
     patience: asyncio.Timeout,
 ) -> None:
     lines = [b"%s %s HTTP/1.1" % (method.encode(), target), *(b"%s: %s" % each for each in headers)]
+    if any(b"\r" in line or b"\n" in line for line in lines):
+        raise ValueError("a header of the request has more than one line")
     if isinstance(body, bytes):
         writer.write(b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body]))
         return await writer.drain()
@@ -223,6 +229,17 @@ async def _send(
     if chunked:
         writer.write(b"0\r\n\r\n")
     return await writer.drain()
+
+
+def _count(digits: bytes, base: int) -> int:
+    """A number as HTTP writes it: `int` alone takes signs and spaces too, and reads to the end for ever at -1.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not digits.isalnum():
+        raise ValueError(f"{digits[:32]!r} is no length")
+    return int(digits, base)
 
 
 def _chunk(piece: bytes) -> Iterable[bytes]:

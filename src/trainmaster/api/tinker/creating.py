@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.api.context import ApiContext
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
-from trainmaster.coordinator.tinker import TinkerTrainers, TrainerFailedError
+from trainmaster.coordinator.tinker import Standing, TinkerTrainers, TrainerFailedError
 from trainmaster.core.job import Job
 from trainmaster.core.tinker import Category, RunState, TinkerRun, Trainer
+from trainmaster.core.workloads.trainer_service import Mode
 from trainmaster.store import tinker
 from trainmaster.store.scope import Scope
 
@@ -40,7 +41,7 @@ class Creations:
         context: ApiContext,
         supply: TinkerTrainers,
         trainers: Trainers,
-        on_made: Callable[[TinkerRun], None],
+        on_made: Callable[[TinkerRun], Awaitable[None]],
     ) -> None:
         """Take who starts trainers and who reaches them; `on_made` is told of every model that is made."""
         self._context = context
@@ -48,6 +49,7 @@ class Creations:
         self._trainers = trainers
         self._on_made = on_made
         self._tasks: dict[str, asyncio.Task[TinkerRun]] = {}
+        self._looks: dict[tuple[str, str, Mode, str | None], asyncio.Task[Standing]] = {}
 
     def begin(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
         """Follow a model until it is made or has failed; whoever asks again gets the same."""
@@ -71,17 +73,9 @@ class Creations:
         return task.result() if done and not task.cancelled() else None
 
     async def _make(self, run: TinkerRun, created_by: str) -> TinkerRun:
-        scope = Scope(run.account_id)
         while True:
             try:
-                standing = await run_in_threadpool(
-                    self._supply.stand,
-                    scope,
-                    run.base_model,
-                    run.mode,
-                    created_by=created_by,
-                    begun_job=run.job_id,
-                )
+                standing = await self._stand(run, created_by)
             except TrainerFailedError as error:
                 return await self._settle(_failed(run, error.message, error.category))
             job = standing.job
@@ -90,11 +84,31 @@ class Creations:
             if job is not None and standing.ready:
                 try:
                     made = await self._settle(await self._ask(Trainer(job.job_id, job.live.number), job, run))
-                    self._on_made(made)
+                    await self._on_made(made)
                     return made
                 except (TrainerGoneError, BrokenOffError) as error:
                     _log.info("model %s waits again: %s", run.model_id, error)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _stand(self, run: TinkerRun, created_by: str) -> Standing:
+        """Where the trainer of a model stands; all models that wait for the same one share a look at it."""
+        key = (run.account_id, run.base_model, run.mode, run.job_id)
+        look = self._looks.get(key)
+        if look is None:
+            look = self._looks[key] = asyncio.ensure_future(
+                run_in_threadpool(
+                    self._supply.stand,
+                    Scope(run.account_id),
+                    run.base_model,
+                    run.mode,
+                    created_by=created_by,
+                    begun_job=run.job_id,
+                )
+            )
+            # What was seen of a job that has begun is good until the next look, however many wait for it.
+            loop, stays_s = asyncio.get_running_loop(), LOOK_EVERY_S if run.job_id is not None else 0.0
+            look.add_done_callback(lambda _: loop.call_later(stays_s, self._looks.pop, key, None))
+        return await asyncio.shield(look)
 
     async def _ask(self, trainer: Trainer, job: Job, run: TinkerRun) -> TinkerRun:
         """Have a trainer make the model."""
@@ -104,6 +118,7 @@ class Creations:
         while True:
             result = await self._post(trainer, "retrieve_future", {"request_id": ack["request_id"]})
             if result.get("type") == "try_again":
+                await asyncio.sleep(LOOK_EVERY_S)  # a trainer holds what is pending; one that does not is not chased
                 continue
             if "error" in result:
                 return _failed(run, _message(result), str(result.get("category", Category.SERVER)))

@@ -52,9 +52,7 @@ class TinkerDoor:
         )
         self.trainers = Trainers(context)
         self.sessions = Sessions(context)
-        self.creations = Creations(
-            context, self.supply, self.trainers, lambda run: self.sessions.joined(run.session_id, run.trainer)
-        )
+        self.creations = Creations(context, self.supply, self.trainers, self._made)
         self.use = Use(context, self.end_session)
         self._gate = gate
         self._farewells: set[asyncio.Task[None]] = set()
@@ -133,6 +131,12 @@ class TinkerDoor:
             task = asyncio.ensure_future(self._farewell(session_id, trainer))
             self._farewells.add(task)
             task.add_done_callback(self._farewells.discard)
+
+    async def _made(self, run: TinkerRun) -> None:
+        """A model was made. Where its session was finished meanwhile, nobody else tells the trainer to let go of it."""
+        self.sessions.joined(run.session_id, run.trainer)
+        if await self.sessions.is_finished(run.session_id):
+            await self.end_session(run.session_id)
 
     async def _farewell(self, session_id: str, trainer: Trainer) -> None:
         body = json.dumps({"reason": {"type": "success"}}).encode()

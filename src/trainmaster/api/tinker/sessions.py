@@ -79,6 +79,10 @@ class Sessions:
         self._sessions.pop(session_id, None)
         return (await self._context.read(lambda connection: _known(connection, session_id))).trainers
 
+    async def is_finished(self, session_id: str) -> bool:
+        """Whether a session's client is done, whichever server it told."""
+        return (await self._context.read(lambda connection: _known(connection, session_id))).finished
+
     def joined(self, session_id: str, trainer: Trainer | None) -> None:
         """A session has something with a trainer."""
         if trainer is not None and (known := self._sessions.get(session_id)) is not None:

@@ -25,6 +25,7 @@ from trainmaster.api.tinker.connections import Answer, BrokenOffError, Connectio
 from trainmaster.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.core.job import Job
 from trainmaster.core.tinker import Trainer
+from trainmaster.core.workloads.trainer_service import KIND
 from trainmaster.store import jobs
 from trainmaster.store.scope import Scope as StoreScope
 
@@ -93,7 +94,7 @@ class Trainers:
         self._connections.close()
 
     async def require(self, account_id: str, job_id: str) -> None:
-        """See that a job is an account's.
+        """See that a job is an account's, and a trainer: what other services answer is no business of the doors.
 
         Raises:
             NotFoundError: it is not.
@@ -101,7 +102,7 @@ class Trainers:
         owner = self._owners.get(job_id)
         if owner is None:
             job = await self._look(job_id)
-            owner = job.account_id if job is not None else None
+            owner = job.account_id if job is not None and job.workload_kind == KIND else None
         if owner != account_id:
             raise JobNotFoundError(f"there is no job {job_id}")
 
@@ -214,7 +215,7 @@ class Trainers:
             if len(memory) >= MOST_REMEMBERED:
                 memory.clear()
         self._seen[job_id] = _Seen(at=at, job=job)
-        if job is not None:
+        if job is not None and job.workload_kind == KIND:
             self._owners[job_id] = job.account_id
         return job
 

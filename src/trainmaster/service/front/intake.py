@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from trainmaster.service.bodies import INLINE_BYTES, SharedBody
 
@@ -47,7 +47,7 @@ class Intake:
         checksum = 0
         pieces: list[bytes] = []
         shared: SharedBody | None = None
-        size, kept = 0, 0
+        size = kept = held = 0
         try:
             async for piece in request.stream():
                 size += len(piece)
@@ -62,11 +62,12 @@ class Intake:
                     shared = SharedBody(on_disk=self.held_bytes > self._memory_bytes)
                     piece = b"".join(pieces)
                     pieces.clear()
-                shared.write(piece)
                 self.held_bytes += len(piece)
-        except ClientDisconnect:
+                held += len(piece)
+                shared.write(piece)
+        except BaseException:  # the client left, or there is no room for what it sends
             if shared is not None:
-                self.release(shared.size)
+                self.release(held)
                 shared.close()
             raise
         return Received(

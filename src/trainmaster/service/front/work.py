@@ -44,7 +44,7 @@ async def create_model(request: Request) -> Response:
         if door == "tinker":
             front.sessions.adopt(session_id)
         refusal = front.sessions.touch(session_id)
-    ack = front.training.create(fields, door=door, source=request.headers.get(SOURCE, ""), refusal=refusal)
+    ack = front.training.create(fields, door=door, source=source_of(request), refusal=refusal)
     return negotiation.as_json(ack)
 
 
@@ -111,7 +111,7 @@ async def steps(request: Request) -> Response:
             seq_id=seq_id,
             fields=told,
             door=door_of(request),
-            source=request.headers.get(SOURCE, ""),
+            source=source_of(request),
         ),
         digest=digest_of_fields(op, fields),
         refusal=_NOT_OFFERED.get(op, ""),
@@ -154,7 +154,7 @@ async def create_sampling_session(request: Request) -> Response:
     base_model = fields.get("base_model") or (front.saved.base_model(path) if isinstance(path, str) else "")
     session = front.samples.register(session_id, number, base_model=str(base_model or ""), model_path=path)
     outcome = await front.samples.open(
-        session, fields, door=door_of(request), source=request.headers.get(SOURCE, ""), hold_s=front.settings.hold_s
+        session, fields, door=door_of(request), source=source_of(request), hold_s=front.settings.hold_s
     )
     if outcome is not None and outcome.error:
         status = 400 if outcome.category == "user" else 500
@@ -238,6 +238,12 @@ def front_of(request: Request) -> Front:
 def door_of(request: Request) -> str:
     """`tinker` or `fireworks`."""
     return "tinker" if request.headers.get(DOOR) == "tinker" else "fireworks"
+
+
+def source_of(request: Request) -> str:
+    """Where the checkpoint lies that a request names; empty where the server did not say."""
+    # A path in UTF-8, which headers are not read as.
+    return request.headers.get(SOURCE, "").encode("latin-1").decode("utf-8", "replace")
 
 
 async def read_fields(request: Request, front: Front) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,12 +46,16 @@ async def telemetry(request: Request, door: TinkerDoor, principal: Principal) ->
 @answer("GET", "/get_server_capabilities", KeyScope.VIEW, note="the names that the operator gave with --model-alias")
 async def get_server_capabilities(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """The base models that can be asked for."""
-    models = [
-        {"model_name": name, "max_context_length": model.context_length, "trainable": True, "sampleable": True}
-        for name in door.context.models.names
-        if (model := door.context.models.find(name, principal.account_id)) is not None
-    ]
-    return ok({"supported_models": models})
+
+    def look() -> list[dict[str, Any]]:
+        return [
+            {"model_name": name, "max_context_length": model.context_length, "trainable": True, "sampleable": True}
+            for name in door.context.models.names
+            if (model := door.context.models.find(name, principal.account_id)) is not None
+        ]
+
+    # Models may lie on a disk that does not answer, which must not keep everybody else waiting.
+    return ok({"supported_models": await run_in_threadpool(look)})
 
 
 @answer("GET", "/auth/apikey/me", KeyScope.VIEW)

@@ -192,7 +192,10 @@ def _not_made(run: TinkerRun) -> str:
 
 async def _registered(door: TinkerDoor, principal: Principal, response: Response) -> None:
     """Wait until what a trainer saved is on record: its client may ask for it next."""
-    document = json.loads(bytes(getattr(response, "body", b"{}")))
+    try:
+        document = json.loads(bytes(getattr(response, "body", b"{}")))
+    except ValueError:
+        return  # the outcome of something else: what it is called is the client's word
     path = document.get("path") if isinstance(document, dict) else None
     deadline = time.monotonic() + REGISTER_WITHIN_S
     while isinstance(path, str) and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from trainmaster.api.auth import Principal
 from trainmaster.api.tinker.answers import accepted_failure, ok
+from trainmaster.api.tinker.bodies import Body
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.tinker.routing import By, answer
 from trainmaster.core.errors import RefusedError
@@ -45,5 +46,5 @@ async def trace_export(request: Request, door: TinkerDoor, principal: Principal)
 @answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=By.UNUSED, note=_NO_CUSTOM_LOSSES)
 async def create_custom_loss(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Refused through its future, where clients look for errors."""
-    await request.body()
+    await Body(request).drain()
     return accepted_failure(_NO_CUSTOM_LOSSES, Category.USER)

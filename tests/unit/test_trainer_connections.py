@@ -1,0 +1,97 @@
+"""Answers of trainers that are none, and requests that would be two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from trainmaster.api.tinker import connections
+from trainmaster.api.tinker.connections import BrokenOffError, Connections
+from trainmaster.core.tinker import Trainer
+
+TRAINER = Trainer("job-a", 1)
+
+
+async def asked(answer: bytes, header: bytes = b"x", *, closes: bool = True) -> tuple[bytes, bytes | None]:
+    """What a trainer was sent that answers like this, and what its client took for the body; None: it was refused."""
+    sent = b""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        try:
+            sent = await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            if not closes:
+                await reader.read()  # until the client gives up
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        pool = Connections()
+        connection = await pool.open(TRAINER, f"127.0.0.1:{port}", "token")
+        try:
+            response = await pool.exchange(connection, "GET", b"/", [(b"x-a", header)], b"")
+            body: bytes | None = await response.body()
+        except BrokenOffError:
+            body = None
+            assert connection.writer.transport.is_closing()
+        assert body is not None or pool.kept(TRAINER) is None
+        pool.close()
+        return sent, body
+
+
+def run(work: Callable[[], Awaitable[tuple[bytes, bytes | None]]]) -> tuple[bytes, bytes | None]:
+    async def within() -> tuple[bytes, bytes | None]:
+        async with asyncio.timeout(20):
+            return await work()
+
+    return asyncio.run(within())
+
+
+@pytest.mark.parametrize("length", [b"-1", b"+2", b"2x", b"", b"1_0"])
+def test_length_that_is_none_is_no_answer(length: bytes) -> None:
+    # A length below zero would mean all that ever comes.
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\nhe" % length
+    assert run(lambda: asked(answer))[1] is None
+
+
+@pytest.mark.parametrize("size", [b"-2", b"+2", b"2;a=b", b""])
+def test_chunk_without_a_size_is_no_answer(size: bytes) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\nhe\r\n0\r\n\r\n" % size
+    assert run(lambda: asked(answer))[1] is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhe",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n0\r\n\r\n",
+    ],
+)
+def test_answer_is_read_to_its_end(answer: bytes) -> None:
+    assert run(lambda: asked(answer, closes=False))[1] == b"he"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhe",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n",
+    ],
+)
+def test_answer_that_stops_in_the_middle_is_not_waited_for_for_ever(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.2)
+    assert run(lambda: asked(answer, closes=False))[1] is None
+
+
+@pytest.mark.parametrize("header", [b"a\r\nX-Trainmaster-Source: /b", b"a\nb", b"a\r\n\r\nGET / HTTP/1.1"])
+def test_header_cannot_become_another(header: bytes) -> None:
+    assert run(lambda: asked(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", header)) == (b"", None)
