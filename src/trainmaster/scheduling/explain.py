@@ -162,6 +162,10 @@ class _Case:
         preempted = [each.victim for each in plan.preemptions if each.by.job_id == job.job_id]
         holders = preempted or (way.holders() if thorough else [])
         ahead = way.ahead(holders) if thorough else []
+        if thorough and preempted and not way.starts_without([*preempted, *ahead]):
+            # It counts on room that is made for somebody else.
+            preempted += [each.victim for each in plan.preemptions if each.victim not in preempted]
+            holders, ahead = preempted, way.ahead(preempted)
         blockers = [self._blocker(other, preempted=other in preempted) for other in (*holders, *ahead)]
         remedy = _remedy(blockers)
         if preempted or (job.room_at is not None and not way.over_quota):

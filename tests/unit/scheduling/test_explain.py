@@ -221,6 +221,20 @@ def test_job_that_is_being_made_room_for_says_how_long_that_takes() -> None:
     assert [(blocker.job_id, blocker.ends_in_s) for blocker in explanation.blockers] == [("victim", 25.0)]
 
 
+def test_job_that_counts_on_room_made_for_another_names_that_too() -> None:
+    night = Queue(name="night", quota_gpus=2)
+    view = cluster(node(gpus=4, slots=3), queues=[Queue(name="default"), night])
+    gang = queued("gang", 1, queue="night", preemptible=True, priority=3, max_retries=1, needs={"node_count": 2})
+    view = running(view, gang)
+    view = running(view, queued("single", 1, preemptible=True, priority=3, max_retries=1))
+    jobs = [queued("small", 1, queue="night", priority=4), queued("large", 3, priority=4)]
+    view = view.with_jobs(jobs)
+    for job in jobs:
+        explanation = asked(view, job)
+        assert explanation.code is PendingCode.PREEMPTING
+        assert starts(without(view, explanation), job), explanation
+
+
 def test_without_patience_everybody_before_it_is_named() -> None:
     view = running(cluster(node(gpus=1)), queued("holder", 1))
     others = [queued(f"before-{index}", 1, at=NOW - 100 + index) for index in range(3)]
