@@ -92,7 +92,7 @@ def works(requests: Iterable[str]) -> str:
     routes = [route_of(request) for request in requests if request != FUTURE]
     if not routes:
         return "asks nothing"
-    return "refused" if all(route is None or route.by is By.REFUSED for route in routes) else "yes"
+    return "refused" if all(route is None or route.by in (By.REFUSED, By.UNUSED) for route in routes) else "yes"
 
 
 def _by_path(request: str) -> tuple[str, str]:

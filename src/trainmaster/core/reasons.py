@@ -53,7 +53,9 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.PAUSED: row(Outcome.PARKED, Fault.NONE, "resume it when you want it to go on"),
         Reason.INACTIVE: row(Outcome.PARKED, Fault.NONE, "nobody used it for a while; resume it to use it again"),
         Reason.PREEMPTED: row(
-            Outcome.PREEMPTED, Fault.NONE, "retry it, or submit with max_retries of 1 or more to be queued again"
+            Outcome.PREEMPTED,
+            Fault.NONE,
+            "retry it (a service: resume it), or submit with max_retries of 1 or more to be queued again",
         ),
         Reason.EXITED_NONZERO: row(
             permanent, user, "read the last lines of its log, mend the program and submit again"
