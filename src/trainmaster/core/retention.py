@@ -36,17 +36,7 @@ class Keep:
 
 def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change | None:
     """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already."""
-    if checkpoint.pinned == pinned:
-        return None
-    draft = Draft(job, now)
-    word = "pinned" if pinned else "unpinned"
-    draft.note(
-        f"checkpoint_{word}",
-        actor=Actor.API,
-        message=f"checkpoint {checkpoint.checkpoint_id} was {word}",
-        data={"checkpoint_id": checkpoint.checkpoint_id},
-    )
-    return draft.change()
+    return None if checkpoint.pinned == pinned else _noted(job, checkpoint, "pinned" if pinned else "unpinned", now)
 
 
 def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float) -> Change | None:
@@ -66,10 +56,13 @@ def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float)
 
 def publish(job: Job, checkpoint: Checkpoint, *, public: bool, now: float) -> Change | None:
     """Let others load a checkpoint, or no more; None when it is so already."""
-    if checkpoint.public == public:
-        return None
+    return (
+        None if checkpoint.public == public else _noted(job, checkpoint, "published" if public else "unpublished", now)
+    )
+
+
+def _noted(job: Job, checkpoint: Checkpoint, word: str, now: float) -> Change | None:
     draft = Draft(job, now)
-    word = "published" if public else "unpublished"
     draft.note(
         f"checkpoint_{word}",
         actor=Actor.API,

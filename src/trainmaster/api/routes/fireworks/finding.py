@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query, Response
@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from trainmaster.api.auth import Principal
 from trainmaster.api.envelope import JSON
 from trainmaster.api.params import PlainText
+from trainmaster.api.wire.fireworks.filtering import masked, read_filter
 from trainmaster.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.core.job import Job
 from trainmaster.core.workloads.trainer_service import KIND
@@ -83,6 +84,22 @@ def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[li
     chosen = entries[start : start + size]
     more = start + size < len(entries)
     return [entry for _, entry in chosen], chosen[-1][0] if more and chosen else None
+
+
+def filtered(
+    name: str,
+    documents: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    condition: str,
+    asked: int,
+    token: str,
+    mask: str,
+) -> Response:
+    """The answer to a list that is at hand, with the ids of its entries: those that fit, a page of them."""
+    conditions = read_filter(condition)
+    fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
+    entries, following = page_of(fitting, page_size(asked), token)
+    return listing(name, [masked(each, mask) for each in entries], following)
 
 
 def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:

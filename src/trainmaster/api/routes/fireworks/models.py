@@ -18,13 +18,10 @@ from trainmaster.api.routes.fireworks.finding import (
     ReadMask,
     ResourcePath,
     answer,
-    listing,
+    filtered,
     own,
-    page_of,
-    page_size,
 )
 from trainmaster.api.routing import StrictRoute
-from trainmaster.api.wire.fireworks.filtering import masked, read_filter
 from trainmaster.api.wire.fireworks.models import base_model_document, promoted_document
 from trainmaster.core.errors import NotFoundError
 from trainmaster.store import jobs, promoted
@@ -45,7 +42,6 @@ async def list_models(
     read_mask: ReadMask = "",
 ) -> Response:
     """List the models of an account: its own with what it promoted, another one with what the operator named there."""
-    conditions = read_filter(filter)
 
     def find(connection: Connection) -> list[dict[str, Any]]:
         found = [base_model_document(model) for model in context.models.of_account(account_id)]
@@ -58,9 +54,8 @@ async def list_models(
     documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
     if not documents:
         own(principal, account_id)
-    fitting = [(each["name"], each) for each in documents if all(condition.holds(each) for condition in conditions)]
-    entries, following = page_of(fitting, page_size(asked), token)
-    return listing("models", [masked(each, read_mask) for each in entries], following)
+    named = [(str(each["name"]), each) for each in documents]
+    return filtered("models", named, condition=filter, asked=asked, token=token, mask=read_mask)
 
 
 @router.get("/{model_id}")

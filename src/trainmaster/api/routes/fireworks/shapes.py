@@ -14,13 +14,10 @@ from trainmaster.api.routes.fireworks.finding import (
     ReadMask,
     ResourcePath,
     answer,
-    listing,
+    filtered,
     own,
-    page_of,
-    page_size,
 )
 from trainmaster.api.routing import StrictRoute
-from trainmaster.api.wire.fireworks.filtering import masked, read_filter
 from trainmaster.api.wire.fireworks.shapes import shape_document, version_document
 from trainmaster.core.shapes import ANYBODYS
 
@@ -44,11 +41,8 @@ async def list_shapes(
 ) -> Response:
     """List shapes."""
     own(principal, account_id, ANYBODYS)
-    conditions = read_filter(filter)
     documents = [(shape.name, shape_document(account_id, shape)) for shape in context.shapes]
-    fitting = [(name, each) for name, each in documents if all(condition.holds(each) for condition in conditions)]
-    entries, following = page_of(fitting, page_size(asked), token)
-    return listing("trainingShapes", [masked(each, read_mask) for each in entries], following)
+    return filtered("trainingShapes", documents, condition=filter, asked=asked, token=token, mask=read_mask)
 
 
 @router.get("/{shape}")
@@ -71,12 +65,9 @@ async def list_versions(
 ) -> Response:
     """List the versions of a shape, the latest first; `latest_validated=true` leaves one."""
     own(principal, account_id, ANYBODYS)
-    conditions = read_filter(filter)
     found = context.shapes.get(shape)
     documents = [(each.version, version_document(account_id, found, each)) for each in reversed(found.versions)]
-    fitting = [(name, each) for name, each in documents if all(condition.holds(each) for condition in conditions)]
-    entries, following = page_of(fitting, page_size(asked), token)
-    return listing("trainingShapeVersions", [masked(each, read_mask) for each in entries], following)
+    return filtered("trainingShapeVersions", documents, condition=filter, asked=asked, token=token, mask=read_mask)
 
 
 @router.get("/{shape}/versions/{version}")
