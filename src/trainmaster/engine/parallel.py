@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from trainmaster.engine.types import Blame, EngineError
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 COMMAND_TIMEOUT = timedelta(days=365)
 """Ranks wait for commands as long as nobody sends one. A rank that died is noticed by its closed connections."""
+LEAVE_WITHIN = timedelta(seconds=60)
+"""How long rank 0 waits at the end for the others to have heard of it."""
 BUCKET_BYTES = 64 << 20
 """Gradients are summed in pieces of about this size: one after the other, many small ones would each wait for an answer
 from the other ranks."""
@@ -78,9 +81,11 @@ class ProcessRanks:
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 600.0) -> None:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
-        self._commands = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        timeout = timedelta(seconds=timeout_s)
+        self._store, self.rank, self.size = next(rendezvous("env://", timeout=timeout))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
+        self._commands: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
 
     def exchange(self, what: str, value: T) -> list[T]:
         """The values of all ranks, in order."""
@@ -120,12 +125,19 @@ class ProcessRanks:
                 self._run(engine, getattr(type(engine), name).__wrapped__, args, kwargs)
             except EngineError:
                 continue  # rank 0 answers for it
-        # Threads of theirs that are left when the interpreter ends would abort the process.
-        dist.destroy_process_group()
+        self._store.set(_left(self.rank), "")
+        self._end()
 
     def leave(self) -> None:
         """End the other ranks' following, and the connections; of rank 0."""
         self._broadcast(())
+        # A rank that is still reading would find the connection closed.
+        self._store.wait([_left(rank) for rank in range(1, self.size)], LEAVE_WITHIN)
+        self._end()
+
+    def _end(self) -> None:
+        """End the connections. Threads of theirs that are left when the interpreter ends would abort the process."""
+        self._commands = None  # the last reference to it but torch's own
         dist.destroy_process_group()
 
     def _broadcast(self, command: tuple[Any, ...] | None) -> tuple[Any, ...]:
@@ -147,6 +159,10 @@ class ProcessRanks:
         dropped = engine.drop(kwargs.get("model_id", args[0] if args else None))
         told = "; the model is dropped in all ranks: create it again from a saved state" if dropped else ""
         raise EngineError(f"rank {failed[0]}: {cause}{told}", Blame.SERVER)
+
+
+def _left(rank: int) -> str:
+    return f"trainmaster/left/{rank}"
 
 
 def command(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
