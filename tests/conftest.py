@@ -58,7 +58,15 @@ def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
 # A suite that is started in the background ignores the signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REAL_PROCESSES = ("tests/chaos/test_real", "tests/contract/local", "tests/contract/worker", "tests/cli")
+REAL_PROCESSES = (
+    "tests/chaos/test_real",
+    "tests/cli",
+    "tests/clients",
+    "tests/contract/local",
+    "tests/contract/worker",
+    "tests/engine/test_engine_parallel",
+    "tests/service/test_service_clients",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
