@@ -97,7 +97,7 @@ def test_tinker_hears_errors_and_goes_on(environment: str) -> None:
 
 
 def test_tinker_hears_of_the_engines_death_and_what_was_saved() -> None:
-    with RunningFront(last_answers_s=10, delays={"step_s": 600.0}) as front:
+    with RunningFront(last_answers_s=30, delays={"step_s": 600.0}) as front:
         # Telemetry would be tried again and again at its end.
         process = start("tinker", "death", front.url, TINKER_TELEMETRY="0")
         try:
