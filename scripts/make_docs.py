@@ -95,11 +95,11 @@ def states_page() -> str:
         "`max_retries` allows it; a preemption has a budget of its own (100) and is tried again if `max_retries` is at",
         "least 1. Services are never tried again by themselves: whoever uses them must learn that their state is gone.",
         "",
-        "| reason | outcome | whose fault | what to do |",
-        "|---|---|---|---|",
+        "| reason | outcome | whose fault | what to do | with a service, if it differs |",
+        "|---|---|---|---|---|",
     ]
     for reason, row in CONSEQUENCES.items():
-        lines.append(f"| {reason} | {row.outcome} | {row.fault} | {row.advice} |")
+        lines.append(f"| {reason} | {row.outcome} | {row.fault} | {row.advice} | {row.service_advice} |")
     return "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,10 @@ class LossyProxy:
         self.lost.append(route)
         return True
 
+    def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx.Response:
+        """What the server answers."""
+        return self._upstream.request(method, self.target + path, headers=headers, content=body)
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
 
@@ -46,8 +50,7 @@ class LossyProxy:
             def _pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                url = proxy.target + self.path
-                answer = proxy._upstream.request(self.command, url, headers=headers, content=body)
+                answer = proxy.pass_on(self.command, self.path, headers, body)
                 if not proxy.loses(self.path):
                     self._answer(answer.status_code, answer.headers.get("Content-Type", ""), answer.content)
                 elif proxy.lost[-1] == RESULT or len(proxy.lost) % 2:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from client_programs import Client, facts
 
+from fireworks_page import described_fields
 from real_server import RealServer
 
 pytestmark = pytest.mark.timeout(300)
@@ -21,9 +22,13 @@ def results(client: Callable[[str], Client]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shown(results: dict[str, Any]) -> dict[str, Any]:
+    return dict(facts(results, "fields")["shown"])
+
+
+def test_every_field_of_the_public_client_is_tried_and_described(results: dict[str, Any]) -> None:
     found = facts(results, "fields")
-    assert found["forgotten"] == []
-    return dict(found["shown"])
+    assert found["tried"] == found["known"]
+    assert sorted(described_fields()) == found["known"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from client_model import FIREWORKS_NAME
-from client_programs import Client, kill_trainer
+from client_programs import Client, facts, kill_trainer
 
 from real_server import RealServer, wait_for
-from trainmaster import TrainerJobConfig, TrainerJobManager
+from trainmaster import FireworksClient, TrainerJobConfig, TrainerJobManager
 from trainmaster.sdk.fireworks import ResumeRefusedError, TrainerStoppedError, TrainingAPIError
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,9 +23,7 @@ def manager(service_server: RealServer) -> Iterator[TrainerJobManager]:
         yield opened
 
 
-def test_jobs_live_from_creation_to_deletion(
-    manager: TrainerJobManager, service_server: RealServer, client: Callable[[str], Client]
-) -> None:
+def test_jobs_live_from_creation_to_deletion(manager: TrainerJobManager, service_server: RealServer) -> None:
     profile = manager.resolve_training_profile("cpu")
     config = TrainerJobConfig(
         base_model=FIREWORKS_NAME,
@@ -41,9 +40,6 @@ def test_jobs_live_from_creation_to_deletion(
 
     kill_trainer(service_server, service_server.job("own")["job_id"])
     assert manager.reconnect_and_wait("own", POLL_S) == endpoint
-    service_server.data("POST", "/v1/jobs/own/pause", {})
-    wait_for(lambda: manager.get("own")["state"] == "JOB_STATE_PAUSED", "the job to be paused")
-    assert manager.resume_and_wait("own", POLL_S) == endpoint
 
     assert manager.list_checkpoints("own") == []
     manager.delete("own")
@@ -62,3 +58,96 @@ def test_refusals_say_why(manager: TrainerJobManager) -> None:
         manager.get("nobodys")
     with pytest.raises(TrainingAPIError, match="nobodys"):
         manager.resolve_training_profile("nobodys")
+
+
+# -- training on what it starts, and promoting what that saves --
+
+
+@pytest.fixture(scope="module")
+def results(manager: TrainerJobManager, service_server: RealServer, client: Callable[[str], Client]) -> dict[str, Any]:
+    """What a program of the public client has to say, whose trainers our manager starts and stops."""
+
+    def start(said: dict[str, Any]) -> str:
+        config = TrainerJobConfig(
+            base_model=said["base_model"], lora_rank=said["lora_rank"], requested_job_id=said["job"]
+        )
+        return manager.create_and_wait(config, POLL_S).base_url
+
+    def resume(said: dict[str, Any]) -> str:
+        return manager.resume_and_wait(said["job"], POLL_S).base_url
+
+    def stopper(command: str, state: str) -> Callable[[dict[str, Any]], str]:
+        def stop(said: dict[str, Any]) -> str:
+            service_server.data("POST", f"/v1/jobs/{said['job']}/{command}", {})
+            wait_for(lambda: manager.get(said["job"])["state"] == state, f"{said['job']} to be {state}")
+            return state
+
+        return stop
+
+    def delete(said: dict[str, Any]) -> str:
+        manager.delete(said["job"])
+        return str(manager.get(said["job"])["state"])
+
+    def promote(said: dict[str, Any]) -> dict[str, Any]:
+        [saved] = [one for one in manager.list_checkpoints(said["job"]) if one["promotable"]]
+        return manager.promote_checkpoint(name=saved["name"], output_model_id=said["model"], base_model=FIREWORKS_NAME)
+
+    asked = {
+        "start": start,
+        "resume": resume,
+        "pause": stopper("pause", "JOB_STATE_PAUSED"),
+        "cancel": stopper("cancel", "JOB_STATE_CANCELLED"),
+        "delete": delete,
+        "promote": promote,
+    }
+    return client("fireworks").scenarios("own_trainer_jobs.py", asked=asked, timeout_s=300)
+
+
+@pytest.mark.parametrize(
+    ("name", "stopped", "kind"),
+    [
+        ("adapter", ("paused", "JOB_STATE_PAUSED"), "HF_PEFT_ADDON"),
+        ("whole_weights", ("cancelled", "JOB_STATE_CANCELLED"), "HF_BASE_MODEL"),
+    ],
+)
+def test_checkpoints_of_stopped_and_of_deleted_jobs_are_promoted(
+    results: dict[str, Any], service_server: RealServer, name: str, stopped: tuple[str, str], kind: str
+) -> None:
+    found = facts(results, name)
+    assert found["losses"] == sorted(found["losses"], reverse=True)
+    assert found[stopped[0]] == stopped[1]
+    assert found["deleted"] == "JOB_STATE_DELETED"
+    made = (found["promoted"], found["promoted_again"])
+    assert [model["kind"] for model in made] == [kind, kind]
+    with FireworksClient(api_key=service_server.key, base_url=service_server.url) as platform:
+        listed = {model["name"]: model for model in platform.list_models()}
+    assert [listed[model["name"]] for model in made] == list(made)
+
+
+def test_promoted_adapter_is_loaded_into_a_new_model(results: dict[str, Any]) -> None:
+    found = facts(results, "adapter")
+    assert found["loaded"] != found["untrained"]
+    for row, trained in zip(found["loaded"], found["trained"], strict=True):
+        assert row == pytest.approx(trained, abs=1e-5)
+
+
+def test_promoted_weights_are_a_base_model(results: dict[str, Any]) -> None:
+    found = facts(results, "whole_weights")
+    for row, trained in zip(found["next"], found["trained"], strict=True):
+        assert row == pytest.approx(trained, abs=1e-5)
+    assert found["losses"][-1] > found["next_losses"][0] > found["next_losses"][1]
+
+
+def test_promoted_adapter_is_no_base_model(results: dict[str, Any], manager: TrainerJobManager) -> None:
+    name = facts(results, "adapter")["promoted"]["name"]
+    with pytest.raises(TrainingAPIError, match="load_adapter"):
+        manager.create(TrainerJobConfig(base_model=name))
+
+
+def test_promotion_to_a_name_that_is_taken_is_refused_by_its_name(
+    results: dict[str, Any], manager: TrainerJobManager
+) -> None:
+    [adapter] = [one for one in manager.list_checkpoints("adapter") if one["promotable"]]
+    with pytest.raises(TrainingAPIError, match="'while-cancelled'") as refused:
+        manager.promote_checkpoint(name=adapter["name"], output_model_id="while-cancelled", base_model=FIREWORKS_NAME)
+    assert refused.value.status_code == 409

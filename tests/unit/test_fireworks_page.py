@@ -1,38 +1,70 @@
-"""docs/fireworks.md: every field of a trainer has its row, and every test that it names is there."""
+"""docs/fireworks.md: every field of a trainer has its row, and every test that it names is there and is about it."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
+import pytest
+
+from fireworks_page import PAGE, FieldRow, described_fields, field_rows, named, rows, text_of
 from trainmaster import TrainerJobConfig
 from trainmaster.api.wire.fireworks.states import DELETED, IDLE, NOT_YET, SAVING, STATES, STOPPING
 from trainmaster.core.workloads.trainer_arguments import OPTIONS
 
-TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "fireworks.md").read_text()
+REFERENCE = {
+    "base_model",
+    "lora_rank",
+    "max_context_length",
+    "learning_rate",
+    "gradient_accumulation_steps",
+    "node_count",
+    "hot_load_deployment_id",
+    "display_name",
+    "region",
+    "custom_image_tag",
+    "extra_args",
+    "accelerator_type",
+    "accelerator_count",
+    "skip_validations",
+    "forward_only",
+}
+"""What the public reference of the service lists; the classes of the clients have more."""
+WITHOUT_EFFECT = {
+    "use_reservation": "no effect",
+    "skip_validations": "Without one no effect",
+    "custom_image_tag": "no effect",
+    "hot_load_deployment_id": "no effect yet",
+    "projection_head_dim": "refused",
+}
+"""Fields that do less than their name says, and how the page has to say so."""
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the tables below a heading."""
-    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+def test_every_field_has_a_row_of_its_own() -> None:
+    own = {field.name for field in dataclasses.fields(TrainerJobConfig)}
+    assert REFERENCE | own <= described_fields()
+    assert len(described_fields()) == sum(len(row.fields) for row in field_rows())
+    missing = PAGE.partition("has all of these but ")[2].partition(".\n")[0]
+    assert named(missing) == described_fields() - own
 
 
-def named(cell: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", cell))
+@pytest.mark.parametrize("row", field_rows(), ids=lambda row: "-".join(sorted(row.fields)))
+def test_every_field_is_the_subject_of_a_test_that_its_row_names(row: FieldRow) -> None:
+    written = [text_of(test) for test in row.tests]
+    for field in row.fields:
+        first, *rest = field.split("_")
+        on_the_wire = first + "".join(part.capitalize() for part in rest)
+        word = re.compile(rf"(?<![A-Za-z]){field}(?![a-z_])|(?<![A-Za-z]){on_the_wire}(?![A-Za-z])")
+        assert any(word.search(text) for text in written), f"no test of {sorted(row.tests)} is about {field}"
 
 
-def test_every_field_of_a_trainer_has_an_effect_and_a_test() -> None:
-    fields = [row for row in rows("Fields of a trainer") if len(row) == 3]
-    described = set().union(*(named(row[0]) for row in fields))
-    assert {field.name for field in dataclasses.fields(TrainerJobConfig)} <= described
-    written = "\n".join(path.read_text() for path in TESTS.rglob("test_*.py"))
-    for row in fields:
-        assert named(row[2]), f"{row[0]} has no test"
-        for name in named(row[2]):
-            assert f"def {name}(" in written, f"there is no {name}"
+def test_every_field_without_an_effect_is_called_so() -> None:
+    effects = {field: row.effect for row in field_rows() for field in row.fields}
+    assert {field for field, effect in effects.items() if "no effect" in effect or effect.startswith("refused")} == set(
+        WITHOUT_EFFECT
+    )
+    for field, words in WITHOUT_EFFECT.items():
+        assert words in effects[field]
 
 
 def test_every_argument_of_the_trainer_is_described() -> None:

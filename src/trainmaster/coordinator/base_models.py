@@ -3,6 +3,7 @@ accounts promoted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ class BaseModels:
         """
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
-            return request
+            return request  # without a look at the disk
         model = self.find(spec.base_model, account_id)
         if model is None:
             raise RefusedError(self._unknown(spec.base_model, account_id))
@@ -110,6 +111,16 @@ class BaseModels:
             }
         )
         return request.model_copy(update={"workload": found})
+
+    async def looked_up(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
+        """What `named` returns, for an event loop: models may lie on a disk that does not answer.
+
+        Raises:
+            RefusedError: nothing is known by that name.
+        """
+        if isinstance(request.workload, TrainerServiceSpec):
+            return await asyncio.to_thread(self.named, request, account_id)
+        return request
 
     def _promoted_path(self, name: str, account_id: str) -> Path | None:
         found = _NAME.fullmatch(name)

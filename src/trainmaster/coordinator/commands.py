@@ -105,7 +105,10 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends."""
+        """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends.
+
+        Whoever asks on an event loop has a base model looked up before (`BaseModels.looked_up`), as that reads files.
+        """
         if request.data_config is not None:
             request = with_server_defaults(request, seed=secrets.randbelow(2**31))
         change = self._new_job(scope, request, created_by=created_by)

@@ -283,7 +283,9 @@ def _before(connection: Connection, scope: Scope, wanted: Promotion) -> Promoted
     except NotFoundError:
         return None
     if there.checkpoint_id != wanted.checkpoint_id:
-        raise ConflictError(f"there is a model {wanted.model_id} already, from another checkpoint; take another name")
+        raise ConflictError(
+            f"there is a model '{wanted.model_id}' of another checkpoint already; take another name, or delete it"
+        )
     return there
 
 

@@ -170,6 +170,8 @@ def _take_phase(draft: Draft, name: str) -> None:
         return
     if draft.job.status is _PHASE_STATUSES[trigger]:
         return
+    if draft.job.is_service and draft.job.status is JobStatus.PREPARING:
+        return  # It runs from when it answers, whatever it says of itself, and nobody could have used it before.
     if draft.edge(trigger) is None and draft.edge(Trigger.TRAIN) is not None:
         draft.move(Trigger.TRAIN)
     if draft.edge(trigger) is not None:

@@ -38,11 +38,17 @@ class Consequence:
     outcome: Outcome
     fault: Fault
     advice: str = ""
+    service_advice: str = ""
+    """For a service, which is resumed by its users instead of being retried; empty: the same."""
+
+    def advice_for(self, *, service: bool) -> str:
+        """What to do about a job that ended so."""
+        return (service and self.service_advice) or self.advice
 
 
 def _rows() -> dict[Reason, Consequence]:
-    def row(outcome: Outcome, fault: Fault, advice: str = "") -> Consequence:
-        return Consequence(outcome=outcome, fault=fault, advice=advice)
+    def row(outcome: Outcome, fault: Fault, advice: str = "", service: str = "") -> Consequence:
+        return Consequence(outcome=outcome, fault=fault, advice=advice, service_advice=service)
 
     permanent, transient = Outcome.PERMANENT, Outcome.TRANSIENT
     user, infrastructure = Fault.USER, Fault.INFRASTRUCTURE
@@ -55,38 +61,73 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.PREEMPTED: row(
             Outcome.PREEMPTED,
             Fault.NONE,
-            "retry it (a service: resume it), or submit with max_retries of 1 or more to be queued again",
+            "retry it, or submit with max_retries of 1 or more to be queued again",
+            "resume it: it waits for a place, and starts again when there is one",
         ),
         Reason.EXITED_NONZERO: row(
-            permanent, user, "read the last lines of its log, mend the program and submit again"
+            permanent,
+            user,
+            "read the last lines of its log, mend the program and submit again",
+            "read the last lines of its log, mend what is wrong and resume it",
         ),
         Reason.COMMAND_NOT_FOUND: row(permanent, user, "check the first word of argv and the PATH of the node"),
         Reason.BAD_INPUT: row(permanent, user, "mend what the message names and submit again"),
         Reason.TIMEOUT: row(
-            permanent, user, "raise scheduling_config.max_runtime_seconds, then retry from its checkpoint"
+            permanent,
+            user,
+            "raise scheduling_config.max_runtime_seconds, then retry from its checkpoint",
+            "resume it for as long again, or submit one with more scheduling_config.max_runtime_seconds",
         ),
         Reason.NOT_READY: row(permanent, user, "check the readiness path, the port and the log of the service"),
         Reason.CREDENTIALS_REFUSED: row(permanent, user, "renew the credentials and submit again"),
         Reason.ADMISSION: row(permanent, user, "mend what the message names and submit again"),
         Reason.LAUNCH_REFUSED: row(permanent, user, "the backend refused the launch; the message says why"),
-        Reason.RETRYABLE_EXIT: row(transient, user, "it ended with an exit code that the job lists as worth a retry"),
+        Reason.RETRYABLE_EXIT: row(
+            transient,
+            user,
+            "it ended with an exit code that the job lists as worth a retry",
+            "it ended with an exit code that the job lists as worth another try; resume it",
+        ),
         Reason.KILLED_BY_SIGNAL: row(
             transient,
             infrastructure,
             "it crashed, or something other than Trainmaster killed it; look at its log and the node's system log",
+            "it crashed, or something other than Trainmaster killed it; look at its log and the node's system log, "
+            "then resume it",
         ),
         Reason.OUT_OF_MEMORY: row(
-            transient, user, "use a smaller batch or a node with more memory, then retry from its checkpoint"
+            transient,
+            user,
+            "use a smaller batch or a node with more memory, then retry from its checkpoint",
+            "resume it and send less at a time, or submit one that has more memory",
         ),
-        Reason.WORKER_LOST: row(transient, infrastructure, "its worker died; retry from its checkpoint"),
+        Reason.WORKER_LOST: row(
+            transient, infrastructure, "its worker died; retry from its checkpoint", "its worker died; resume it"
+        ),
         Reason.NODE_LOST: row(
-            transient, infrastructure, "the node went away or was rebooted; retry from its checkpoint"
+            transient,
+            infrastructure,
+            "the node went away or was rebooted; retry from its checkpoint",
+            "the node went away or was rebooted; resume it",
         ),
         Reason.STALLED: row(transient, user, "it made no step for too long; its stacks are in the events"),
-        Reason.DISK_FULL: row(transient, infrastructure, "free space on the disk that the message names, then retry"),
-        Reason.STORAGE_UNAVAILABLE: row(transient, infrastructure, "the storage did not answer; retry when it does"),
+        Reason.DISK_FULL: row(
+            transient,
+            infrastructure,
+            "free space on the disk that the message names, then retry",
+            "free space on the disk that the message names, then resume it",
+        ),
+        Reason.STORAGE_UNAVAILABLE: row(
+            transient,
+            infrastructure,
+            "the storage did not answer; retry when it does",
+            "the storage did not answer; resume it when it does",
+        ),
         Reason.ENGINE_UNAVAILABLE: row(
-            transient, infrastructure, "the backend's engine did not answer; retry when it does"
+            transient,
+            infrastructure,
+            "the backend's engine did not answer; retry when it does",
+            "the backend's engine did not answer; resume it when it does",
         ),
         Reason.NEVER_STARTED: row(Outcome.NOT_STARTED, Fault.PLATFORM, "it is placed again by itself"),
     }

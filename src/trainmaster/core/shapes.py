@@ -142,7 +142,7 @@ BUILT_IN = (
         versions=(ShapeVersion(version="1", accelerator_count=1, max_context_length=32768),),
     ),
 )
-"""What every server has; a file of the same name takes the place of one."""
+"""What every server has; a file of the same name takes the place of one. No cores are booked: see docs/fireworks.md."""
 
 
 class Shapes:

@@ -1,32 +1,12 @@
 """What a user of `fireworks-ai` does: trainer jobs from their creation to their deletion, and training in between."""
 
-import os
 from datetime import timedelta
 from typing import Any
 
 import fireworks.training.sdk as fireworks
 from batches import batch, logprobs, losses
+from fireworks_session import ADAM, KEY, MODEL, URL, manager, service_at, started, trainer_at
 from scenarios import ask, main, raised
-
-URL = os.environ["FIREWORKS_BASE_URL"]
-KEY = os.environ["FIREWORKS_API_KEY"]
-MODEL = "accounts/fireworks/models/qwen3-8b"
-ADAM = fireworks.AdamParams(learning_rate=0.02)
-
-manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
-
-
-def started(job_id: str, **fields: Any) -> Any:
-    config = fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id=job_id, **fields)
-    return manager.create_and_wait(config, poll_interval_s=0.2, timeout_s=120)
-
-
-def service_of(endpoint: Any) -> Any:
-    return fireworks.FiretitanServiceClient(base_url=endpoint.base_url, api_key=KEY)
-
-
-def trainer_on(endpoint: Any, **options: Any) -> Any:
-    return service_of(endpoint).create_training_client(base_model=MODEL, **{"lora_rank": 8, "seed": 1, **options})
 
 
 def shapes() -> Any:
@@ -34,7 +14,7 @@ def shapes() -> Any:
     profile = manager.resolve_training_profile("accounts/fireworks/trainingShapes/cpu")
     again = manager.resolve_training_profile(profile.training_shape_version)
     endpoint = started("on-a-shape", lora_rank=8, training_shape_ref=profile.training_shape_version)
-    passed = trainer_on(endpoint).forward(batch(fireworks), "cross_entropy").result()
+    passed = trainer_at(endpoint.base_url).forward(batch(fireworks), "cross_entropy").result()
     manager.delete(endpoint.job_id)
     return {
         "version": profile.training_shape_version,
@@ -92,16 +72,16 @@ def train() -> Any:
     """Training, waited for and not; a reference; a loss of one's own; what is saved; what is left to promote."""
     endpoint = started("trained", lora_rank=8)
     data = batch(fireworks)
-    trainer = trainer_on(endpoint)
+    trainer = trainer_at(endpoint.base_url)
     waited = losses(trainer, ADAM, data, 6)
 
-    other = trainer_on(endpoint)
+    other = trainer_at(endpoint.base_url)
     pairs = [(other.forward_backward(data, "cross_entropy"), other.optim_step(ADAM)) for _ in range(6)]
     sent = [passed.result().metrics["loss:sum"] for passed, _ in pairs]
     for _, stepped in pairs:
         stepped.result()
 
-    service = service_of(endpoint)
+    service = service_at(endpoint.base_url)
     policy = service.create_training_client(base_model=MODEL, lora_rank=8, seed=2)
     untrained = logprobs(policy.forward(data, "cross_entropy").result())
     losses(policy, ADAM, data, 2)
@@ -112,13 +92,13 @@ def train() -> Any:
         rows = zip(data, said, strict=True)
         return sum(-(lp * one.loss_fn_inputs["weights"].to_torch()).sum() for one, lp in rows), {"mine": 1.0}
 
-    custom = trainer_on(endpoint)
+    custom = trainer_at(endpoint.base_url)
     own = []
     for _ in range(3):
         own.append(custom.forward_backward_custom(data, cross_entropy).result().metrics["loss:sum"])
         custom.optim_step(ADAM).result()
 
-    normalized = trainer_on(endpoint)
+    normalized = trainer_at(endpoint.base_url)
     normalized.forward_backward(data, "cross_entropy").result()
     metrics = (
         normalized.optim_step(ADAM, grad_accumulation_normalization="num_loss_tokens", emit_grad_norm_metrics="basic")
@@ -207,7 +187,7 @@ def full_parameters() -> Any:
     """All weights trained, and a second job beside it that only looks."""
     endpoint = started("full", lora_rank=0)
     data = batch(fireworks)
-    trainer = trainer_on(endpoint, lora_rank=0)
+    trainer = trainer_at(endpoint.base_url, lora_rank=0)
     found = losses(trainer, fireworks.AdamParams(learning_rate=0.005), data, 4)
     paths = [trainer.save_weights_for_sampler_ext(f"s{index}").path for index in range(2)]
     manager.delete("full")
@@ -218,7 +198,7 @@ def full_parameters() -> Any:
 def forward_only() -> Any:
     """A frozen model."""
     endpoint = started("reference", forward_only=True)
-    client = trainer_on(endpoint, lora_rank=0)
+    client = trainer_at(endpoint.base_url, lora_rank=0)
     found = logprobs(client.forward(batch(fireworks), "cross_entropy").result())
     refused = raised(lambda: client.forward_backward(batch(fireworks), "cross_entropy").result())
     manager.delete("reference")
@@ -229,7 +209,7 @@ def killed() -> Any:
     """The trainer is killed under a client, twice; the job is resumed, and goes on from what was saved."""
     endpoint = started("killed", lora_rank=8)
     data = batch(fireworks)
-    trainer = trainer_on(endpoint)
+    trainer = trainer_at(endpoint.base_url)
     losses(trainer, ADAM, data, 2)
     trainer.save_state("step-2").result()
     found: dict[str, Any] = {"went_on": losses(trainer, ADAM, data, 3)}
@@ -238,7 +218,7 @@ def killed() -> Any:
     # At once, when nobody may have noticed yet.
     endpoint = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
     found["of_a_dead_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
-    trainer = trainer_on(endpoint, seed=9)
+    trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
     found["reconnected"] = losses(trainer, ADAM, data, 3)
 
@@ -246,7 +226,7 @@ def killed() -> Any:
     found["of_a_stopped_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
     found["state"] = manager.get("killed")["state"]
     endpoint = manager.resume_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
-    trainer = trainer_on(endpoint, seed=9)
+    trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
     found["resumed"] = losses(trainer, ADAM, data, 3)
     found["running"] = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=60).base_url

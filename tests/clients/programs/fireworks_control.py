@@ -67,7 +67,8 @@ def fields() -> Any:
     return {
         "shown": shown,
         "refused": refused,
-        "forgotten": sorted(known - {*FIELDS, *REFUSED, "base_model", "region"}),
+        "known": sorted(known),
+        "tried": sorted({*FIELDS, *REFUSED, "base_model", "region"}),
     }
 
 

@@ -317,6 +317,16 @@ def test_unused_service_is_parked_counting_from_when_it_could_be_used() -> None:
     assert (parked.desired, parked.live.stop) == (Desired.PAUSE, StopCause.INACTIVE)
 
 
+def test_service_that_says_it_runs_is_neither_running_nor_unused_before_it_answers() -> None:
+    workload = {"kind": "service", "argv": ["x"], "inactivity_timeout_s": 60.0}
+    job = placed(new_job(service=True, workload=workload))
+    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    assert observations.observe(job, sight(job, seen("phase", phase="training")), now=NOW + 600) is None
+    assert (job.status, timers.due(job, now=NOW + 600)) == (JobStatus.PREPARING, None)
+    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 601))
+    assert (job.status, timers.due(job, now=NOW + 601)) == (JobStatus.TRAINING, None)
+
+
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = training(new_job())
     told_step = Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))

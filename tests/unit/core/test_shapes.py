@@ -32,6 +32,13 @@ def test_written_shape_takes_the_place_of_a_built_in_one() -> None:
     assert Shapes([shape("cpu", version(cpu_cores=4))]).get("cpu").versions[0].cpu_cores == 4
 
 
+def test_trainer_on_the_cpu_books_cores_only_where_an_operator_says_so() -> None:
+    cpu = Reference.read("accounts/a/trainingShapes/cpu")
+    for shapes, booked in ((Shapes(), None), (Shapes([shape("cpu", version(cpu_cores=4))]), 4)):
+        made = on_shape(WANTED, shapes.named(cpu), account_id="a")
+        assert (made.resource_config.gpu_count, made.resource_config.cpu_cores) == (0, booked)
+
+
 def test_latest_is_the_last_that_is_validated_and_can_be_run() -> None:
     split = version("3", sharding={"tensor_parallelism": 2})
     shapes = Shapes([shape("s", version("1"), version("2"), split, version("4", validated=False))])

@@ -94,3 +94,12 @@ def test_every_failure_says_what_to_do() -> None:
     for reason, row in CONSEQUENCES.items():
         if row.outcome in (Outcome.TRANSIENT, Outcome.PERMANENT):
             assert row.advice, reason
+
+
+def test_services_are_resumed_and_never_told_to_be_retried() -> None:
+    for reason, row in CONSEQUENCES.items():
+        advice = row.advice_for(service=True)
+        assert "retry" not in advice, reason
+        assert advice or not row.advice, reason
+    assert "resume" in CONSEQUENCES[Reason.PREEMPTED].advice_for(service=True)
+    assert "retry" in CONSEQUENCES[Reason.PREEMPTED].advice_for(service=False)

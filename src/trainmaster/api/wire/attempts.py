@@ -70,8 +70,8 @@ def placement_of(attempt: Attempt) -> Placement:
     )
 
 
-def attempt_resource(attempt: Attempt) -> AttemptResource:
-    """An attempt as it is shown."""
+def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
+    """An attempt of a job, or of a service, as it is shown."""
     return AttemptResource(
         number=attempt.number,
         placement=placement_of(attempt),
@@ -82,7 +82,7 @@ def attempt_resource(attempt: Attempt) -> AttemptResource:
         stopping=attempt.stop,
         reason=attempt.reason,
         message=clean(attempt.message),
-        error=_failure(attempt.reason, attempt.message, attempt.evidence),
+        error=_failure(attempt.reason, attempt.message, attempt.evidence, service=service),
     )
 
 
@@ -92,10 +92,12 @@ def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
         return None
     # A job that was refused before it ever ran has no attempt to tell of.
     ended = [attempt for attempt in attempts if attempt.reason is not None and attempt.reason == job.reason]
-    return _failure(job.reason, job.message, ended[-1].evidence if ended else {})
+    return _failure(job.reason, job.message, ended[-1].evidence if ended else {}, service=job.is_service)
 
 
-def _failure(reason: Reason | None, message: str | None, evidence: Mapping[str, Any]) -> FailureResource | None:
+def _failure(
+    reason: Reason | None, message: str | None, evidence: Mapping[str, Any], *, service: bool
+) -> FailureResource | None:
     if reason is None or CONSEQUENCES[reason].fault is Fault.NONE:
         return None
     found = evidence.get("evidence")
@@ -105,7 +107,7 @@ def _failure(reason: Reason | None, message: str | None, evidence: Mapping[str, 
         error_type=reason,
         error_message=clean(message or ""),
         fault=CONSEQUENCES[reason].fault,
-        advice=CONSEQUENCES[reason].advice,
+        advice=CONSEQUENCES[reason].advice_for(service=service),
         exit_code=_integer(evidence.get("exit_code")),
         signal=_text(evidence.get("signal")),
         rank=_integer(evidence.get("rank")),

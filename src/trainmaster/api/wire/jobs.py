@@ -245,7 +245,7 @@ def _whole(view: JobView) -> dict[str, Any]:
         "workload": shown["workload"],
         **{name: shown[name] for name in CONFIGS},
         "effective_batch_size": _effective_batch_size(request),
-        "attempts": [attempt_resource(attempt) for attempt in view.attempts],
+        "attempts": [attempt_resource(attempt, service=job.is_service) for attempt in view.attempts],
         "checkpoints": checkpoint_resources(job, view.checkpoints),
         "error": failure_of(job, view.attempts),
         "output": _output(job, request),

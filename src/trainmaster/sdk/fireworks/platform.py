@@ -134,14 +134,11 @@ class FireworksClient:
         Those that are `promotable` can become models.
         """
         path = f"/v1/accounts/{self.account_id}/rlorTrainerJobs/{job_id}/checkpoints"
-        found: list[dict[str, Any]] = []
-        params: dict[str, Any] = {"pageSize": page_size}
-        while True:
-            page = self._document(f"checkpoints of {job_id} cannot be listed", "GET", path, params=params)
-            found += page.get("checkpoints") or ()
-            if not page.get("nextPageToken"):
-                return found
-            params["pageToken"] = page["nextPageToken"]
+        return self._listed(f"checkpoints of {job_id} cannot be listed", path, "checkpoints", page_size)
+
+    def list_models(self, *, page_size: int = 200) -> list[dict[str, Any]]:
+        """Every model of the account, by name: what was promoted, and base models that its operator named so."""
+        return self._listed("models cannot be listed", f"/v1/accounts/{self.account_id}/models", "models", page_size)
 
     def promote_checkpoint(self, *, name: str, output_model_id: str, base_model: str) -> dict[str, Any]:
         """Make a model of a sampler checkpoint; returns the model. Its trainer job need not run, nor be there any more.
@@ -179,6 +176,17 @@ class FireworksClient:
         if not model:
             raise SdkError(f"{problem}: the server says that it is done, and names no model")
         return {field: value for field, value in model.items() if field != "@type"}
+
+    def _listed(self, problem: str, path: str, member: str, page_size: int) -> list[dict[str, Any]]:
+        """A whole list, page by page."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {"pageSize": page_size}
+        while True:
+            page = self._document(problem, "GET", path, params=params)
+            found += page.get(member) or ()
+            if not page.get("nextPageToken"):
+                return found
+            params["pageToken"] = page["nextPageToken"]
 
     def _finished(self, problem: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         deadline = self._clock.monotonic() + PROMOTION_TIMEOUT_S

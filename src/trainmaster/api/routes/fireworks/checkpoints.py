@@ -28,6 +28,7 @@ from trainmaster.api.routes.fireworks.finding import (
 from trainmaster.api.routing import StrictRoute
 from trainmaster.api.wire.fireworks.filtering import read_filter
 from trainmaster.api.wire.fireworks.models import (
+    CHECKPOINT_MEMBERS,
     PromoteBody,
     checkpoint_document,
     checkpoint_id,
@@ -62,7 +63,7 @@ async def list_checkpoints(
 ) -> Response:
     """List what a trainer saved, the oldest first."""
     scope = own(principal, account_id)
-    conditions = read_filter(filter)
+    conditions = read_filter(filter, CHECKPOINT_MEMBERS)
 
     def find(connection: Connection) -> list[tuple[str, dict[str, Any]]]:
         job = trainer_job(connection, scope, job_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query, Response
@@ -13,11 +13,10 @@ from trainmaster.api.auth import Principal
 from trainmaster.api.envelope import JSON
 from trainmaster.api.params import PlainText
 from trainmaster.api.wire.fireworks.filtering import masked, read_filter
-from trainmaster.core.errors import JobNotFoundError, NotFoundError
+from trainmaster.core.errors import JobNotFoundError, NotFoundError, Problem, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.workloads.trainer_service import KIND
 from trainmaster.store import jobs
-from trainmaster.store.paging import bad_token
 from trainmaster.store.scope import Scope
 
 MAX_PAGE_SIZE = 200
@@ -79,7 +78,8 @@ def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[li
     if token:
         ids = [entry_id for entry_id, _ in entries]
         if token not in ids:
-            raise bad_token("is not a token of this list (any more); begin anew")
+            message = "is not a token of this list (any more); begin anew"
+            raise SpecError([Problem(field="pageToken", message=message)])
         start = ids.index(token) + 1
     chosen = entries[start : start + size]
     more = start + size < len(entries)
@@ -90,13 +90,24 @@ def filtered(
     name: str,
     documents: Iterable[tuple[str, dict[str, Any]]],
     *,
+    members: Collection[str],
     condition: str,
     asked: int,
     token: str,
     mask: str,
 ) -> Response:
-    """The answer to a list that is at hand, with the ids of its entries: those that fit, a page of them."""
-    conditions = read_filter(condition)
+    """The answer to a list that is at hand, with the ids of its entries: those that fit, a page of them.
+
+    Args:
+        name: of the list.
+        documents: the entries as they are shown.
+        members: what an entry may show.
+        condition: the filter.
+        asked: how many entries a page is to have.
+        token: where the page begins.
+        mask: the members to show.
+    """
+    conditions = read_filter(condition, members)
     fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
     entries, following = page_of(fitting, page_size(asked), token)
     return listing(name, [masked(each, mask) for each in entries], following)

@@ -32,7 +32,7 @@ from trainmaster.api.routes.fireworks.finding import (
 )
 from trainmaster.api.routing import StrictRoute
 from trainmaster.api.wire.fireworks.filtering import Comparison, masked, read_filter, read_order
-from trainmaster.api.wire.fireworks.jobs import CreateJobBody, job_document
+from trainmaster.api.wire.fireworks.jobs import MEMBERS, CreateJobBody, job_document
 from trainmaster.api.wire.fireworks.states import IDLE_AFTER_S, RUNS, state_of
 from trainmaster.coordinator.explain import explain
 from trainmaster.core.errors import (
@@ -80,8 +80,9 @@ _THEIR_WORDS = {
     "scheduling_config.queue": "reservationTarget",
     "workload.extra_args": "trainingConfig.extraArgs",
     "workload.base_model": "trainingConfig.baseModel",
+    "page_token": "pageToken",
 }
-"""Fields of a job, by what the clients call them."""
+"""Fields of a job and of a list, by what the clients call them."""
 
 
 @router.post("")
@@ -121,7 +122,7 @@ async def create(
         return on_shape(wanted, _choose(connection, context, wanted), account_id=account_id, chosen_by_us=True)
 
     try:
-        submission = await context.read(prepare)
+        submission = await context.models.looked_up(await context.read(prepare), account_id)
         made = context.commands.submit(scope, submission, created_by=principal.name)
         outcome = await asyncio.wrap_future(made)
     except SpecError as error:
@@ -146,14 +147,17 @@ async def list_jobs(
 ) -> Response:
     """List trainers; those that nobody used for a while are IDLE here."""
     scope = own(principal, account_id)
-    conditions = read_filter(filter)
+    conditions = read_filter(filter, MEMBERS)
     order = read_order(order_by, ORDERS, "name")
     now = context.clock()
 
     def find(connection: Connection) -> tuple[list[dict[str, Any]], str | None]:
         return _page(connection, scope, conditions, order, page_size(asked), token, now)
 
-    entries, following = await context.read(find)
+    try:
+        entries, following = await context.read(find)
+    except SpecError as error:
+        raise SpecError(_in_their_words(error.problems)) from None
     return listing("rlorTrainerJobs", [masked(each, read_mask) for each in entries], following)
 
 

@@ -22,7 +22,7 @@ from trainmaster.api.routes.fireworks.finding import (
     own,
 )
 from trainmaster.api.routing import StrictRoute
-from trainmaster.api.wire.fireworks.models import base_model_document, promoted_document
+from trainmaster.api.wire.fireworks.models import MODEL_MEMBERS, base_model_document, promoted_document
 from trainmaster.core.errors import NotFoundError
 from trainmaster.store import jobs, promoted
 
@@ -55,7 +55,7 @@ async def list_models(
     if not documents:
         own(principal, account_id)
     named = [(str(each["name"]), each) for each in documents]
-    return filtered("models", named, condition=filter, asked=asked, token=token, mask=read_mask)
+    return filtered("models", named, members=MODEL_MEMBERS, condition=filter, asked=asked, token=token, mask=read_mask)
 
 
 @router.get("/{model_id}")

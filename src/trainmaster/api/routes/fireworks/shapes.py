@@ -18,7 +18,7 @@ from trainmaster.api.routes.fireworks.finding import (
     own,
 )
 from trainmaster.api.routing import StrictRoute
-from trainmaster.api.wire.fireworks.shapes import shape_document, version_document
+from trainmaster.api.wire.fireworks.shapes import SHAPE_MEMBERS, VERSION_MEMBERS, shape_document, version_document
 from trainmaster.core.shapes import ANYBODYS
 
 router = APIRouter(
@@ -42,7 +42,9 @@ async def list_shapes(
     """List shapes."""
     own(principal, account_id, ANYBODYS)
     documents = [(shape.name, shape_document(account_id, shape)) for shape in context.shapes]
-    return filtered("trainingShapes", documents, condition=filter, asked=asked, token=token, mask=read_mask)
+    return filtered(
+        "trainingShapes", documents, members=SHAPE_MEMBERS, condition=filter, asked=asked, token=token, mask=read_mask
+    )
 
 
 @router.get("/{shape}")
@@ -67,7 +69,15 @@ async def list_versions(
     own(principal, account_id, ANYBODYS)
     found = context.shapes.get(shape)
     documents = [(each.version, version_document(account_id, found, each)) for each in reversed(found.versions)]
-    return filtered("trainingShapeVersions", documents, condition=filter, asked=asked, token=token, mask=read_mask)
+    return filtered(
+        "trainingShapeVersions",
+        documents,
+        members=VERSION_MEMBERS,
+        condition=filter,
+        asked=asked,
+        token=token,
+        mask=read_mask,
+    )
 
 
 @router.get("/{shape}/versions/{version}")

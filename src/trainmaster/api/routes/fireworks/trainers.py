@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from trainmaster.api.auth import guard, require
-from trainmaster.api.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError
+from trainmaster.api.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError
 from trainmaster.api.gateway import RETRY_AFTER_S, SAFE_METHODS
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.routes.fireworks.door import DOOR, FireworksDoor, door_of, trainer_of
 from trainmaster.api.routes.fireworks.finding import answer, own
 from trainmaster.api.routing import Handler
 from trainmaster.api.tinker.answers import MAX_SMALL_BYTES, accepted_failure, failed, try_again
-from trainmaster.api.tinker.bodies import Body
+from trainmaster.api.tinker.bodies import Body, text_field
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.core.errors import NotFoundError, RefusedError, SpecError
@@ -140,8 +140,9 @@ async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
 async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> Response:
     """The answer in the place of a trainer that is not there (yet)."""
     if operation in WORK:
+        model_id = await _model_id(body)
         await body.drain()
-        return accepted_failure(await door.epitaph(job), Category.SERVER)
+        return accepted_failure(await door.epitaph(job, model_id), Category.SERVER)
     if operation == "session_heartbeat":
         raise SessionEndedError(await door.epitaph(job))
     if operation == "telemetry":
@@ -160,6 +161,14 @@ async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> 
         raise ServiceNotReadyError(f"the trainer is {job.status}; resume it to use it", retry_after_s=None)
     # Clients try again for minutes what is refused with 409 or 503.
     raise RefusedError(f"the trainer is {job.status}; resume it to use it")
+
+
+async def _model_id(body: Body) -> str:
+    """The model that a request is about; empty where it does not say, or where its beginning was passed on."""
+    try:
+        return await text_field(body, "model_id")
+    except (SpecError, TooLargeError):
+        return ""
 
 
 async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> str | None:

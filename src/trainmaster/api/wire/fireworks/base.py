@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Str
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from trainmaster.core.fields import Broken, refuse
+from trainmaster.core.fields import Broken, Matches, refuse
 
 _DURATION = re.compile(r"(\d{1,12})(\.\d{1,9})?s")
 
@@ -62,9 +62,19 @@ def _not_unspecified(value: str) -> str | None:
     return None if not value or value.upper().endswith("_UNSPECIFIED") else value
 
 
-Duration = Annotated[float, BeforeValidator(_seconds)]
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("rule", "must be a number, not a truth value")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+"""A whole number, or a text that spells one, as protocol buffers may write it; `true` is not 1."""
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
+Duration = Annotated[Number, BeforeValidator(_seconds)]
 """Seconds; on the wire a text such as `1800s`."""
-Line = Annotated[str, StringConstraints(strip_whitespace=True, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ONE_LINE = Matches(r"[^\x00-\x1f\x7f]*", "must be one line, without control characters")
+Line = Annotated[str, StringConstraints(strip_whitespace=True, max_length=256), ONE_LINE]
 """One line; an empty one is as good as none."""
 MaybeLine = Annotated[Line | None, AfterValidator(lambda value: value or None)]
 Choice = Annotated[Line | None, AfterValidator(lambda value: None if value is None else _not_unspecified(value))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Comparison:
     """One condition."""
 
     field: str
+    """As resources show it, with dots between its parts."""
     operator: str
     value: str
 
@@ -49,7 +50,7 @@ class Comparison:
         """Whether it holds for a resource as it is shown; a member that is not set equals an empty text."""
         there: Any = document
         for part in self.field.split("."):
-            there = there.get(_camel(part)) if isinstance(there, Mapping) else None
+            there = there.get(part) if isinstance(there, Mapping) else None
         if there is None:
             there = ""
         wanted: Any = self.value
@@ -64,11 +65,15 @@ class Comparison:
         return isinstance(there, str | int | float) and bool(_OPERATORS[self.operator](there, wanted))
 
 
-def read_filter(text: str) -> Sequence[Comparison]:
+def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
     """The conditions of a filter; none of an empty one.
 
+    Args:
+        text: what was asked for.
+        members: what a resource of the list may show, with dots between the parts of a name.
+
     Raises:
-        SpecError: it says more than is understood here.
+        SpecError: it says more than is understood here, or names what no resource shows.
     """
     found: list[Comparison] = []
     text, position = text.strip(), 0
@@ -77,9 +82,13 @@ def read_filter(text: str) -> Sequence[Comparison]:
         if token is None or len(found) == MAX_COMPARISONS:
             message = f"is understood as FIELD=VALUE AND FIELD>VALUE ..., and not at '{text[position : position + 20]}'"
             raise SpecError([Problem(field="filter", message=message)])
+        field = ".".join(_camel(part) for part in token["field"].split("."))
+        if field not in members:
+            message = choice_message("member", token["field"], sorted(members))
+            raise SpecError([Problem(field="filter", message=message)])
         quoted = token["quoted"]
         value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else token["single"] or token["plain"] or ""
-        found.append(Comparison(field=token["field"], operator=token["operator"], value=value))
+        found.append(Comparison(field=field, operator=token["operator"], value=value))
         position = token.end()
         joined = _AND.match(text, position)
         if joined is not None:

@@ -7,7 +7,18 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from trainmaster.api.wire.fireworks.base import Body, Choice, Duration, MaybeLine, duration, moment, present
+from trainmaster.api.wire.fireworks.base import (
+    ONE_LINE,
+    Body,
+    Choice,
+    Duration,
+    MaybeLine,
+    Number,
+    Whole,
+    duration,
+    moment,
+    present,
+)
 from trainmaster.api.wire.fireworks.states import code_of, state_of
 from trainmaster.api.wire.reported import clean
 from trainmaster.core.fields import MAX_INTEGER, MAX_NODES
@@ -19,20 +30,60 @@ from trainmaster.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
 from trainmaster.core.workloads.trainer_service import MAX_LORA_RANK, Mode, TrainerServiceSpec
 from trainmaster.store.queues import DEFAULT
 
+MEMBERS = frozenset(
+    {
+        "name",
+        "displayName",
+        "createTime",
+        "updateTime",
+        "completedTime",
+        "createdBy",
+        "state",
+        "status.code",
+        "status.message",
+        "statusMessage",
+        "serviceMode",
+        "keepAlive",
+        "dataset",
+        "forwardOnly",
+        "nodeCount",
+        "hotLoadDeploymentId",
+        "trainingShape",
+        "preemptible",
+        "purpose",
+        "managedBy",
+        "reservationTarget",
+        "inactivityTimeout",
+        "disableInactivityCleanup",
+        "acceleratorSeconds",
+        "directRouteHandle",
+        "trainingConfig.baseModel",
+        "trainingConfig.loraRank",
+        "trainingConfig.learningRate",
+        "trainingConfig.gradientAccumulationSteps",
+        "trainingConfig.maxContextLength",
+        "trainingConfig.region",
+        "trainingConfig.acceleratorType",
+        "trainingConfig.acceleratorCount",
+        "trainingConfig.customImageTag",
+        "trainingConfig.extraArgs",
+    }
+)
+"""What a job may show."""
 MAX_INACTIVITY_S = 3 * 3600.0
 """As the clients have it; whoever means longer disables the clean-up."""
 _NOT_IN_SERVICE_MODE = "is for jobs that train by themselves; here the client's own loop says what is trained"
 
-Count = Annotated[int, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
+Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
 """A number that at 0 is not set."""
 
 
 class TrainingConfigBody(Body):
     """`trainingConfig`: the model, and how and where it is trained."""
 
-    base_model: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
-    lora_rank: Annotated[int, Field(ge=0, le=MAX_LORA_RANK)] = 0
-    learning_rate: Annotated[float, Field(ge=0)] | None = None
+    base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
+    lora_rank: Annotated[Whole, Field(ge=0, le=MAX_LORA_RANK)] = 0
+    learning_rate: Annotated[Number, Field(ge=0)] | None = None
     gradient_accumulation_steps: Count | None = None
     max_context_length: Count | None = None
     region: Choice = None
@@ -66,8 +117,8 @@ class CreateJobBody(Body):
     service_mode: bool = False
     training_config: TrainingConfigBody
     display_name: Annotated[MaybeLine, Field(max_length=63)] = None
-    node_count: Annotated[int, Field(ge=0, le=MAX_NODES), AfterValidator(lambda value: value or None)] | None = None
-    trainer_replica_count: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
+    node_count: Annotated[Whole, Field(ge=0, le=MAX_NODES), AfterValidator(lambda value: value or None)] | None = None
+    trainer_replica_count: Annotated[Whole, Field(ge=0, le=MAX_NODES)] | None = None
     forward_only: bool = False
     hot_load_deployment_id: MaybeLine = None
     extra_values: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
@@ -209,7 +260,7 @@ def _message(job: Job, spec: TrainerServiceSpec, waits_for: str | None) -> str:
     if waits_for is not None:
         return waits_for
     if code_of(job) != "OK":
-        advice = CONSEQUENCES[job.reason].advice if job.reason is not None else ""
+        advice = CONSEQUENCES[job.reason].advice_for(service=True) if job.reason is not None else ""
         return "; ".join(part for part in (job.message, advice) if part)
     if spec.custom_image_tag is not None:
         # No backend runs images yet. Clients show what begins like this to their users.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trainmaster.api.wire.fireworks.base import Body, MaybeLine, moment, present
+from trainmaster.api.wire.fireworks.base import ONE_LINE, Body, MaybeLine, moment, present
 from trainmaster.api.wire.fireworks.jobs import job_name
 from trainmaster.api.wire.reported import clean
 from trainmaster.coordinator.base_models import BaseModel
@@ -17,6 +17,45 @@ from trainmaster.core.job import Checkpoint, Job
 from trainmaster.store.promoted import Operation, PromotedModel
 
 READY = "READY"
+CHECKPOINT_MEMBERS = frozenset(
+    {
+        "name",
+        "createTime",
+        "updateTime",
+        "expireTime",
+        "checkpointType",
+        "promotable",
+        "sizeBytes",
+        "step",
+        "baseModel",
+        "loraRank",
+    }
+)
+"""What a checkpoint may show."""
+MODEL_MEMBERS = frozenset(
+    {
+        "name",
+        "displayName",
+        "createTime",
+        "state",
+        "status.code",
+        "status.message",
+        "kind",
+        "public",
+        "importedFrom",
+        "fineTuningJob",
+        "sizeBytes",
+        "contextLength",
+        "peftDetails.baseModel",
+        "peftDetails.r",
+        "peftDetails.targetModules",
+        "baseModelDetails.moe",
+        "baseModelDetails.checkpointFormat",
+        "baseModelDetails.huggingfaceModelType",
+        "baseModelDetails.supportsFireattention",
+    }
+)
+"""What a model may show."""
 MODEL_TYPE = "type.googleapis.com/gateway.Model"
 _TINKER = "tinker"
 _MODEL_NAME = Matches(
@@ -31,7 +70,7 @@ class PromoteBody(Body):
 
     output_model: Annotated[str, _MODEL_NAME]
     trainer_job_id: Annotated[str, _JOB_NAME]
-    base_model: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
     async_promotion: bool = False
     hot_load_deployment_id: MaybeLine = None
 

@@ -7,6 +7,35 @@ from typing import Any
 from trainmaster.api.wire.fireworks.base import present
 from trainmaster.core.shapes import Shape, ShapeVersion
 
+_SNAPSHOT = frozenset(
+    {
+        "trainerMode",
+        "baseModels",
+        "region",
+        "acceleratorType",
+        "acceleratorCount",
+        "nodeCount",
+        "trainerImageTag",
+        "maxSupportedContextLength",
+        "baseModelWeightPrecision",
+        "trainerShardingScheme.pipelineParallelism",
+        "trainerShardingScheme.tensorParallelism",
+        "trainerShardingScheme.contextParallelism",
+        "trainerShardingScheme.expertParallelism",
+        "deploymentShapeVersion",
+        "deploymentImageTag",
+    }
+)
+SHAPE_MEMBERS = _SNAPSHOT | {"name", "displayName", "description"}
+"""What a shape may show."""
+VERSION_MEMBERS = frozenset({f"snapshot.{member}" for member in _SNAPSHOT}) | {
+    "name",
+    "validated",
+    "latestValidated",
+    "statusMessage",
+}
+"""What a version of a shape may show."""
+
 
 def shape_name(account_id: str, shape: str) -> str:
     """What clients call a shape."""

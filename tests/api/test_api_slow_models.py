@@ -1,0 +1,71 @@
+"""A base model on a disk that does not answer: whoever asks for it waits, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_world import WAIT_S, Served, World
+from fireworks_world import MODEL, Door, door_of, knowing
+
+CONFIG = {"max_position_embeddings": 512}
+SERVICE = {"name": "t", "workload": {"kind": "trainer_service", "base_model": MODEL, "lora_rank": 8}}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def served(world: World, directory: Path) -> Iterator[Served]:
+    with knowing(world, directory) as served:
+        yield served
+
+
+@pytest.fixture
+def door(world: World, served: Served) -> Iterator[Door]:
+    with door_of(world, served, f"account-{secrets.token_hex(4)}") as door:
+        yield door
+
+
+def submitted(door: Door) -> Any:
+    return door.call("POST", "/v1/jobs", 201, json=SERVICE)
+
+
+def validated(door: Door) -> Any:
+    return door.call("POST", "/v1/jobs/validate", json=SERVICE)
+
+
+def created(door: Door) -> Any:
+    return door.create("job-slow")
+
+
+@pytest.mark.parametrize("ask", [submitted, validated, created])
+def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
+    door: Door, directory: Path, ask: Callable[[Door], Any]
+) -> None:
+    [config] = directory.rglob("config.json")
+    before = config.read_bytes()
+    config.unlink()
+    os.mkfifo(config)  # to open it waits for somebody who writes
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask, door)
+            try:
+                for _ in range(20):
+                    door.call("GET", "/v1/jobs", timeout=5.0)
+                    assert not asking.done()
+            finally:
+                with config.open("w") as writer:
+                    json.dump(CONFIG, writer)
+            asking.result(WAIT_S)
+    finally:
+        config.unlink()
+        config.write_bytes(before)
