@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks import (
+    engine_tokens,
     first_instruction,
     followers,
     idle,
@@ -41,6 +42,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "service_front": service_front.measure,
         "service_steps": service_steps.measure,
         "training": training.measure,
+        "engine_tokens": engine_tokens.measure,
     }
 )
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.apart import apart
+from benchmarks.models import Shape, make_model
 from benchmarks.report import Figure, Progress
 from benchmarks.server import running_server
 from benchmarks.service_front import TINKER
-from benchmarks.training import Shape, make_model
 
 ALIAS = "Qwen/Qwen3-8B"
 SEQUENCES, LENGTH = 8, 64

@@ -1,51 +1,39 @@
 """Tokens per second of the built-in trainers, through a job and by the same TRL script started by hand.
 
 With a GPU the models have the shapes of Qwen3 0.6B and 8B, with random weights, and sequences of 2,048 tokens; without
-one, a shape that a laptop trains.
+one, a shape that a laptop trains. BENCH_SHAPES and BENCH_TYPES choose among them.
+
+Both are timed between two logs, when they run as they will go on. What is lost before, once, is told apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
+from benchmarks.models import LARGE, SMALL, Shape, make_model
 from benchmarks.report import Figure, Peer, Progress, WrongResultError
 from benchmarks.server import Client, running_server, wait_for
+
+T = TypeVar("T")
 
 RATIO = 0.97
 """Of the speed of the script that is started by hand."""
 _TIMEOUT_S = 600.0
+_LOOK_EVERY_S = 1.0
+"""At both, alike: whoever looks takes time from what is measured."""
 _TYPES = ("LORA", "FULL_FINETUNE")
 _BY_HAND = Path(__file__).with_name("by_hand.py")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A model and how it is trained."""
-
-    name: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    batch: dict[str, int]
-    """By training type."""
-    steps: dict[str, int]
-    """`first`, `last` and `every` of its plans."""
-    checkpointing: frozenset[str]
-    """The training types that need gradient checkpointing to fit."""
-    dtype: str = "bfloat16"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,42 +52,54 @@ class Plan:
     attention: str | None = None
     """Of the job; the script takes what transformers chooses."""
 
+    @staticmethod
+    def of(shape: Shape, training_type: str, length: int) -> Plan:
+        later = max(0, shape.settled.get(training_type, 0) - shape.steps["first"])
+        first, last = shape.steps["first"] + later, shape.steps["last"] + later
+        every = shape.steps["every"]
+        return Plan(shape=shape, training_type=training_type, length=length, first=first, last=last, every=every)
+
     @property
     def batch(self) -> int:
         return self.shape.batch[self.training_type]
 
     @property
-    def tokens(self) -> int:
-        """Of the steps that are timed, when every sequence is full."""
-        return (self.last - self.first) * self.batch * self.length
+    def step_tokens(self) -> int:
+        """When every sequence is full."""
+        return self.batch * self.length
 
 
-_SMALL = Shape(
-    name="0.6B",
-    layers=28,
-    hidden=1024,
-    intermediate=3072,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    vocabulary=151_936,
-    batch={"LORA": 8, "FULL_FINETUNE": 8},
-    steps={"first": 10, "last": 30, "every": 5},
-    checkpointing=frozenset(),
-)
-_LARGE = Shape(
-    name="8B",
-    layers=36,
-    hidden=4096,
-    intermediate=12_288,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    vocabulary=151_936,
-    batch={"LORA": 4, "FULL_FINETUNE": 2},
-    steps={"first": 10, "last": 30, "every": 5},
-    checkpointing=frozenset({"LORA", "FULL_FINETUNE"}),
-)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When each log of a training came, by step."""
+
+    plan: Plan
+    at: Mapping[int, float]
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the steps that are timed."""
+        return self.plan.step_tokens / self._step_s
+
+    @property
+    def lost_s(self) -> float:
+        """What the steps from the first log to those that are timed took longer than these."""
+        plan = self.plan
+        return self.at[plan.first] - self.at[plan.every] - (plan.first - plan.every) * self._step_s
+
+    @property
+    def _step_s(self) -> float:
+        return (self.at[self.plan.last] - self.at[self.plan.first]) / (self.plan.last - self.plan.first)
+
+    def __str__(self) -> str:
+        logs = sorted(self.at.items())
+        rates = [
+            self.plan.step_tokens * (step - earlier) / (at - before)
+            for (earlier, before), (step, at) in itertools.pairwise(logs)
+        ]
+        return f"{self.rate:,.0f} tokens/s (from log to log: {' '.join(f'{rate:,.0f}' for rate in rates)})"
+
+
 _LAPTOP = Shape(
     name="7M",
     layers=4,
@@ -122,9 +122,8 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     import torch
 
     cuda = torch.cuda.is_available()
-    shapes = [_SMALL, _LARGE] if cuda else [_LAPTOP]
-    if chosen := os.environ.get("BENCH_SHAPES"):
-        shapes = [shape for shape in shapes if shape.name in chosen.split(",")]
+    shapes = _chosen("BENCH_SHAPES", {shape.name: shape for shape in ([SMALL, LARGE] if cuda else [_LAPTOP])})
+    types = _chosen("BENCH_TYPES", {name: name for name in _TYPES})
     length = 2048 if cuda else 128
     full, ragged = directory / "full.jsonl", directory / "ragged.jsonl"
     _write_texts(full, [length * 4] * (1024 if cuda else 512))
@@ -135,23 +134,28 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
         for shape in shapes:
             progress(f"making a model of the shape {shape.name}")
             model = make_model(directory / shape.name, shape)
-            for training_type in _TYPES:
-                plan = Plan(shape=shape, training_type=training_type, length=length, **shape.steps)
+            for training_type in types:
+                plan = Plan.of(shape, training_type, length)
                 progress(f"{shape.name} {training_type}: by hand")
-                by_hand = plan.tokens / _run_by_hand(directory, model, full, plan)
-                progress(f"{shape.name} {training_type}: through a job")
-                seconds, metrics = _run_job(client, model, full, plan)
-                ours = plan.tokens / seconds
-                progress(f"{ours:,.0f} tokens/s, {ours / by_hand:.3f} x by hand ({by_hand:,.0f}); {_rounded(metrics)}")
+                by_hand = _run_by_hand(directory, model, full, plan)
+                progress(f"{by_hand}; through a job")
+                ours, metrics = _run_job(client, model, full, plan)
+                progress(f"{ours}, {ours.rate / by_hand.rate:.3f} x by hand; {_rounded(metrics)}")
                 figures.append(_compared(plan, ours, by_hand, metrics))
-        first = shapes[0]
-        plan = Plan(shape=first, training_type="LORA", length=length, **first.steps)
-        model = directory / first.name
-        if cuda:
-            figures.append(_with_the_scripts_attention(client, model, full, plan, progress, figures[0]))
-        figures += list(_additions(client, model, full, ragged, plan, progress, plain=figures[0].measured))
+        if shapes and "LORA" in types:
+            plain, plan = figures[types.index("LORA")], Plan.of(shapes[0], "LORA", length)
+            model = directory / shapes[0].name
+            if cuda:
+                figures.append(_with_the_scripts_attention(client, model, full, plan, progress, plain))
+            figures += list(_additions(client, model, full, ragged, plan, progress, plain=plain.measured))
         client.close()
     return figures
+
+
+def _chosen(variable: str, known: Mapping[str, T]) -> list[T]:
+    """Those that an environment variable names, with commas between; all, where it is not set."""
+    names = os.environ.get(variable, ",".join(known)).split(",")
+    return [each for name, each in known.items() if name in names]
 
 
 def _rounded(metrics: dict[str, float]) -> str:
@@ -159,16 +163,19 @@ def _rounded(metrics: dict[str, float]) -> str:
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
 
 
-def _compared(plan: Plan, ours: float, by_hand: float, metrics: dict[str, float]) -> Figure:
+def _compared(plan: Plan, ours: Times, by_hand: Times, metrics: dict[str, float]) -> Figure:
     share = f", {metrics['mfu']:.1%} of the matrix peak" if "mfu" in metrics else ""
+    lost = ""
+    if plan.first > plan.every:
+        lost = f"; lost before step {plan.first}: {ours.lost_s:.1f} s, by hand {by_hand.lost_s:.1f} s"
     return Figure(
         name=f"{plan.training_type} of a {plan.shape.name} model, tokens/s through a job",
-        measured=ours,
+        measured=ours.rate,
         unit="tokens/s",
-        target=RATIO * by_hand,
+        target=RATIO * by_hand.rate,
         at_least=True,
-        peer=Peer(name="the TRL script by hand", value=by_hand, ours=ours),
-        note=f"{plan.batch} x {plan.length} tokens a step{share}",
+        peer=Peer(name="the TRL script by hand", value=by_hand.rate, ours=ours.rate),
+        note=f"{plan.batch} x {plan.length} tokens a step{share}{lost}",
     )
 
 
@@ -179,9 +186,9 @@ def _with_the_scripts_attention(
     assert figure.peer is not None
     by_hand = figure.peer.value
     progress("with the script's attention")
-    seconds, _ = _run_job(client, model, data, dataclasses.replace(plan, attention="sdpa"))
-    ours = plan.tokens / seconds
-    progress(f"{ours:,.0f} tokens/s, {ours / by_hand:.3f} x by hand")
+    times, _ = _run_job(client, model, data, dataclasses.replace(plan, attention="sdpa"))
+    ours = times.rate
+    progress(f"{times}, {ours / by_hand:.3f} x by hand")
     return dataclasses.replace(
         figure,
         name=f"{plan.training_type} of a {plan.shape.name} model, attn_implementation: sdpa",
@@ -209,9 +216,9 @@ def _additions(
         note="tokens of rows alone count",
     )
     progress("compiled")
-    seconds, _ = _run_job(client, model, full, dataclasses.replace(plan, compile=True))
-    compiled = plan.tokens / seconds
-    progress(f"{compiled:,.0f} tokens/s, {compiled / plain:.2f} x not compiled")
+    times, _ = _run_job(client, model, full, dataclasses.replace(plan, compile=True))
+    compiled = times.rate
+    progress(f"{times}, {compiled / plain:.2f} x not compiled")
     yield Figure(
         name=f"LORA of a {plan.shape.name} model, compiled",
         measured=compiled,
@@ -220,8 +227,7 @@ def _additions(
     )
 
 
-def _run_by_hand(directory: Path, model: Path, data: Path, plan: Plan) -> float:
-    """Seconds between the two logs."""
+def _run_by_hand(directory: Path, model: Path, data: Path, plan: Plan) -> Times:
     times = directory / f"by-hand-{random.randrange(1 << 30)}.jsonl"
     document = {
         "model": str(model),
@@ -249,15 +255,15 @@ def _run_by_hand(directory: Path, model: Path, data: Path, plan: Plan) -> float:
         return seen if plan.last in seen else None
 
     try:
-        seen = wait_for(timed, f"step {plan.last} by hand", _TIMEOUT_S, every_s=0.2)
+        seen = wait_for(timed, f"step {plan.last} by hand", _TIMEOUT_S, every_s=_LOOK_EVERY_S)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    return float(seen[plan.last] - seen[plan.first])
+    return Times(plan=plan, at=seen)
 
 
-def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[float, dict[str, float]]:
-    """Seconds between the two logs, and the job's latest metrics."""
+def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[Times, dict[str, float]]:
+    """With the job's latest metrics."""
     lora = {"lora_r": "16", "lora_alpha": "32", "lora_dropout": "0", "lora_target_modules": "all-linear"}
     job_id = client.submit(
         {
@@ -297,57 +303,16 @@ def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[float
         return (seen, found["latest"]) if plan.last in seen else None
 
     try:
-        seen, latest = wait_for(timed, f"step {plan.last} of {job_id}", _TIMEOUT_S, every_s=0.2)
+        seen, latest = wait_for(timed, f"step {plan.last} of {job_id}", _TIMEOUT_S, every_s=_LOOK_EVERY_S)
     finally:
         _end(client, job_id)
-    return seen[plan.last] - seen[plan.first], latest
+    return Times(plan=plan, at=seen), latest
 
 
 def _end(client: Client, job_id: str) -> None:
     if client.call("GET", f"/v1/jobs/{job_id}")["status"] not in ("FAILED", "COMPLETED", "CANCELLED"):
         client.call("POST", f"/v1/jobs/{job_id}/cancel", {})
         client.wait(job_id, _TIMEOUT_S)
-
-
-def make_model(directory: Path, shape: Shape) -> Path:
-    """A model of random weights with a tokenizer, as transformers writes it."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    # One token for each letter: a text has as many tokens as it has letters.
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        [], trainers.BpeTrainer(vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet)
-    )
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
-    wrapped.save_pretrained(directory)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "qwen3",
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=4096,
-        tie_word_embeddings=shape.layers <= 28,
-        eos_token_id=wrapped.eos_token_id,
-        pad_token_id=wrapped.pad_token_id,
-    )
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    model.save_pretrained(directory)
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return directory
 
 
 def _lengths(rows: int, *, longest: int) -> list[int]:
