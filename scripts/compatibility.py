@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 ENVIRONMENTS = ("tinker-0.24.1", "tinker-0.25.0", "tinker")
 """The oldest first; the last has the latest version."""
 FUTURE = "POST /retrieve_future"
+WORKS = (By.SERVER, By.TRAINER)
 
 INTRODUCTION = """\
 # What the public Tinker clients can do here
@@ -32,14 +34,20 @@ door ([tinker.md](tinker.md)). A test fails when a client can ask for something 
 REQUESTS = """
 ## Requests
 
-Every path below `/api/v1` that a client can ask for. *server*: answered whether a trainer runs or not. *trainer*:
-passed on to the trainer that has the model or the sampler. *refused*: answered with the reason. *unused*: clients ask
-for it only where the server tells them to, which this one does not.
+Every path below `/api/v1` that a client can ask for, and what becomes of it here:
+
+- *works*, by the *server*, whether a trainer runs or not, or by the *trainer* that has the model or the sampler;
+- *refused*, with the reason that is told, through the future where there is one, and else with a status that clients do
+  not take for a fault of the moment;
+- *not used*: clients ask for it only where the server tells them to, which this one does not. It is refused likewise.
+
+A test asks for each of them once, of a server and a trainer that run.
 """
 METHODS = """
 ## Methods
 
-The public methods of the clients, without their `_async` twins, with the requests that each leads to.
+The public methods of the clients, without their `_async` twins, with the requests that each leads to. A method that
+needs a refused request is *refused*, and its error says why. One that *asks nothing* is the client's own affair.
 """
 
 
@@ -71,28 +79,54 @@ def unanswered(clients: Iterable[Mapping[str, Any]]) -> list[str]:
 def page(clients: Sequence[Mapping[str, Any]]) -> str:
     """The page about some clients, the oldest first."""
     versions = [str(client["version"]) for client in clients]
+    requests = sorted({each for client in clients for each in client["requests"]}, key=_by_path)
     lines = [INTRODUCTION, f"The clients are {', '.join(versions)}.", REQUESTS]
-    lines += [f"| request | {' | '.join(versions)} | by | |", "|---" * (len(versions) + 3) + "|"]
-    for request in sorted({each for client in clients for each in client["requests"]}, key=_by_path):
+    lines += [_counted("requests", clients[-1], {request: kind_of(request) for request in clients[-1]["requests"]}), ""]
+    lines += [f"| request | {' | '.join(versions)} | here | by | |", "|---" * (len(versions) + 4) + "|"]
+    for request in requests:
         route = route_of(request)
         marks = ["yes" if request in client["requests"] else "" for client in clients]
-        by, note = (route.by, route.note) if route else ("nobody", "")
-        lines.append(f"| `{request}` | {' | '.join(marks)} | {by} | {note} |")
-    lines += [METHODS, f"| method | {' | '.join(versions)} | works | requests |", "|---" * (len(versions) + 3) + "|"]
+        by, note = (route.by if route.by in WORKS else "", route.note) if route else ("", "")
+        lines.append(f"| `{request}` | {' | '.join(marks)} | {kind_of(request)} | {by} | {note} |")
+    lines.append(METHODS)
+    fates = {method: fate_of(found)[0] for method, found in clients[-1]["methods"].items()}
+    lines += [_counted("methods", clients[-1], fates), ""]
+    lines += [f"| method | {' | '.join(versions)} | here | requests | |", "|---" * (len(versions) + 4) + "|"]
     for method in sorted({each for client in clients for each in client["methods"]}, key=_by_class):
         marks = ["yes" if method in client["methods"] else "" for client in clients]
-        requests = next(client["methods"][method] for client in reversed(clients) if method in client["methods"])
-        shown = ", ".join(f"`{request}`" for request in requests)
-        lines.append(f"| `{method}` | {' | '.join(marks)} | {works(requests)} | {shown} |")
+        made = next(client["methods"][method] for client in reversed(clients) if method in client["methods"])
+        shown = ", ".join(f"`{request}`" for request in made)
+        lines.append(
+            f"| `{method}` | {' | '.join(marks)} | {' | '.join((fate_of(made)[0], shown, fate_of(made)[1]))} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def works(requests: Iterable[str]) -> str:
-    """Whether a method that makes these requests works here."""
-    routes = [route_of(request) for request in requests if request != FUTURE]
-    if not routes:
-        return "asks nothing"
-    return "refused" if all(route is None or route.by in (By.REFUSED, By.UNUSED) for route in routes) else "yes"
+def kind_of(request: str) -> str:
+    """What becomes of a request: it works, is refused, or is not used."""
+    route = route_of(request)
+    if route is None:
+        return "unanswered"
+    return "works" if route.by in WORKS else "not used" if route.by is By.UNUSED else "refused"
+
+
+def fate_of(requests: Sequence[str]) -> tuple[str, str]:
+    """What becomes of a method that leads to these requests, and why."""
+    if not requests:
+        return "asks nothing", ""
+    made = [request for request in requests if request != FUTURE]
+    refused = [route for request in made if (route := route_of(request)) is not None and route.by is By.REFUSED]
+    if refused:
+        return "refused", "; ".join(route.note for route in refused)
+    unused = [route for request in made if (route := route_of(request)) is not None and route.by is By.UNUSED]
+    return "works", unused[0].note if len(unused) == len(made) else ""
+
+
+def _counted(what: str, client: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
+    counts = Counter(kinds.values())
+    said = {"works": "work", "refused": "are refused", "not used": "are not used", "asks nothing": "ask nothing"}
+    told = ", ".join(f"{counts[kind]} {words}" for kind, words in said.items() if counts[kind])
+    return f"Of the {len(kinds)} {what} of {client['version']}, {told}."
 
 
 def _by_path(request: str) -> tuple[str, str]:

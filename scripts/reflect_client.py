@@ -28,6 +28,8 @@ RECEIVERS = {
 }
 """What the clients call each other, and the classes that these are."""
 FUTURE = "_APIFuture"
+IDENTITY = "get_identity_jwt"
+"""What this reads is a token that the server must have handed out, whenever that was asked for."""
 
 Key = tuple[str, str]
 """A class, or a module for functions of none, and a name in it."""
@@ -108,6 +110,8 @@ def requests_of(key: Key, functions: dict[Key, ast.AST], seen: set[Key]) -> set[
                 found.add(made)
             if isinstance(node.func, ast.Name) and node.func.id == FUTURE:
                 found.add("POST /retrieve_future")
+            if isinstance(node.func, ast.Attribute) and node.func.attr == IDENTITY:
+                found.add("POST /auth/token")
             if leads_to := callee(node, key[0]):
                 found |= requests_of(leads_to, functions, seen)
         elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":

@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -115,7 +115,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, kept: bool = 
                 ssl_keyfile=settings.tls_key,
                 ssl_ciphers=listening.CIPHERS,
             ),
-            on_ready=lambda: _announce(settings, url),
+            on_ready=(app.open, lambda: _announce(settings, url)),
             on_stop=app.close,
         )
         _shorten_collections()
@@ -154,14 +154,17 @@ def problems(settings: Settings, declared: Declared) -> list[str]:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, on_ready: Sequence[Callable[[], None]], on_stop: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_ready()
+        for ready in self._on_ready:
+            ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
@@ -259,6 +262,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
                 models=models,
                 shapes=load_shapes(settings.shapes),
                 tinker_shape=settings.tinker_shape,
+                tinker_silent_s=settings.tinker_silent_s,
             )
         )
 

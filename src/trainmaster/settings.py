@@ -95,6 +95,9 @@ class Settings:
     tinker_shape: str = ""
     """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
     enough, on a GPU where there is one."""
+    tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
+    """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
+    it. Clients beat every ten seconds; a laptop may sleep a little longer."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
     """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
     jobs."""
@@ -125,6 +128,9 @@ class Settings:
     """The files of a deleted job are removed so long after its deletion; 0 keeps them until it is purged."""
     keep_caches_s: float = field(default=7 * 24 * 3600.0, metadata={"minimum": 0})
     """What couriers left in `spool` is removed so long after their attempt ended; 0 keeps it."""
+    keep_sessions_s: float = field(default=30 * 24 * 3600.0, metadata={"minimum": 0})
+    """The record of a Tinker session is removed so long after its end, with its samplers and with those of its training
+    runs that have no saved weights; runs that have some stay, and their session with them. 0 keeps all."""
     log_cap_mb: int = field(default=1024, metadata={"minimum": 0})
     """How much each log of a rank, stdout and stderr apart, may hold, in MiB: beyond that its middle is removed. 0: as
     much as it likes."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from api_world import Served, wait_for
+from api_world import WAIT_S, Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
 from trainmaster.api.tinker import bodies, use
+from trainmaster.coordinator.tinker import UNWANTED
 from trainmaster.core.keys import KeyScope
+from trainmaster.core.states import JobStatus
+from trainmaster.core.tinker import RunState, TinkerRun
 from trainmaster.store import tinker
 from trainmaster.store.scope import Scope
 
@@ -18,6 +23,11 @@ from trainmaster.store.scope import Scope
 def stored(client: Client, session_id: str) -> Any:
     with client.world.database.read() as connection:
         return tinker.get_session(connection, Scope(client.account_id), session_id)
+
+
+def run_of(client: Client, ack: Any) -> TinkerRun:
+    with client.world.database.read() as connection:
+        return tinker.get_run(connection, Scope(client.account_id), ack["model_id"])
 
 
 def test_request_for_a_session_that_comes_twice_makes_one(client: Client, stranger: Client) -> None:
@@ -80,12 +90,75 @@ def test_trainers_let_go_of_a_session_that_is_finished(client: Client, trainer: 
 
 def test_model_that_is_made_after_its_session_was_finished_is_let_go(client: Client, trainer: StandIn) -> None:
     session_id = client.session()
+    trainer.gate.clear()
     client.ask_for_model(session_id)
-    job = client.trainer_job()
-    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "interrupted"}})
-    client.start_trainer(trainer, job.job_id)
+    client.start_trainer(trainer)
     wait_for(lambda: trainer.of("create_model"))
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "interrupted"}})
+    assert not trainer.of(f"sessions/{session_id}/finish")
+    trainer.gate.set()
     wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
+
+
+def test_trainer_that_only_a_finished_session_waits_for_is_not_started(client: Client, trainer: StandIn) -> None:
+    session_id = client.session()
+    ack = client.ask_for_model(session_id)
+    job = client.trainer_job()
+    wait_for(lambda: run_of(client, ack).job_id)
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "interrupted"}})
+    (job,) = client.jobs()
+    assert (job.status, job.message) == (JobStatus.CANCELLED, UNWANTED)
+    answer = client.result(ack)
+    assert "its session ended" in answer["error"]
+    assert answer["category"] == "user"
+    # The next session has it started, as any trainer that has ended.
+    again = client.ask_for_model(client.session())
+    wait_for(lambda: client.jobs()[0].status is JobStatus.QUEUED)
+    client.start_trainer(trainer, job.job_id)
+    assert client.result(again)["model_id"] == again["model_id"]
+    assert not any(sent.json()["session_id"] == session_id for sent in trainer.of("create_model"))
+
+
+def test_trainer_that_another_session_waits_for_stays_in_the_queue(client: Client, trainer: StandIn) -> None:
+    leaving, staying = client.session(), client.session()
+    client.ask_for_model(leaving)
+    ack = client.ask_for_model(staying)
+    wait_for(lambda: run_of(client, ack).job_id)
+    client.post(f"sessions/{leaving}/finish", {"reason": {"type": "success"}})
+    (job,) = client.jobs()
+    assert job.status is JobStatus.QUEUED
+    client.start_trainer(trainer, job.job_id)
+    assert client.result(ack)["model_id"] == ack["model_id"]
+    assert [sent.json()["session_id"] for sent in trainer.of("create_model")] == [staying]
+
+
+def test_trainer_that_a_sampler_waits_for_is_queued_again(client: Client, trainer: StandIn) -> None:
+    """Who waits for a sampler is not on record; it asks anew."""
+    leaving, staying = client.session(), client.session()
+    ack = client.ask_for_model(leaving)
+    wait_for(lambda: run_of(client, ack).job_id)
+    document = {"session_id": staying, "sampling_session_seq_id": 0, "base_model": MODEL}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "create_sampling_session", document)
+        time.sleep(0.5)  # it has seen the trainer in the queue
+        client.post(f"sessions/{leaving}/finish", {"reason": {"type": "success"}})
+        wait_for(lambda: client.jobs()[0].status is JobStatus.QUEUED)
+        client.start_trainer(trainer, client.jobs()[0].job_id)
+        assert asked.result(WAIT_S)["sampling_session_id"].startswith(staying)
+
+
+def test_model_that_waits_is_given_up_with_its_client_whichever_server_it_asked(
+    tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that it asked is gone; another one finds its session silent without being asked anything."""
+    monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
+    with Served.serve(tinker_world.context()) as first, Client.of(first, tinker_world) as client:
+        ack = client.ask_for_model(client.session())
+        wait_for(lambda: run_of(client, ack).job_id)
+    with Served.serve(tinker_world.context(tinker_silent_s=0.5)) as second:
+        second.loop.call_soon_threadsafe(second.front.open)
+        wait_for(lambda: run_of(client, ack).state is RunState.FAILED)
+        wait_for(lambda: client.jobs()[0].status is JobStatus.CANCELLED)
 
 
 def test_session_whose_client_is_gone_is_finished_for_it(

@@ -25,7 +25,7 @@ ANSWERS = [f"\\boxed{{{digit}}}" for digit in range(10)]
 VOCABULARY = [*SPECIAL, *TEXT.split(), *ANSWERS]
 
 LAYERS, HIDDEN, HEADS, KEY_HEADS, HEAD_SIZE, INNER = 2, 32, 4, 2, 8, 64
-CONTEXT = 512
+CONTEXT = 1024
 
 
 def make_model(directory: Path) -> Path:

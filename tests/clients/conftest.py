@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from client_model import COOKBOOK_NAME, FIREWORKS_NAME, HUB_NAME, make_hub, make_model
 from client_programs import Client
 
 from real_server import RealServer, running
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compatibility.py"
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,24 @@ def service_server(ground: Path) -> Iterator[RealServer]:
         yield started
         # Clients try again, and hide what went wrong the first time.
         assert "Traceback" not in started.log_text(), started.log_text()[-4000:]
+
+
+@pytest.fixture(scope="module")
+def compatibility() -> ModuleType:
+    """The script that writes `docs/compatibility.md`."""
+    spec = importlib.util.spec_from_file_location("compatibility", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compatibility"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def clients(compatibility: ModuleType) -> list[dict[str, Any]]:
+    """What every installed version of `tinker` can ask for, the latest last."""
+    return [compatibility.reflect(environment) for environment in compatibility.ENVIRONMENTS]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
-from client_model import FIREWORKS_NAME, HUB_NAME
+from client_model import CONTEXT, FIREWORKS_NAME, HUB_NAME
 from client_programs import Client, facts, kill_trainer
 from lossy_proxy import LossyProxy
+from tinker_calls import ADAM, PASS, Plain
 
 from real_server import RealServer
 
@@ -32,6 +36,7 @@ def results(client: Callable[[str], Client]) -> dict[str, Any]:
         "sample",
         "stop_strings",
         "prompt_logprobs",
+        "nucleus",
         "base_sampler",
         "short_after_long",
         "save_and_resume",
@@ -96,6 +101,7 @@ def test_adapters_do_not_see_each_other(results: dict[str, Any]) -> None:
 def test_custom_losses_are_computed_in_the_client(client: Callable[[str], Client]) -> None:
     found = facts(client("cookbook").scenarios("tinker_client.py", *WITH_TORCH), "custom_loss")
     assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
+    assert found["by_handle"] == pytest.approx(found["plain"][0], rel=1e-5)
     assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
 
 
@@ -125,6 +131,50 @@ def test_samples_end_with_the_string_that_stops_them(results: dict[str, Any]) ->
         first = next(index for index, other in enumerate(found["tokenizer"]) if word in other)
         assert one["tokens"] == found["plain"][: first + 1]
         assert one["stop_reason"] == "stop"
+    assert found["across_tokens"]["tokens"] == found["plain"][:4]
+    assert found["across_tokens"]["stop_reason"] == "stop"
+
+
+def kept_by(rule: str, logprobs: list[float]) -> dict[int, float]:
+    """The tokens that a rule leaves, each with its share of the draws."""
+    temperature = 0.5 if rule == "cold" else 1.0
+    weights = {token: math.exp(value / temperature) for token, value in enumerate(logprobs)}
+    ordered = sorted(weights, key=lambda token: -weights[token])
+    ordered = ordered[: {"top_k": 3, "both": 5}.get(rule)]
+    share = {"top_p": 0.6, "tiny_top_p": 1e-6, "both": 0.5}.get(rule, 1.0) * sum(weights[token] for token in ordered)
+    before = itertools.accumulate((weights[token] for token in ordered), initial=0.0)
+    left = [token for token, sum_before in zip(ordered, before, strict=False) if sum_before < share]
+    return {token: weights[token] / sum(weights[each] for each in left) for token in left}
+
+
+@pytest.mark.parametrize("rule", ["open", "top_p", "tiny_top_p", "top_k", "both", "cold"])
+def test_draws_have_the_distribution_of_their_rule(results: dict[str, Any], rule: str) -> None:
+    found = facts(results, "nucleus")
+    assert sum(map(math.exp, found["logprobs"])) == pytest.approx(1.0, abs=1e-4)
+    drawn, expected = found["drawn"][rule]["tokens"], kept_by(rule, found["logprobs"])
+    assert len(drawn) == 400
+    assert set(drawn) <= set(expected)
+    for token, share in expected.items():
+        # Five standard deviations: with a seed this passes always or never.
+        assert abs(drawn.count(token) / 400 - share) <= 5 * math.sqrt(share * (1 - share) / 400) + 1e-9
+    # Whatever was left out: what is told is how likely the model finds it.
+    for token, logprob in zip(drawn, found["drawn"][rule]["logprobs"], strict=True):
+        assert logprob == pytest.approx(found["logprobs"][token], abs=1e-4)
+
+
+def test_rules_leave_what_they_are_meant_to(results: dict[str, Any]) -> None:
+    """The prompt is such that every rule leaves another number of tokens."""
+    found = facts(results, "nucleus")
+    left = {rule: len(kept_by(rule, found["logprobs"])) for rule in found["drawn"]}
+    assert left["tiny_top_p"] == 1
+    assert left["top_k"] == 3
+    assert 1 < left["both"] < left["top_p"] < left["open"]
+
+
+def test_draws_repeat_with_their_seed_and_differ_with_another(results: dict[str, Any]) -> None:
+    found = facts(results, "nucleus")
+    assert found["again"] == found["drawn"]["top_p"]["tokens"]
+    assert found["other_seed"] != found["again"]
 
 
 def test_snapshots_do_not_change_with_training(results: dict[str, Any]) -> None:
@@ -149,7 +199,7 @@ def test_base_model_can_be_sampled(results: dict[str, Any]) -> None:
 
 
 def test_short_requests_do_not_wait_for_long_ones(results: dict[str, Any]) -> None:
-    assert facts(results, "short_after_long") == ["short", "long"]
+    assert facts(results, "short_after_long") == {"ended": ["short", "long"], "lengths": [512, 4]}
 
 
 def test_resumed_training_goes_on_as_if_uninterrupted(results: dict[str, Any]) -> None:
@@ -192,7 +242,7 @@ def test_rest_client_lists_and_changes_what_is_saved(results: dict[str, Any]) ->
         ("unknown_loss", "no_such_loss"),
         ("wrong_length", "target_tokens"),
         ("token_outside", "100000"),
-        ("too_long", "512"),
+        ("too_long", str(CONTEXT)),
         ("missing_input", "logprobs"),
         ("missing_state", "nothing"),
     ],
@@ -224,20 +274,41 @@ def test_lost_answers_change_nothing(results: dict[str, Any], client: Callable[[
     assert {**found, "path": ""} == {**facts(results, "save_and_resume"), "path": ""}
 
 
+def restart(server: RealServer) -> None:
+    """kill -9, and the next one at the same address."""
+    port = server.url.rpartition(":")[2]
+    server.kill()
+    server.arguments = (*server.arguments, "--port", port)
+    server.start()
+
+
 def test_restart_of_the_server_loses_nothing(client: Callable[[str], Client], service_server: RealServer) -> None:
     """Between the acknowledgement of requests and the first look at their results."""
-
-    def restart(_: dict[str, Any]) -> None:
-        port = service_server.url.rpartition(":")[2]
-        service_server.kill()
-        service_server.arguments = (*service_server.arguments, "--port", port)
-        service_server.start()
-
-    program = client("tinker").scenarios("tinker_client.py", "restarted", asked={"restart the server": restart})
-    found = facts(program, "restarted")
+    asked = {"restart the server": lambda _: restart(service_server)}
+    found = facts(client("tinker").scenarios("tinker_client.py", "restarted", asked=asked), "restarted")
     # The three passes see the same weights, as the step comes after them.
     assert len(set(found["during"])) == 1
     assert found["before"][-1] > found["during"][0] > found["after"][-1]
+
+
+def test_acknowledgement_outlives_a_kill_of_the_server(service_server: RealServer) -> None:
+    """The id of a future is all that a client has to keep."""
+    with httpx.Client(timeout=60, trust_env=False) as http:
+        plain = Plain(server=service_server, http=http)
+        plain.model_id = plain.new_model(plain.new_session())
+        bodies = [plain.work(forward_backward_input=PASS), plain.work(adam_params=ADAM)]
+        bodies += [plain.work(forward_backward_input=PASS)]
+        operations = ["forward_backward", "optim_step", "forward_backward"]
+        acks = [plain.post(*each).json() for each in zip(operations, bodies, strict=True)]
+        restart(service_server)
+        first = [plain.result(ack) for ack in acks]
+        assert first[0]["metrics"]["loss:sum"] > first[2]["metrics"]["loss:sum"]
+        assert [plain.result(ack) for ack in acks] == first
+        # A client that heard no acknowledgement sends all of it again: it is the same, and nothing is done twice.
+        assert [plain.post(*each).json() for each in zip(operations, bodies, strict=True)] == acks
+        assert [plain.result(ack) for ack in acks] == first
+        now = plain.done("forward_backward", plain.work(forward_backward_input=PASS))
+        assert now["metrics"]["loss:sum"] == first[2]["metrics"]["loss:sum"]
 
 
 def test_killed_trainer_goes_on_from_what_was_saved(

@@ -30,6 +30,8 @@ class ForgetfulProxy:
         self.lost = 0
         self.asked: Counter[str] = Counter()
         self.encodings: Counter[str] = Counter()
+        self.try_again = 0
+        """How many polls were told that there is nothing yet."""
         upstream = httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
         proxy = self
 
@@ -76,6 +78,7 @@ class ForgetfulProxy:
         name = path.rpartition("/")[2]
         with self._lock:
             self.asked[name] += 1
+            self.try_again += answer.content.startswith(b'{"type":"try_again"')
             self.encodings[headers.get("content-encoding", "")] += 1
             if self._lose[name] > 0:
                 self._lose[name] -= 1

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from types import TracebackType
 
@@ -17,7 +18,7 @@ from trainmaster.service import channel
 
 
 class RunningFront:
-    """Starts when it is entered; ends, with its engine, when it is left."""
+    """Starts when it is entered; ends, with its engine, when it is left. It must not complain of anything."""
 
     def __init__(
         self, *, attempt: int = 1, ready: bool = True, checkpoints=(), delays=None, token_file="", **settings: float
@@ -34,11 +35,13 @@ class RunningFront:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        self._log = tempfile.TemporaryFile()
         flags = [f"--channel={far.fileno()}", f"--port={port}"]
         flags += [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
             pass_fds=[far.fileno()],
+            stderr=self._log,
             env={
                 **os.environ,
                 environment.JOB_ID: "job-1",
@@ -69,3 +72,11 @@ class RunningFront:
         finally:
             self.process.kill()
             self.process.wait()
+            said = self.said()
+            self._log.close()
+        assert kind is not None or not said, said
+
+    def said(self) -> str:
+        """What the front wrote to its standard error."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode()

@@ -58,6 +58,10 @@ class StubEngine:
     samplers: dict[str, int] = field(default_factory=dict)
     saved: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
+    work: list[tuple[float, float]] = field(default_factory=list)
+    """When each pass and each step began and ended."""
+    waits: list[float] = field(default_factory=list)
+    """How long it had nothing to do after a pass or a step, each time that the next one was not at hand."""
     _due: list[tuple[float, int, Request]] = field(default_factory=list)
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -84,8 +88,7 @@ class StubEngine:
     def _run(self) -> None:
         try:
             while True:
-                wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
-                message = self.channel.receive(wait_s)
+                message = self._next()
                 if isinstance(message, Request):
                     self.requests.append(replace(message, body=None))
                     if message.body is not None:
@@ -95,6 +98,17 @@ class StubEngine:
                     self._answer(heapq.heappop(self._due)[2])
         except ChannelClosedError:
             return
+
+    def _next(self) -> Message | None:
+        if self._due:
+            return self.channel.receive(max(0.0, self._due[0][0] - time.monotonic()))
+        if (message := self.channel.receive(0)) is not None:
+            return message
+        began = time.monotonic()
+        message = self.channel.receive()
+        if self.work:
+            self.waits.append(time.monotonic() - began)
+        return message
 
     def _take(self, request: Request) -> None:
         if request.op == "asample":
@@ -115,10 +129,16 @@ class StubEngine:
     def _answer(self, request: Request) -> None:
         if request.model_id:
             self.done.append((request.model_id, request.seq_id, request.op))
+        began = time.monotonic()
         try:
             reply = getattr(self, f"_do_{request.op}")(request)
         except EngineError as error:
             reply = Reply(request_id=request.request_id, error=str(error), category=str(error.blame))
+        except Exception as error:
+            # A field of another type than the stub takes for granted; an engine has words for it.
+            reply = Reply(request_id=request.request_id, error=f"{type(error).__name__}: {error}", category="user")
+        if request.seq_id:
+            self.work.append((began, time.monotonic()))
         self.say(reply)
 
     def _model(self, request: Request) -> StubModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import json
@@ -22,6 +23,7 @@ from starlette.requests import Request
 from trainmaster.service import schema, wire
 from trainmaster.service.bodies import INLINE_BYTES, SharedBody
 from trainmaster.service.front.intake import Intake
+from trainmaster.service.front.refusals import BusyError
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +141,96 @@ def test_nothing_is_lost_in_a_storm() -> None:
 
 
 def test_body_that_there_is_no_room_for_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    intake = Intake(memory_bytes=1 << 30, max_body_bytes=1 << 30)
+    intake = Intake(memory_bytes=1 << 30, max_held_bytes=1 << 30, max_body_bytes=1 << 30)
     made: list[SharedBody] = []
 
     def full(body: SharedBody, data: bytes) -> None:
         made.append(body)
         raise OSError(errno.ENOSPC, "no space left")
 
+    pieces = iter([True, True, False])
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": bytes(INLINE_BYTES + 1), "more_body": True}
+        return {"type": "http.request", "body": bytes(INLINE_BYTES + 1), "more_body": next(pieces)}
 
     monkeypatch.setattr(SharedBody, "write", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(BusyError, match="no space"):
         asyncio.run(intake.read(Request({"type": "http", "method": "POST", "headers": []}, receive)))
     assert (intake.held_bytes, [body.fd for body in made]) == (0, [-1])
+    # It was read to its end: a client hears no answer before.
+    assert list(pieces) == []
+
+
+def test_bodies_that_are_held_are_bounded_and_clients_come_again() -> None:
+    """Six clients send 3 MB at once, JSON with its number at its end, where 8 MB may be held: none is lost."""
+    with RunningFront(hold_s=20, max_held_bytes=8 << 20, delays={"decodes": False, "pass_s": 0.1}) as front:
+        client = Client(front)
+        reasons: list[str] = []
+        held: list[int] = []
+
+        def train(seq_id: int) -> float:
+            body = json.dumps(json_pass(client.model_id, seq_id, targets=1)).encode()
+            body = body.replace(b"[3]", b"[" + b"3, " * 1_000_000 + b"3]")
+            with httpx.Client(base_url=f"{front.url}/api/v1", timeout=60) as http:
+                while (answer := http.post("forward_backward", content=body)).status_code == 429:
+                    assert answer.headers["retry-after"] == "1"
+                    reasons.append(answer.json()["error"])
+                    held.append(sum(bodies_of(front.process.pid)))
+                return float(http.post("retrieve_future", json=answer.json()).json()["metrics"]["loss:sum"])
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(train, range(1, 7))) == [1, 2, 3, 4, 5, 6]
+        assert any("holds 8388608 bytes of request bodies already" in reason for reason in reasons)
+        assert 0 < max(held) <= 8 << 20
+        wait_for(lambda: bodies_of(front.process.pid) == [])
+        assert [seq_id for seq_id, _ in client.done()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_waits_behind_a_gap_is_bounded_in_number() -> None:
+    with RunningFront(hold_s=5, max_waiting=3) as front:
+        client = Client(front)
+        acks = [client.optim_step(seq_id) for seq_id in (2, 3, 4)]
+        for path in ("optim_step", "forward_backward"):
+            sent_away = front.http.post(path, json={**json_pass(client.model_id, 5), "adam_params": {}})
+            assert sent_away.status_code == 429
+            assert "wait for the one with the seq_id 1" in sent_away.json()["error"]
+        assert client.optim_step(3) == acks[1]
+        # Other models have nothing to do with it, and what closes the gap is let in.
+        assert "metrics" in client.result(Client(front).optim_step(1))
+        acks = [client.optim_step(1), *acks, client.optim_step(5)]
+        assert [client.result(ack)["metrics"]["steps"] for ack in acks] == [1, 2, 3, 4, 5]
+
+
+def test_what_waits_behind_a_gap_is_bounded_in_bytes_and_goes_with_its_session() -> None:
+    with RunningFront(hold_s=5, max_waiting_bytes=2 << 20, max_held_bytes=8 << 20, session_expires_s=4) as front:
+
+        def send(client: Client, seq_id: int) -> httpx.Response:
+            body = protobuf_pass(client.model_id, seq_id, targets=1 << 17)
+            assert len(body) == pytest.approx(1.5 * (1 << 20), rel=0.01)
+            return front.http.post("forward_backward", content=body, headers=PROTOBUF)
+
+        finishes, expires, late = (Client(front) for _ in range(3))
+        waiting = [send(client, 2).json() for client in (finishes, expires)]
+        assert [send(client, 3).status_code for client in (finishes, expires)] == [429, 429]
+        # It has nothing that waits, but what waits of all may take no more than half of what is held.
+        assert send(late, 2).status_code == 429
+        assert len(bodies_of(front.process.pid)) == 2
+        finishes.post(f"sessions/{finishes.session_id}/finish")
+        wait_for(lambda: len(bodies_of(front.process.pid)) == 1)
+        assert "was finished by its client" in finishes.result(waiting[0])["error"]
+        wait_for(lambda: bodies_of(front.process.pid) == [])
+        assert "expired" in expires.result(waiting[1])["error"]
+        # All that they held is free again.
+        client = Client(front)
+        acks = {seq_id: send(client, seq_id).json() for seq_id in (2, 1, 4, 3, 6, 5)}
+        assert all(client.retrieve(ack, wire.PROTOBUF).status_code == 200 for ack in acks.values())
+
+
+def bodies_of(pid: int) -> list[int]:
+    """The sizes of the large bodies that a process holds."""
+    sizes = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if "trainmaster-body" in str(entry.readlink()):
+                sizes.append(entry.stat().st_size)
+    return sizes

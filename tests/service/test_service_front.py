@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -275,6 +276,56 @@ def test_those_who_wait_hear_that_the_engine_is_gone(in_order: bool) -> None:
         assert failed[0]["error"] == f"The trainer has stopped: {why}."
         assert "last saved state is step-1" in failed[1]["error"]
         assert front.process.wait(20) == (0 if in_order else 1)
+
+
+def test_nobody_is_held_when_the_front_goes() -> None:
+    """Whatever is under way ends at once with a word: no task has to be cancelled, which would be complained of."""
+    with RunningFront(hold_s=60, last_answers_s=30, delays={"sample_s": 600.0}) as front:
+        client = Client(front)
+        session, idle = client.sampling_session(0), client.sampling_session(1)
+        target = {"target": {"type": "sampling_session", "sampling_session_id": session}, "prev_cursor": 0}
+        quiet = {"target": {"type": "sampling_session", "sampling_session_id": idle}, "prev_cursor": 0}
+        sampled, behind_a_gap = client.post("asample", **sample(session, 0)), client.optim_step(2)
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as stalled, ThreadPoolExecutor() as pool:
+            stalled.sendall(b"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n{")
+            asked = [
+                pool.submit(front.http.post, path, json=body)
+                for path, body in (
+                    ("retrieve_future", sampled),
+                    ("retrieve_future", behind_a_gap),
+                    ("retrieve_futures", target),
+                    ("retrieve_futures", quiet),
+                )
+            ]
+            time.sleep(0.5)
+            assert not any(answer.done() for answer in asked)
+            began = time.monotonic()
+            front.engine.stop("it was paused")
+            answers = [answer.result(20) for answer in asked]
+            stalled.settimeout(20)
+            assert stalled.recv(65536).startswith(b"HTTP/1.1 503")
+        assert front.process.wait(20) == 0
+        assert time.monotonic() - began < 10
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
+        assert all("The trainer has stopped: it was paused" in answer.json()["error"] for answer in answers[:2])
+        assert answers[2].json()["completions"] == [{"state": "failed", "request_id": sampled["request_id"]}]
+        assert answers[3].json()["error"] == "The trainer has stopped: it was paused."
+
+
+def test_nothing_is_held_that_comes_after_the_engine_has_gone() -> None:
+    with RunningFront(hold_s=60, last_answers_s=30, delays={"sample_s": 600.0}) as front:
+        client = Client(front)
+        session = client.sampling_session()
+        unheard = client.post("asample", **sample(session, 0))
+        front.engine.stop("it was paused")
+        wait_for(lambda: _status(front.http, "healthz") == 503)
+        for ack in (client.optim_step(3), client.post("asample", **sample(session, 1))):
+            assert "The trainer has stopped: it was paused" in client.result(ack)["error"]
+        poll = {"target": {"type": "sampling_session", "sampling_session_id": client.session_id}}
+        assert front.http.post("retrieve_futures", json=poll).status_code == 410
+        assert client.result(unheard)["category"] == "server"
+        assert front.process.wait(20) == 0
 
 
 def test_front_stays_for_those_who_have_not_heard_yet() -> None:

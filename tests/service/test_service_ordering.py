@@ -21,7 +21,7 @@ from trainmaster.service.front.pacing import REQUESTS_A_ROUND, Paced
 
 @given(st.integers(1, 40).flatmap(lambda count: st.permutations([*range(1, count + 1)] * 2)))
 def test_any_arrival_leaves_in_sequence_and_once(arrivals: list[int]) -> None:
-    order: Order[int] = Order()
+    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     left: list[int] = []
     seen = set()
     for seq_id in arrivals:
@@ -36,7 +36,7 @@ def test_any_arrival_leaves_in_sequence_and_once(arrivals: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 30), max_size=60))
 def test_nothing_passes_a_gap(arrivals: list[int]) -> None:
-    order: Order[int] = Order()
+    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     left: list[int] = []
     for seq_id in arrivals:
         order.place(seq_id, b"", seq_id)
@@ -47,9 +47,30 @@ def test_nothing_passes_a_gap(arrivals: list[int]) -> None:
     assert order.abandon() == sorted({seq_id for seq_id in arrivals if seq_id > first_missing})
 
 
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 60)), max_size=60))
+def test_what_waits_is_bounded_and_what_it_waits_for_is_not(arrivals: list[tuple[int, int]]) -> None:
+    """Whoever is sent away comes again until everything is in: no bound may keep that from happening."""
+    order: Order[int] = Order(max_waiting=3, max_waiting_bytes=100)
+    sizes: dict[int, int] = {}
+    left: list[int] = []
+    for seq_id, size in [*arrivals, *((seq_id, 200) for seq_id in range(1, 13))]:
+        size = sizes.get(seq_id, size)
+        due = seq_id == order.next_seq_id
+        placement = order.place(seq_id, b"", seq_id, size=size, room=80)
+        if placement is Placement.FULL:
+            assert not due
+            assert order.waiting == 3 or order.waiting_bytes + size > 100 or size > 80
+        else:
+            sizes[seq_id] = size
+        left += order.leave()
+        assert order.waiting <= 3
+        assert order.waiting_bytes == sum(sizes[number] for number in set(sizes) - set(left)) <= 100
+    assert left == list(range(1, 13))
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> None:
-    order: Order[str] = Order()
+    order: Order[str] = Order(max_waiting=100, max_waiting_bytes=100)
     seq_id = 1 if gone else 2
     order.place(seq_id, b"first", "first")
     left = list(order.leave())
@@ -63,7 +84,7 @@ def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> No
 
 def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "REMEMBERED", 10)
-    order: Order[int] = Order()
+    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     for seq_id in range(1, 101):
         order.place(seq_id, b"a", seq_id)
         list(order.leave())

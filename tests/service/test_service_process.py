@@ -77,6 +77,7 @@ def test_errors_are_told_through_the_future_and_change_nothing(service: RunningS
     for fields in (
         {"adam_params": {"learning_rate": -1.0}},
         {"adam_params": {"learning_rate": "fast"}},
+        {"adam_params": {"learning_rate": 10**400}},
         {"optimizer_params": {"type": "dimuon", "learning_rate": 0.1}},
         {"grad_accumulation_normalization": "by_feeling"},
         {"adam_params": {"emit_grad_norm_metrics": "loud"}},
@@ -95,7 +96,9 @@ def test_models_that_this_trainer_does_not_make_are_refused(service: RunningServ
         "other-model": {"base_model": "other-model"},
         "lora_rank of 8": {"lora_config": {"rank": 9}},
         "lora_rank 0": {"lora_config": {"rank": 0}},
+        r"not \['a', 'list'\]": {"base_model": ["a", "list"]},
         "dimuon": {"optimizer_config": {"type": "dimuon"}},
+        r"the optimizer \['adamw'\]": {"optimizer_config": ["adamw"]},
         "projection": {"projection_head_dim": 16},
         "init_method": {"lora_config": {"rank": 4, "init_method": "lucky"}},
         "user_metadata": {"lora_config": {"rank": 4}, "user_metadata": ["no", "object"]},

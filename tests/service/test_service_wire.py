@@ -88,6 +88,19 @@ def test_known_sample_is_encoded_to_the_byte() -> None:
     assert wire.encode_sample_result(result) == SAMPLE
 
 
+@pytest.mark.parametrize("levels", [500, 900, 950, 970, 980, 990, 1000, 5000])
+def test_values_that_go_deep_are_refused_in_a_few_words(levels: int) -> None:
+    """From where they cannot be read at all to where they can be, but not be quoted whole."""
+    deep = b"[" * levels + b"]" * levels
+    for body in (json_body(DATUM, data="x").replace(b'"x"', deep), json_body("x").replace(b'"x"', deep)):
+        with pytest.raises(EngineError) as caught:
+            wire.decode_pass(body, wire.JSON)
+        assert len(str(caught.value)) < 200
+    with pytest.raises(EngineError) as caught:
+        wire.decode_sample("r", b'{"sampling_params": ' + deep + b"}")
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize("name", ["forward_backward_input", "forward_input"])
 def test_json_request_means_the_same_as_protobuf(name: str) -> None:
     ours, theirs = wire.decode_pass(json_body(name=name), wire.JSON), wire.decode_pass(REQUEST, wire.PROTOBUF)
@@ -223,7 +236,10 @@ def test_image_is_refused_by_its_place() -> None:
         (json_body({**DATUM, "model_input": {"chunks": [{"tokens": [[1]]}]}}), "int64 numbers"),
         (json_body({**DATUM, "model_input": {"chunks": [{"tokens": ["1"]}]}}), "int64 numbers"),
         (json_body({**DATUM, "loss_fn_inputs": {"x": {"data": [1], "dtype": "int8"}}}), r"\['x'\] must have data"),
+        (json_body({**DATUM, "loss_fn_inputs": {"x": {"data": [1], "dtype": []}}}), r"\['x'\] must have data"),
+        (json_body({**DATUM, "loss_fn_inputs": {"x": {"data": [1], "dtype": {}}}}), r"\['x'\] must have data"),
         (json_body(DATUM, loss_fn_config={"beta": [1]}), "loss_fn_config"),
+        (json_body(DATUM, loss_fn_config={"beta": 10**400}), "beta must be a number that fits 64 bits, not 1000"),
     ],
 )
 def test_json_that_is_wrong_is_refused(body: bytes, message: str) -> None:
@@ -331,6 +347,7 @@ def test_stops_are_told_apart(stop: Any, tokens: Any, strings: Any) -> None:
         ({"sampling_params": {"stop": [1, "a"]}}, "stop"),
         ({"sampling_params": {"stop": 3}}, "stop"),
         ({"sampling_params": {"temperature": "hot"}}, "temperature"),
+        ({"sampling_params": {"temperature": 10**400}}, "temperature"),
         ({"sampling_params": {"max_tokens": 1.5}}, "max_tokens"),
         ({"prompt": [1, 2]}, "prompt"),
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not offered"),

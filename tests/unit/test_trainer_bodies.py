@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import struct
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import zstandard
 from starlette.requests import Request
 
+from trainmaster.api.errors import RateLimitedError
 from trainmaster.api.tinker import bodies
 from trainmaster.api.tinker.bodies import Body, text_field
 from trainmaster.core.errors import SpecError
@@ -82,3 +84,32 @@ def test_large_json_is_not_decoded_in_search_of_a_name(monkeypatch: pytest.Monke
     asked = {"data": filling, "model_id": NAME.decode(), "more": filling}
     with pytest.raises(SpecError, match="beginning"):
         asyncio.run(text_field(body_of([json.dumps(asked).encode()]), "model_id"))
+
+
+def test_bodies_that_are_held_as_a_whole_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their models are named at their ends; whoever finds no room is read to the end, and finds some later."""
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 5 << 20)
+
+    def large(seen: list[int]) -> Body:
+        def pieces() -> Iterator[bytes]:
+            yield b'{"data": [' + b"1," * 64
+            for number in range(32):
+                seen.append(number)
+                yield b"1," * (1 << 15)
+            yield b'1], "model_id": "' + NAME + b'"}'
+
+        return body_of(pieces(), content_type="application/json")
+
+    async def storm() -> None:
+        held = [large([]), large([])]
+        assert [await text_field(body, "model_id") for body in held] == [NAME.decode()] * 2
+        seen: list[int] = []
+        with pytest.raises(RateLimitedError) as refused:
+            await text_field(large(seen), "model_id")
+        assert refused.value.retry_after_s == 1
+        assert len(seen) == 32
+        held.pop()
+        gc.collect()
+        assert await text_field(large([]), "model_id") == NAME.decode()
+
+    asyncio.run(storm())

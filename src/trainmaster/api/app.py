@@ -118,8 +118,14 @@ def create_app(context: ApiContext) -> Front:
     shortcuts = {("POST", f"{prefix}/jobs"): submit for prefix in (PREFIX, PREFIX + ALIAS) if API in context.roles}
     if GATEWAY in context.roles:
         shortcuts |= tinker.shortcuts()
-    on_close = (app.state.followers.close, app.state.tinker.close)
-    return Front(app, context, app.state.gate, shortcuts, on_close)
+    return Front(
+        app,
+        context,
+        app.state.gate,
+        shortcuts,
+        on_open=(app.state.tinker.open,) if GATEWAY in context.roles else (),
+        on_close=(app.state.followers.close, app.state.tinker.close),
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -100,6 +100,8 @@ class ApiContext:
     """The training shapes that there are."""
     tinker_shape: str = ""
     """The one of trainers for plain Tinker clients; empty: whichever is good enough."""
+    tinker_silent_s: float = 1800.0
+    """When a plain Tinker client is taken for dead that says nothing."""
 
     @property
     def promotions(self) -> Promotions:

@@ -49,15 +49,23 @@ class Front:
         context: ApiContext,
         gate: Gate,
         shortcuts: Mapping[tuple[str, str], Handler],
+        *,
+        on_open: Sequence[Callable[[], None]],
         on_close: Sequence[Callable[[], None]],
     ) -> None:
         """Stand before `app`; requests with the method and path of a shortcut go straight to its handler."""
         self._app = app
         self._gate = gate
+        self._on_open = on_open
         self._on_close = on_close
         self._shortcuts = shortcuts
         self._behind_proxy = context.behind_proxy
         self._access_level = context.access_level
+
+    def open(self) -> None:
+        """Begin what is done without being asked for. Called in the event loop."""
+        for begin in self._on_open:
+            begin()
 
     def close(self) -> None:
         """Break off what would never end by itself, before the server stops. Called in the event loop."""

@@ -1,4 +1,5 @@
-"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches, orphans.
+"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches, orphans; and the
+records of sessions that ended.
 
 What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
 by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
@@ -26,10 +27,11 @@ from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol.trees import remove_tree
 from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
-from trainmaster.store import blobs, checkpoints, jobs
+from trainmaster.store import blobs, checkpoints, jobs, tinker
 from trainmaster.store.blobs import Blob
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
+from trainmaster.store.tinker import Leftover
 
 _log = logging.getLogger(__name__)
 _EVERYTHING = Scope.everything()
@@ -49,7 +51,8 @@ class Collected:
     """Something that goes, or would."""
 
     what: str
-    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob` or `orphan`."""
+    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, or the record of a `session`, of a
+    `training run` or of a `sampler`."""
     name: str
     size_bytes: int
 
@@ -61,6 +64,7 @@ def keep_from_settings(settings: Settings) -> Keep:
         checkpoints_s=settings.keep_checkpoints_s,
         deleted_s=settings.keep_deleted_s,
         caches_s=settings.keep_caches_s,
+        sessions_s=settings.keep_sessions_s,
         blobs_s=settings.blob_keep_s,
     )
 
@@ -87,6 +91,7 @@ class Collector:
                     yield from self._runs(job, now, dry_run=dry_run)
         yield from self._caches(now, dry_run=dry_run)
         yield from self._blobs(now, dry_run=dry_run)
+        yield from self._sessions(now, dry_run=dry_run)
 
     def expire(self, now: float) -> Iterator[Collected]:
         """Take checkpoints out of sight that were to go by themselves by now, and tell of them."""
@@ -279,6 +284,33 @@ class Collector:
 
             if dry_run or self._database.write_now(work):
                 yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
+
+    def _sessions(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Forget Tinker sessions that ended, but for runs that saved something."""
+        if not self._keep.sessions_s:
+            return
+        before = now - self._keep.sessions_s
+        after: str | None = ""
+        while after is not None:
+
+            def work(connection: Connection, after: str = after) -> list[Leftover]:
+                gone, _ = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
+                for each in gone:
+                    tinker.forget(connection, _EVERYTHING, each)
+                return gone
+
+            with self._database.read() as connection:
+                gone, last = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
+            if gone and not dry_run:
+                gone = self._database.write_now(work)
+            for each in gone:
+                for what, names in (
+                    ("sampler", each.sampler_ids),
+                    ("training run", each.model_ids),
+                    ("session", (each.session_id,) if each.whole else ()),
+                ):
+                    yield from (Collected(what=what, name=name, size_bytes=0) for name in names)
+            after = last
 
     def _take(self, path: Path) -> bool:
         """Take a directory out of sight; False when somebody else did."""

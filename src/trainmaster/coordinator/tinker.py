@@ -7,6 +7,7 @@ ended. What is to be done follows from the job as it is; asking again does no ha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -35,6 +36,8 @@ MANAGED_BY = "tinker-door"
 ACTIVE_QUEUE = "active"
 PAUSED_CAPACITY = "paused_capacity"
 """What clients call the state of a queue that moves, and of one that waits for machines."""
+UNWANTED = "every session that it was started for has ended before it began"
+"""What jobs say that were cancelled here."""
 _HANDLE_LENGTH = 63
 
 
@@ -46,6 +49,10 @@ class TrainerFailedError(TrainmasterError):
     def __init__(self, message: str, category: Category = Category.SERVER) -> None:
         super().__init__(message)
         self.category = category
+
+
+class TrainerLetGoError(TrainerFailedError):
+    """The trainer was cancelled while it waited, as nobody was known to want it; whoever does may ask anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,7 @@ class TinkerTrainers:
 
         Raises:
             TrainerFailedError: it cannot be started, or has ended since.
+            TrainerLetGoError: it was let go of since.
         """
         model = self.model(base_model, scope.account)
         if begun_job is not None:
@@ -123,6 +131,14 @@ class TinkerTrainers:
                 Category.USER,
             )
         return self._resumed(scope, job) if _may_resume(job) else self._begun(job, stopping_is_news=False)
+
+    def let_go(self, scope: Scope, job_id: str) -> None:
+        """Cancel a job that waits for its turn; one that has begun may serve the next, and is parked by itself."""
+        job = self._find(scope, job_id)
+        if job is not None and job.workload_kind == KIND and job.status in WAITING:
+            # It may begin or end at the same moment, which is as well.
+            with contextlib.suppress(InvalidTransitionError, JobNotFoundError):
+                self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
 
     def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
         """What a model waits for: the state of its queue, as clients know it, and why."""
@@ -145,6 +161,8 @@ class TinkerTrainers:
             return Standing(job=job, begun=stopping_is_news)
         if job.status in ACTIVE | WAITING:
             return Standing(job=job, ready=job.endpoint is not None, begun=True)
+        if job.status is JobStatus.CANCELLED and job.message == UNWANTED:
+            raise TrainerLetGoError(_ended(job))
         raise TrainerFailedError(_ended(job))
 
     def _submitted(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> Standing:

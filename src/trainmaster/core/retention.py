@@ -30,6 +30,7 @@ class Keep:
     checkpoints_s: float = 0.0
     deleted_s: float = 0.0
     caches_s: float = 0.0
+    sessions_s: float = 0.0
     blobs_s: float = 24 * 3600.0
     """The exception: a shipped file that no job names goes at once when this is 0."""
 

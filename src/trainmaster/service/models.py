@@ -56,11 +56,11 @@ class Models:
         """
         configuration = self._configuration
         base_model = fields.get("base_model")
-        if base_model is not None and base_model not in configuration.names:
+        if base_model is not None and not (isinstance(base_model, str) and base_model in configuration.names):
             raise EngineError(f"this trainer holds {configuration.base_model}, and not {base_model!r}")
         optimizer = fields.get("optimizer_config") or {}
-        if optimizer.get("type", "adamw") != "adamw":
-            raise EngineError(f"the optimizer {optimizer['type']!r} is not built here; this service has AdamW")
+        if not isinstance(optimizer, dict) or optimizer.get("type", "adamw") != "adamw":
+            raise EngineError(f"the optimizer {optimizer!r} is not built here; this service has AdamW")
         if fields.get("projection_head_dim"):
             raise EngineError("projection_head_dim: projection heads are not built here")
         if model_id in self._models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ JSON_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "int64
 
 _DENSE_VALUES = 1 << 28
 """What sparse rows may grow to: their shape is only a claim of whoever sent it."""
+
+
+_SHOWN = 60
+_SHORT = reprlib.Repr()
+"""Goes neither deep nor on and on, whatever it is given."""
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = _SHOWN
 
 
 def array_of_bytes(data: bytes, dtype: np.dtype[Any], where: str) -> np.ndarray:
@@ -90,5 +97,5 @@ def dense_of_rows(
 
 def shown(value: object) -> str:
     """A value as a message can quote it."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = _SHORT.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

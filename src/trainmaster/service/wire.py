@@ -267,7 +267,7 @@ def _pass_from_json(body: bytes | memoryview) -> Pass:
         model_id=str(fields.get("model_id")),
         data=tuple(_datum_from_json(datum, f"data[{index}]") for index, datum in enumerate(data)),
         loss=str(given.get("loss_fn")),
-        options={key: value if isinstance(value, str) else float(value) for key, value in options.items()},
+        options={key: value if isinstance(value, str) else _float(value, key) for key, value in options.items()},
         backward=backward,
     )
 
@@ -296,7 +296,7 @@ def _tokens_from_json(value: object, where: str) -> np.ndarray:
 
 
 def _tensor_from_json(value: object, where: str) -> np.ndarray:
-    if not isinstance(value, dict) or value.get("dtype") not in JSON_DTYPES:
+    if not isinstance(value, dict) or value.get("dtype") not in list(JSON_DTYPES):  # it may be of any type
         raise EngineError(f"{where} must have data and a dtype of {' or '.join(JSON_DTYPES)}, not {shown(value)}")
     values = array_of_numbers(value.get("data"), JSON_DTYPES[value["dtype"]], where)
     shape = value.get("shape")
@@ -371,4 +371,11 @@ def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise EngineError(f"{name} must be a number, not {shown(value)}")
-    return float(value)
+    return _float(value, name)
+
+
+def _float(value: float, name: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise EngineError(f"{name} must be a number that fits 64 bits, not {shown(value)}") from None

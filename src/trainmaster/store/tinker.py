@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Select, Update, delete, func, insert, select, tuple_, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint
 from trainmaster.core.retention import COMMITTED
-from trainmaster.core.tinker import PLACE_OF_KIND, RunState, TinkerRun, TinkerSampler, TinkerSession, WeightsPath
+from trainmaster.core.tinker import (
+    PLACE_OF_KIND,
+    Category,
+    RunState,
+    TinkerRun,
+    TinkerSampler,
+    TinkerSession,
+    WeightsPath,
+)
 from trainmaster.core.workloads.trainer_service import Mode
 from trainmaster.store import schema
 from trainmaster.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, dumps
@@ -165,6 +173,16 @@ def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
     connection.execute(changed.values(**values))
 
 
+def abandon_pending(connection: Connection, scope: Scope, session_id: str, *, error: str) -> list[str]:
+    """Give up the models of a session that are not made yet; the jobs that no other model waits for."""
+    waiting = [run for run in runs_of_session(connection, scope, session_id) if run.state is RunState.PENDING]
+    for run in waiting:
+        settle_run(connection, scope, replace(run, state=RunState.FAILED, error=error, category=Category.USER))
+    wanted = select(_runs.c.job_id).where(_runs.c.state == RunState.PENDING, _runs.c.job_id.is_not(None))
+    still = set(connection.execute(scope.limit(wanted, _runs.c.account_id)).scalars())
+    return sorted({run.job_id for run in waiting if run.job_id is not None} - still)
+
+
 def note_use(
     connection: Connection, scope: Scope, *, sessions_heard: Mapping[str, float], runs_used: Mapping[str, float]
 ) -> None:
@@ -227,6 +245,95 @@ def weights_of_run(
         return []
     saved = weights(connection, scope, job_id=run.job_id, path=path)
     return [checkpoint for checkpoint in saved if checkpoint.attributes.get("model_id") == run.model_id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What is left of a session that ended, and that nobody can use."""
+
+    session_id: str
+    account_id: str
+    model_ids: tuple[str, ...]
+    """Of its runs that have no weights."""
+    sampler_ids: tuple[str, ...]
+    whole: bool
+    """No other runs are left: the session goes, too."""
+
+
+def leftovers(
+    connection: Connection, scope: Scope, *, before: float, after: str = "", limit: int = 500
+) -> tuple[list[Leftover], str | None]:
+    """What is left of some sessions that ended before a time.
+
+    Args:
+        connection: to the database.
+        scope: everything.
+        before: the time.
+        after: the id of the last session that was looked at.
+        limit: how many sessions are looked at.
+
+    Returns:
+        Those of which something can go, and the id of the last that was looked at; None when there are no more.
+    """
+    scope.require_everything()
+    ended = (
+        select(_sessions.c.session_id, _sessions.c.account_id)
+        .where(_sessions.c.finished_at < before, _sessions.c.session_id > after)
+        .order_by(_sessions.c.session_id)
+        .limit(limit)
+    )
+    keys = [(row.session_id, row.account_id) for row in connection.execute(ended)]
+    if not keys:
+        return [], None
+    inside = [session_id for session_id, _ in keys]
+    models: dict[tuple[str, str], list[tuple[str, str | None]]] = {key: [] for key in keys}
+    samplers: dict[tuple[str, str], list[str]] = {key: [] for key in keys}
+    columns = (_runs.c.session_id, _runs.c.account_id, _runs.c.model_id, _runs.c.job_id)
+    for session_id, account_id, model_id, job_id in connection.execute(
+        select(*columns).where(_runs.c.session_id.in_(inside)).order_by(_runs.c.model_id)
+    ):
+        models.get((session_id, account_id), []).append((model_id, job_id))
+    for session_id, account_id, sampler_id in connection.execute(
+        select(_samplers.c.session_id, _samplers.c.account_id, _samplers.c.sampler_id)
+        .where(_samplers.c.session_id.in_(inside))
+        .order_by(_samplers.c.sampler_id)
+    ):
+        samplers.get((session_id, account_id), []).append(sampler_id)
+    kept = _models_with_weights(connection, {job_id for each in models.values() for _, job_id in each if job_id})
+    found = []
+    for session_id, account_id in keys:
+        runs_of_it = [model_id for model_id, _ in models[session_id, account_id]]
+        useless = tuple(model_id for model_id in runs_of_it if (account_id, model_id) not in kept)
+        whole = len(useless) == len(runs_of_it)
+        gone = tuple(samplers[session_id, account_id])
+        if useless or gone or whole:
+            found.append(
+                Leftover(session_id=session_id, account_id=account_id, model_ids=useless, sampler_ids=gone, whole=whole)
+            )
+    return found, inside[-1] if len(keys) == limit else None
+
+
+def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
+    """Remove what is left of a session."""
+    scope.require(gone.account_id)
+    for table, column, ids in (
+        (_samplers, _samplers.c.sampler_id, gone.sampler_ids),
+        (_runs, _runs.c.model_id, gone.model_ids),
+        (_sessions, _sessions.c.session_id, (gone.session_id,) if gone.whole else ()),
+    ):
+        if ids:
+            connection.execute(delete(table).where(column.in_(ids), table.c.account_id == gone.account_id))
+
+
+def _models_with_weights(connection: Connection, job_ids: set[str]) -> set[tuple[str, str]]:
+    """The runs of some jobs that saved something which is still there: their accounts and ids."""
+    saved = select(_checkpoints.c.account_id, _checkpoints.c.attributes).where(
+        _checkpoints.c.job_id.in_(job_ids), _checkpoints.c.status == COMMITTED, _checkpoints.c.kind != ""
+    )
+    return {
+        (account_id, str(json.loads(attributes).get("model_id")))
+        for account_id, attributes in connection.execute(saved)
+    }
 
 
 def _change(session: TinkerSession) -> Update:

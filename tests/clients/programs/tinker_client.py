@@ -5,7 +5,7 @@ from typing import Any
 import tinker
 from batches import batch, datum, logprobs, losses, sequence
 from scenarios import ask, main, raised
-from tinker_sampling import base_sampler, prompt_logprobs, sample, short_after_long, stop_strings
+from tinker_sampling import base_sampler, nucleus, prompt_logprobs, sample, short_after_long, stop_strings
 from tinker_session import ADAM, MODEL, new_trainer, prompt, sampled
 
 # -- training --
@@ -127,7 +127,20 @@ def custom_loss() -> Any:
         passed = custom.forward_backward_custom(data, cross_entropy).result()
         found["custom"].append(passed.metrics["loss:sum"])
         custom.optim_step(ADAM).result()
-    return {**found, "metrics": sorted(passed.metrics)}
+    return {**found, "metrics": sorted(passed.metrics), "by_handle": _loss_by_handle(data)}
+
+
+def _loss_by_handle(data: list[Any]) -> float:
+    """The same, declared first: where the server takes no losses, the client computes it all the same."""
+
+    def cross_entropy(logprobs: Any, weights: Any) -> Any:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/own:sum": loss}
+
+    service = tinker.ServiceClient()
+    handle = service.create_custom_loss(cross_entropy, input_ranks={"logprobs": 1, "weights": 1}).result()
+    passed = new_trainer(service).forward_backward_custom(data, handle).result()
+    return float(passed.metrics["custom/own:sum"])
 
 
 def two_clients() -> Any:
@@ -268,7 +281,7 @@ def mistakes() -> Any:
         model_input=tinker.ModelInput.from_ints([4, 100_000]),
         loss_fn_inputs={"target_tokens": [5, 6], "weights": [1.0, 1.0]},
     )
-    long = datum(tinker, sequence(0, 1000))
+    long = datum(tinker, sequence(0, 1100))
     missing = tinker.Datum(model_input=tinker.ModelInput.from_ints([4, 5]), loss_fn_inputs={"target_tokens": [5, 6]})
     service = tinker.ServiceClient()
     found = {
@@ -299,6 +312,7 @@ if __name__ == "__main__":
         sample,
         stop_strings,
         prompt_logprobs,
+        nucleus,
         base_sampler,
         short_after_long,
         save_and_resume,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import tinker
-from batches import batch, datum, logprobs, losses, sequence
+from batches import WORDS, batch, datum, logprobs, losses, sequence
 from tinker_session import ADAM, MODEL, new_trainer, prompt, sampled
 
 
@@ -52,6 +52,13 @@ def stop_strings() -> Any:
             sampled(sampler, 1, temperature=0.0, max_tokens=16, stop=[sampler.get_tokenizer().decode([token])])[0]
             for token in plain[:3]
         ],
+        "across_tokens": sampled(
+            sampler,
+            1,
+            temperature=0.0,
+            max_tokens=16,
+            stop=["no such text", sampler.get_tokenizer().decode(plain[2:4])],
+        )[0],
     }
 
 
@@ -75,6 +82,37 @@ def prompt_logprobs() -> Any:
     }
 
 
+def nucleus() -> Any:
+    """One token after a prompt, drawn often under each rule, and how likely each token is there."""
+    trainer = new_trainer()
+    losses(trainer, ADAM, batch(tinker), 2)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    whole = [
+        float(sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt().to_ints(), token])).result()[-1])
+        for token in range(WORDS)
+    ]
+    rules: dict[str, dict[str, Any]] = {
+        "open": {},
+        "top_p": {"top_p": 0.6},
+        "tiny_top_p": {"top_p": 1e-6},
+        "top_k": {"top_k": 3},
+        "both": {"top_k": 5, "top_p": 0.5},
+        "cold": {"temperature": 0.5},
+    }
+    drawn = {name: _drawn(sampler, seed=5, **rule) for name, rule in rules.items()}
+    return {
+        "logprobs": whole,
+        "drawn": drawn,
+        "again": _drawn(sampler, seed=5, **rules["top_p"])["tokens"],
+        "other_seed": _drawn(sampler, seed=6, **rules["top_p"])["tokens"],
+    }
+
+
+def _drawn(sampler: Any, **params: Any) -> dict[str, list[Any]]:
+    found = sampled(sampler, 400, max_tokens=1, stop=[], **params)
+    return {"tokens": [one["tokens"][0] for one in found], "logprobs": [one["logprobs"][0] for one in found]}
+
+
 def base_sampler() -> Any:
     """The model as it is, without any training."""
     sampler = tinker.ServiceClient().create_sampling_client(base_model=MODEL)
@@ -90,11 +128,10 @@ def short_after_long() -> Any:
     sampler = new_trainer().save_weights_and_get_sampling_client()
     ended: list[str] = []
     futures = []
-    for name, count in (("long", 256), ("short", 4)):
+    for name, count in (("long", 512), ("short", 4)):
         params = tinker.SamplingParams(max_tokens=count, temperature=1.0, seed=1, stop=[])
         future = sampler.sample(prompt(), num_samples=1, sampling_params=params)
         future.add_done_callback(lambda _, name=name: ended.append(name))
         futures.append(future)
-    for future in futures:
-        future.result()
-    return ended
+    answers = [future.result() for future in futures]
+    return {"ended": ended, "lengths": [len(answer.sequences[0].tokens) for answer in answers]}

@@ -168,6 +168,72 @@ def test_weights_of_a_run_are_found_and_the_latest_of_a_name_has_it(filled: Data
         assert tinker.weights_of_run(connection, ACME, run("s2:train:0")) == []
 
 
+def test_what_is_left_of_ended_sessions_goes_but_for_runs_that_saved_something(filled: Database) -> None:
+    """s0 ended with nothing saved, s1 with a run of two that saved; s2 has not ended, and theirs did so too late."""
+
+    def fill(connection: sa.Connection) -> None:
+        for model_id in ("s0:train:0", "s1:train:0", "s1:train:1", "s2:train:0"):
+            tinker.open_run(connection, ACME, run(model_id, job_id="job-1"))
+        tinker.open_run(connection, ACME, run("s0:train:1"))
+        tinker.open_run(connection, OTHER, run("theirs:train:0", "other"))
+        for session_id in ("s0", "s1", "s2"):
+            sampler = TinkerSampler(
+                sampler_id=f"{session_id}:sample:0",
+                account_id="acme",
+                session_id=session_id,
+                base_model="m",
+                created_at=1.0,
+            )
+            tinker.add_sampler(connection, ACME, sampler)
+        for session_id, at in (("s0", 10.0), ("s1", 11.0), ("theirs", 500.0)):
+            tinker.finish_session(connection, EVERYTHING, session_id, at=at, finish={})
+        saved = Checkpoint(
+            checkpoint_id="c",
+            job_id="job-1",
+            created_at=1.0,
+            attributes={"door": "tinker", "model_id": "s1:train:1"},
+            attempt=1,
+            step=1,
+            root="artifacts",
+            path="c",
+            kind="training",
+            name="a",
+        )
+        checkpoints.register(connection, ACME, new_job("job-1"), [saved])
+
+    filled.write_now(fill)
+    with filled.read() as connection:
+        found, last = tinker.leftovers(connection, EVERYTHING, before=400.0)
+        assert last is None
+        pages, after = [], ""
+        while after is not None:
+            page, after = tinker.leftovers(connection, EVERYTHING, before=400.0, after=after, limit=1)
+            pages += page
+        assert pages == found
+        with pytest.raises(NotFoundError):
+            tinker.leftovers(connection, ACME, before=400.0)
+    first, second = found
+    assert (first.session_id, first.whole) == ("s0", True)
+    assert first.model_ids == ("s0:train:0", "s0:train:1")
+    assert (second.session_id, second.whole) == ("s1", False)
+    assert (second.model_ids, second.sampler_ids) == (("s1:train:0",), ("s1:sample:0",))
+    with pytest.raises(NotFoundError):
+        filled.write_now(lambda connection: tinker.forget(connection, OTHER, first))
+    filled.write_now(lambda connection: [tinker.forget(connection, EVERYTHING, each) for each in found])
+    with filled.read() as connection:
+        assert {each.session_id for each in tinker.sessions(connection, EVERYTHING, limit=9)} == {"s1", "s2", "theirs"}
+        left = [each.model_id for name in ("s0", "s1", "s2") for each in tinker.runs_of_session(connection, ACME, name)]
+        assert left == ["s1:train:1", "s2:train:0"]
+        assert tinker.find_sampler(connection, ACME, "s1:sample:0") is None
+        assert tinker.find_sampler(connection, ACME, "s2:sample:0") is not None
+        assert tinker.leftovers(connection, EVERYTHING, before=400.0) == ([], None)
+    # When the last weights of a run go, so does it.
+    filled.write_now(lambda c: checkpoints.hide(c, ACME, new_job("job-1"), ["c"]))
+    with filled.read() as connection:
+        (third,), _ = tinker.leftovers(connection, EVERYTHING, before=400.0)
+        assert (third.session_id, third.model_ids, third.whole) == ("s1", ("s1:train:1",), True)
+
+
 def test_nothing_is_written_out_of_scope(filled: Database) -> None:
     for write in (
         lambda c: tinker.open_session(c, OTHER, session("x")),

@@ -61,6 +61,16 @@ def training(url: str) -> dict[str, Any]:
     }
 
 
+def slow(url: str) -> dict[str, Any]:
+    """One thing after the other, each waited for."""
+    client = service_at(url).create_lora_training_client(base_model=BASE_MODEL, rank=8)
+    found = []
+    for _ in range(2):
+        passed = client.forward_backward([datum(4)], "cross_entropy").result()
+        found.append([passed.metrics["loss:sum"], client.optim_step(ADAM).result().metrics["steps"]])
+    return {"found": found}
+
+
 def chunks(url: str) -> dict[str, Any]:
     client = service_at(url).create_lora_training_client(base_model=BASE_MODEL, rank=8)
     data = [datum(1, target=number % 7) for number in range(2500)]

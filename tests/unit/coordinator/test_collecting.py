@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from trainmaster.coordinator.retention import ORPHAN_AGE_S, Collected, Collector
 from trainmaster.core import observations
@@ -19,8 +20,10 @@ from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.spec import parse_submit
 from trainmaster.core.states import JobStatus
 from trainmaster.core.submission import new_job_id, submit
+from trainmaster.core.tinker import TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.core.workloads.trainer_service import Mode
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store import checkpoints, events, jobs, nodes
+from trainmaster.store import accounts, checkpoints, events, jobs, nodes, tinker
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -251,3 +254,57 @@ def test_checkpoint_whose_time_is_over_goes_by_itself(place: Place) -> None:
     pinned = f"{job.job_id}-b"
     place.database.write_now(lambda connection: checkpoints.pin(connection, scope, job, pinned, pinned=True))
     assert list(place.collector().expire(NOW + 5000)) == []
+
+
+def test_records_of_tinker_sessions_go_after_a_while_but_not_those_of_saved_weights(place: Place) -> None:
+    job = place.end(place.start())
+
+    def fill(connection: Connection) -> None:
+        accounts.ensure(connection, EVERYTHING, "default", NOW)
+        for session_id in ("saves", "saves-nothing", "lives"):
+            session = TinkerSession(session_id=session_id, account_id="default", created_at=NOW, heartbeat_at=NOW)
+            tinker.open_session(connection, EVERYTHING, session)
+            run = TinkerRun(
+                model_id=f"{session_id}:train:0",
+                account_id="default",
+                session_id=session_id,
+                base_model="m",
+                mode=Mode.LORA,
+                request={},
+                created_at=NOW,
+                used_at=NOW,
+                job_id=job.job_id,
+            )
+            tinker.open_run(connection, EVERYTHING, run)
+            if session_id != "lives":
+                tinker.finish_session(connection, EVERYTHING, session_id, at=NOW, finish={})
+        sampler = TinkerSampler(
+            sampler_id="s", account_id="default", session_id="saves-nothing", base_model="m", created_at=NOW
+        )
+        tinker.add_sampler(connection, EVERYTHING, sampler)
+        saved = Checkpoint(
+            checkpoint_id="c",
+            job_id=job.job_id,
+            attempt=1,
+            step=1,
+            created_at=NOW,
+            root=ARTIFACTS,
+            path=f"{job.job_id}/checkpoints/c",
+            kind="sampler",
+            name="a",
+            attributes={"model_id": "saves:train:0", "door": "tinker"},
+        )
+        checkpoints.register(connection, EVERYTHING, job, [saved])
+
+    def left() -> list[str]:
+        with place.database.read() as connection:
+            return sorted(each.session_id for each in tinker.sessions(connection, EVERYTHING, limit=9))
+
+    place.database.write_now(fill)
+    expected = [("sampler", "s"), ("training run", "saves-nothing:train:0"), ("session", "saves-nothing")]
+    assert place.collect(sessions_s=0.0) == place.collect(sessions_s=2000.0) == []
+    assert [(each.what, each.name) for each in place.collect(dry_run=True, sessions_s=500.0)] == expected
+    assert left() == ["lives", "saves", "saves-nothing"]
+    assert [(each.what, each.name) for each in place.collect(sessions_s=500.0)] == expected
+    assert left() == ["lives", "saves"]
+    assert place.collect(sessions_s=500.0) == []

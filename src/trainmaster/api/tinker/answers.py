@@ -18,6 +18,8 @@ MAX_SMALL_BYTES = 1 << 20
 """Of requests that are read here: a name, a path, some metadata."""
 MAX_PAGE = 1000
 _MOST_DIGITS = 12
+_LONGEST_MESSAGE = 4096
+"""Of a failure whose future's id holds it."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -77,4 +79,4 @@ def try_again(request_id: str, *, queue_state: str = "active", reason: str | Non
 
 def accepted_failure(message: str, category: Category, **fields: Any) -> Response:
     """Take a request that has failed already: its sender learns it from the future, where it looks for errors."""
-    return ok({"request_id": failure_id(message, category), **fields})
+    return ok({"request_id": failure_id(message[:_LONGEST_MESSAGE], category), **fields})

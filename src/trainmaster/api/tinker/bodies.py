@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from trainmaster.api.errors import TooLargeError
+from trainmaster.api.errors import RateLimitedError, TooLargeError
 from trainmaster.core.errors import Problem, SpecError
 
 PROTOBUF = frozenset({"application/x-protobuf", "application/protobuf"})
@@ -27,6 +28,8 @@ MAX_BODY_BYTES = 512 << 20
 """Of one request: far above what clients send, which split what is larger than five megabytes."""
 MAX_WHOLE_BYTES = 128 << 20
 """Of one that has to be here as a whole before it is known for whom it is."""
+MAX_WHOLE_BYTES_IN_ALL = 1 << 30
+"""Of all of these at a time, in one server; clients with more are asked to come back, which they do."""
 MAX_DECODED_BYTES = 8 << 20
 """Of one that is decoded in search of the field: what JSON says in two bytes may take a hundred here."""
 COMPRESSED_WINDOW_BYTES = 192 << 10
@@ -34,11 +37,15 @@ COMPRESSED_WINDOW_BYTES = 192 << 10
 up to 128 KiB."""
 _MOST_CANDIDATES = 8
 """Of places in a window that look like the field; a body with more of them was made to be slow."""
+LONGEST_ID = 32 << 10
+"""Futures that failed at once hold their message."""
+_LONE = re.compile("[\ud800-\udfff]")
+"""Halves of characters: JSON can hold them, and UTF-8 cannot."""
 _LENGTH_DELIMITED = 2
 _MODEL_ID_FIELD = 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Body:
     """A body that is on its way: what came so far, and the rest when it is asked for."""
 
@@ -79,6 +86,13 @@ class Body:
             if self.size > MAX_WHOLE_BYTES:
                 message = f"a body that does not name its model in front may have at most {MAX_WHOLE_BYTES} bytes"
                 raise TooLargeError(message)
+            if self.size > SMALL_BYTES:
+                _whole.add(self)
+                if sum(body.size for body in _whole) > MAX_WHOLE_BYTES_IN_ALL:
+                    _whole.discard(self)
+                    self.pieces.clear()
+                    await self.drain()  # a client hears no answer before it has said everything
+                    raise RateLimitedError("many large bodies that do not name their model in front are under way", 1)
         if len(self.pieces) > 1:
             self.pieces = [b"".join(self.pieces)]
         return self.pieces[0] if self.pieces else b""
@@ -94,17 +108,32 @@ class Body:
                 return
 
 
+_whole: weakref.WeakSet[Body] = weakref.WeakSet()
+"""Those that are here as a whole, or will be: each takes memory until its request is over."""
+
+
 async def text_field(body: Body, name: str) -> str:
     """The text that a member of a JSON body's outermost object holds; of a protobuf body, its first field.
 
     Raises:
         SpecError: there is none, or the body is neither.
+        RateLimitedError: there is no room for such a body now.
     """
     if body.request.headers.get("content-type", "").partition(";")[0].strip().lower() in PROTOBUF:
-        return await _first_text(body, name)
-    found = await _json_text(body, name)
-    if found is None:
+        return plain_id(await _first_text(body, name), name)
+    return plain_id(await _json_text(body, name), name)
+
+
+def plain_id(found: object, name: str) -> str:
+    """The id that a member holds.
+
+    Raises:
+        SpecError: it is none that anything could have: no text, one that is too long, or not in Unicode.
+    """
+    if not isinstance(found, str):
         raise SpecError([Problem(field=name, message="required: a text")])
+    if len(found) > LONGEST_ID or "\0" in found or _LONE.search(found):
+        raise SpecError([Problem(field=name, message=f"must have up to {LONGEST_ID} characters, of Unicode")])
     return found
 
 

@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.context import ApiContext
 from trainmaster.api.tinker.connections import BrokenOffError
+from trainmaster.api.tinker.sessions import Sessions
 from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
-from trainmaster.coordinator.tinker import Standing, TinkerTrainers, TrainerFailedError
+from trainmaster.coordinator.tinker import Standing, TinkerTrainers, TrainerFailedError, TrainerLetGoError
 from trainmaster.core.job import Job
 from trainmaster.core.tinker import Category, RunState, TinkerRun, Trainer
 from trainmaster.core.workloads.trainer_service import Mode
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"trainer")]
+SESSION_OVER = "its session ended before its trainer was ready"
 _DEFAULT_RANK = 32
 """Of an adapter whose client names none, as the public client has it."""
 
@@ -41,12 +44,14 @@ class Creations:
         context: ApiContext,
         supply: TinkerTrainers,
         trainers: Trainers,
+        sessions: Sessions,
         on_made: Callable[[TinkerRun], Awaitable[None]],
     ) -> None:
-        """Take who starts trainers and who reaches them; `on_made` is told of every model that is made."""
+        """Take who starts trainers, who reaches them, and who knows of sessions; `on_made` is told of every model."""
         self._context = context
         self._supply = supply
         self._trainers = trainers
+        self._sessions = sessions
         self._on_made = on_made
         self._tasks: dict[str, asyncio.Task[TinkerRun]] = {}
         self._looks: dict[tuple[str, str, Mode, str | None], asyncio.Task[Standing]] = {}
@@ -72,10 +77,30 @@ class Creations:
         done, _ = await asyncio.wait({task}, timeout=hold_s)
         return task.result() if done and not task.cancelled() else None
 
+    async def give_up(self, session_id: str, account_id: str) -> None:
+        """Let go of the models of a session that has ended, and of trainers that wait for these alone."""
+        scope = Scope(account_id)
+
+        def work(connection: Connection) -> list[str]:
+            return tinker.abandon_pending(connection, scope, session_id, error=SESSION_OVER)
+
+        for job_id in await self._context.write(work):
+            _log.info("session %s has ended, and nobody else waits for job %s", session_id, job_id)
+            await run_in_threadpool(self._supply.let_go, scope, job_id)
+
     async def _make(self, run: TinkerRun, created_by: str) -> TinkerRun:
         while True:
+            if await self._sessions.is_over(run.session_id):
+                # Once more: what was begun in the moment of its end is not known to whoever ended it.
+                await self.give_up(run.session_id, run.account_id)
+                return _failed(run, SESSION_OVER, Category.USER)
             try:
                 standing = await self._stand(run, created_by)
+            except TrainerLetGoError:
+                if not await self._sessions.is_finished(run.session_id):
+                    run = replace(run, job_id=None)  # whoever let go did not know of this one
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue
             except TrainerFailedError as error:
                 return await self._settle(_failed(run, error.message, error.category))
             job = standing.job

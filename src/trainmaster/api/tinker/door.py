@@ -52,10 +52,14 @@ class TinkerDoor:
         )
         self.trainers = Trainers(context)
         self.sessions = Sessions(context)
-        self.creations = Creations(context, self.supply, self.trainers, self._made)
+        self.creations = Creations(context, self.supply, self.trainers, self.sessions, self._made)
         self.use = Use(context, self.end_session)
         self._gate = gate
         self._farewells: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Look after the sessions that are there, whether a client comes or not. Called in the event loop."""
+        self.use.begin()
 
     def close(self) -> None:
         """Let go of everything; another server goes on with what is under way. Called in the event loop."""
@@ -126,8 +130,10 @@ class TinkerDoor:
         return await run_in_threadpool(question)
 
     async def end_session(self, session_id: str) -> None:
-        """Tell trainers that a session is over, so that they let go of its models; one that has ended did so."""
-        for trainer in await self.sessions.end(session_id):
+        """Let go of what a session waits for, and tell trainers that it is over; one that has ended let go itself."""
+        known = await self.sessions.end(session_id)
+        await self.creations.give_up(session_id, known.account_id)
+        for trainer in known.trainers:
             task = asyncio.ensure_future(self._farewell(session_id, trainer))
             self._farewells.add(task)
             task.add_done_callback(self._farewells.discard)

@@ -45,12 +45,7 @@ class Sessions:
             NotFoundError: there is none in scope.
             SessionEndedError: its client has finished it.
         """
-        known = self._sessions.get(session_id)
-        if known is None or known.until < time.monotonic():
-            known = await self._context.read(lambda connection: _known(connection, session_id))
-            if len(self._sessions) >= MOST_REMEMBERED:
-                self._sessions.clear()
-            self._sessions[session_id] = known
+        known = await self._remembered(session_id)
         if not scope.admits(known.account_id):
             raise NotFoundError(f"there is no session {session_id}")
         if known.finished:
@@ -74,10 +69,14 @@ class Sessions:
             raise NotFoundError(f"there is no training run {model_id}")
         return run
 
-    async def end(self, session_id: str) -> set[Trainer]:
-        """Forget a session that is finished; who has something of it."""
+    async def end(self, session_id: str) -> KnownSession:
+        """Forget a session that is finished; whose it was, and who has something of it."""
         self._sessions.pop(session_id, None)
-        return (await self._context.read(lambda connection: _known(connection, session_id))).trainers
+        return await self._context.read(lambda connection: _known(connection, session_id))
+
+    async def is_over(self, session_id: str) -> bool:
+        """Whether a session's client is done, as far as it is known here; cheap enough to be asked again and again."""
+        return (await self._remembered(session_id)).finished
 
     async def is_finished(self, session_id: str) -> bool:
         """Whether a session's client is done, whichever server it told."""
@@ -87,6 +86,15 @@ class Sessions:
         """A session has something with a trainer."""
         if trainer is not None and (known := self._sessions.get(session_id)) is not None:
             known.trainers.add(trainer)
+
+    async def _remembered(self, session_id: str) -> KnownSession:
+        known = self._sessions.get(session_id)
+        if known is None or known.until < time.monotonic():
+            known = await self._context.read(lambda connection: _known(connection, session_id))
+            if len(self._sessions) >= MOST_REMEMBERED:
+                self._sessions.clear()
+            self._sessions[session_id] = known
+        return known
 
 
 def _known(connection: Connection, session_id: str) -> KnownSession:

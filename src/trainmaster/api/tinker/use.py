@@ -20,10 +20,9 @@ _log = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 5.0
 """Half of the time between two heartbeats: what is shown is never far from the truth."""
-SILENT_S = 1800.0
-"""Clients beat every ten seconds, and complain after two minutes; a laptop may sleep a little longer."""
 LOOK_EVERY_S = 60.0
-"""For sessions that are silent; never before all who are there had the time to say so to this server."""
+"""For sessions that are silent, or sooner where silence is short; never before all who are there had the time to say
+so to this server."""
 
 
 class Use:
@@ -33,9 +32,16 @@ class Use:
         """Take what is done with a session whose client is gone."""
         self._context = context
         self._end_session = end_session
+        self._silent_s = context.tinker_silent_s
+        """Clients beat every ten seconds, and complain after two minutes."""
         self._sessions: dict[str, float] = {}
         self._runs: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Write what is heard from now on, and look for those who are silent."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._keep())
 
     def close(self) -> None:
         """Stop."""
@@ -45,26 +51,22 @@ class Use:
     def heard(self, session_id: str) -> None:
         """A session's client is there."""
         self._sessions[session_id] = self._context.clock()
-        self._soon()
+        self.begin()
 
     def used(self, model_id: str) -> None:
         """Something was asked of a model."""
         self._runs[model_id] = self._context.clock()
-        self._soon()
-
-    def _soon(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._keep())
+        self.begin()
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + LOOK_EVERY_S
+        look_at = loop.time() + min(LOOK_EVERY_S, self._silent_s)
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
             try:
                 await self._write()
                 if loop.time() > look_at:
-                    look_at = loop.time() + LOOK_EVERY_S
+                    look_at = loop.time() + min(LOOK_EVERY_S, self._silent_s / 4)
                     await self._end_silent()
             except StoreUnavailableError as error:
                 _log.warning("signs of life of Tinker clients could not be recorded: %s", error.message)
@@ -80,10 +82,10 @@ class Use:
 
     async def _end_silent(self) -> None:
         now = self._context.clock()
-        finish = {"reason": {"type": "interrupted"}, "detail": f"its client was silent for {SILENT_S:.0f} s"}
+        finish = {"reason": {"type": "interrupted"}, "detail": f"its client was silent for {self._silent_s:.0f} s"}
 
         def work(connection: Connection) -> list[str]:
-            return tinker.end_silent(connection, Scope.everything(), before=now - SILENT_S, at=now, finish=finish)
+            return tinker.end_silent(connection, Scope.everything(), before=now - self._silent_s, at=now, finish=finish)
 
         for session_id in await self._context.write(work):
             await self._end_session(session_id)

@@ -19,7 +19,10 @@ class CollectBody(BaseModel):
 class CollectedKind(Wire):
     """Things of one kind."""
 
-    what: str = Field(description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob` or `orphan`.")
+    what: str = Field(
+        description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, or the record of a"
+        " `session`, of a `training run` or of a `sampler`."
+    )
     count: int
     size_bytes: int = Field(description="The room that they take, as far as that is known.")
     names: list[str] = Field(description="The first hundred.")

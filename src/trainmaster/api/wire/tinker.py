@@ -13,14 +13,16 @@ from trainmaster.core.job import Checkpoint
 from trainmaster.core.tinker import PLACE_OF_KIND, RunState, TinkerRun, TinkerSession
 from trainmaster.core.workloads.trainer_service import Mode
 
+NO_NUL = r"^[^\x00]*$"
+"""Not every database takes that character."""
 NO_PROJECT = "default"
 """The project of a session that is in none: some answers must name one."""
 
-Text = Annotated[str, StringConstraints(max_length=4096)]
-Id = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Text = Annotated[str, StringConstraints(max_length=4096, pattern=NO_NUL)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=NO_NUL)]
+Number = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 Metadata = Annotated[dict[Text, Any], Field(max_length=1024)]
-TtlSeconds = Annotated[int, Field(ge=1, le=10 * 366 * 86400)]
+TtlSeconds = Annotated[int, Field(ge=1, le=10 * 366 * 86400, strict=True)]
 
 
 class Sent(BaseModel):
@@ -94,7 +96,7 @@ class SearchSessions(Sent):
     display_name: Text | None = None
     owner: SearchOwner = SearchOwner()
     statuses: list[SearchStatus] | None = None
-    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    limit: Annotated[int, Field(ge=1, le=200, strict=True)] = 50
     cursor: SearchCursor | None = None
 
 

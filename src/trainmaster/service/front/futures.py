@@ -36,14 +36,6 @@ class Outcome:
     """For the front alone; see `messages.Reply`."""
 
 
-class RefusedError(Exception):
-    """It cannot be done, which is told through a future."""
-
-    def __init__(self, error: str, category: str = "user") -> None:
-        super().__init__(error)
-        self.outcome = Outcome(error=error, category=category)
-
-
 class Future:
     """Something asked for, and its outcome once there is one."""
 
@@ -89,6 +81,8 @@ class Futures:
         self._finished: dict[str, Future] = {}  # in the order of their outcomes
         self._fetched: dict[str, Future] = {}  # in the order of their first fetch
         self._fetched_bytes = 0
+        self._held: Waiters = set()
+        self._holds = True
 
     def open(
         self,
@@ -132,8 +126,29 @@ class Futures:
     async def wait(self, future: Future, hold_s: float) -> Outcome | None:
         """The outcome; None when there is none after `hold_s`."""
         if future.outcome is None:
-            await hold(future.waiters, hold_s)
+            await self.hold(future.waiters, hold_s)
         return future.outcome
+
+    async def hold(self, waiters: Waiters, hold_s: float) -> None:
+        """Wait among others until they are woken, or for `hold_s`; not at all once nobody is held any more."""
+        if not self._holds:
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        waiters.add(waiter)
+        self._held.add(waiter)
+        timer = loop.call_later(hold_s, wake, {waiter})
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            waiters.discard(waiter)
+            self._held.discard(waiter)
+
+    def let_go(self) -> None:
+        """Hold nobody any more: nothing will come that is worth the wait."""
+        self._holds = False
+        wake(self._held)
 
     def fetch(self, future: Future) -> None:
         """Note that the outcome is on its way to the client."""
@@ -168,19 +183,6 @@ class Futures:
 
 
 Waiters = set[asyncio.Future[None]]
-
-
-async def hold(waiters: Waiters, hold_s: float) -> None:
-    """Wait among others until they are woken, or for `hold_s`."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-    waiters.add(waiter)
-    timer = loop.call_later(hold_s, wake, {waiter})
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-        waiters.discard(waiter)
 
 
 def wake(waiters: Waiters) -> None:

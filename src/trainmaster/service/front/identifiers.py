@@ -50,4 +50,4 @@ def owner_of(future_id: str) -> str:
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether something that a client sent can be a number in a sequence."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

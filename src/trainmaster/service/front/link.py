@@ -41,16 +41,19 @@ class Link:
         if self.gone or self._channel is None:
             if shared is not None:
                 shared.close()
-            self._futures.finish(request.request_id, self.loss(request.model_id))
+            if (future := self._futures.get(request.request_id)) is not None:
+                self.lose(future)
         else:
             self._channel.send(request, shared)
 
-    def loss(self, owner: str) -> Outcome:
-        """What those hear who wait for an engine that is gone."""
-        return Outcome(error=f"The trainer has stopped: {self.gone}. {self._saved.advice(owner)}".rstrip())
+    def lose(self, future: Future) -> None:
+        """Tell whoever waits for it that the engine is gone."""
+        self._lost.append(future)
+        error = f"The trainer has stopped: {self.gone}. {self._saved.advice(future.owner)}".rstrip()
+        self._futures.finish(future.request_id, Outcome(error=error))
 
     def unheard(self) -> bool:
-        """Whether somebody who waited for the engine when it went has yet to hear so."""
+        """Whether somebody who asked for something that the engine cannot do any more has yet to hear so."""
         return any(not future.fetched for future in self._lost)
 
     def close(self) -> None:
@@ -90,8 +93,8 @@ class Link:
     def _end(self, why: str) -> None:
         if not self.gone:
             self.gone = why
-            self._lost = self._futures.pending()
-            for future in self._lost:
-                self._futures.finish(future.request_id, self.loss(future.owner))
+            for future in self._futures.pending():
+                self.lose(future)
+            self._futures.let_go()
             self.ready.set()
             self.ended.set()

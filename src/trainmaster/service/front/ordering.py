@@ -20,39 +20,58 @@ class Placement(Enum):
     """It was here before; it is not done again."""
     CONFLICT = auto()
     """Another one was here under its number."""
+    FULL = auto()
+    """So many wait for an earlier one that no more are taken in."""
 
 
 class Order(Generic[Item]):
     """Operations by `seq_id`, which begins at 1 and has no gaps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_waiting: int, max_waiting_bytes: int) -> None:
+        """None yet; so many may wait for one that has not come, and it may take so much memory."""
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
         self.next_seq_id = 1
         """The one that everything behind it waits for."""
-        self._waiting: dict[int, Item] = {}
+        self.waiting_bytes = 0
+        self._waiting: dict[int, tuple[Item, int]] = {}
         self._digests: dict[int, bytes] = {}
 
-    def place(self, seq_id: int, digest: bytes, item: Item) -> Placement:
-        """Take an operation in, unless it is here or was here; `digest` tells it from others."""
+    def place(self, seq_id: int, digest: bytes, item: Item, *, size: int = 0, room: int | None = None) -> Placement:
+        """Take an operation in, unless it is here or was here; `digest` tells it from others.
+
+        The one that all others wait for is always taken in. Another one takes `size` bytes, of which there is `room`
+        for so many.
+        """
         if seq_id < self.next_seq_id or seq_id in self._waiting:
             known = self._digests.get(seq_id, digest)
             return Placement.REPEAT if known == digest else Placement.CONFLICT
-        self._waiting[seq_id] = item
+        if seq_id > self.next_seq_id and not self._has_room(size, room):
+            return Placement.FULL
+        self._waiting[seq_id] = (item, size)
+        self.waiting_bytes += size
         self._digests[seq_id] = digest
         return Placement.NEW
 
     def leave(self) -> Iterator[Item]:
         """What can go now, in order."""
         while self.next_seq_id in self._waiting:
-            item = self._waiting.pop(self.next_seq_id)
+            item, size = self._waiting.pop(self.next_seq_id)
+            self.waiting_bytes -= size
             self._digests.pop(self.next_seq_id - REMEMBERED, None)
             self.next_seq_id += 1
             yield item
 
     def abandon(self) -> list[Item]:
         """Everything that still waits, which will not go any more."""
-        waiting = [self._waiting[seq_id] for seq_id in sorted(self._waiting)]
+        waiting = [self._waiting[seq_id][0] for seq_id in sorted(self._waiting)]
         self._waiting.clear()
+        self.waiting_bytes = 0
         return waiting
+
+    def _has_room(self, size: int, room: int | None) -> bool:
+        left = self._max_waiting_bytes - self.waiting_bytes
+        return len(self._waiting) < self._max_waiting and size <= (left if room is None else min(left, room))
 
     @property
     def waiting(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -11,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainmaster.service.front import negotiation, work
-from trainmaster.service.front.work import front_of, read_fields
+from trainmaster.service.front.refusals import BusyError, RefusedError, StoppedError
+from trainmaster.service.front.requests import door_of, front_of, read_fields
+from trainmaster.service.front.work import Handler
 from trainmaster.service.messages import TRAINING_OPS
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 PREFIX = "/api/v1"
 HEALTH = f"{PREFIX}/healthz"
@@ -45,7 +44,7 @@ async def session_heartbeat(request: Request) -> Response:
     """A session lives."""
     front = front_of(request)
     session_id = str((await read_fields(request, front)).get("session_id"))
-    if work.door_of(request) == "tinker":
+    if door_of(request) == "tinker":
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
         return negotiation.error(410, refusal)
@@ -155,6 +154,18 @@ async def _broken(_request: Request, error: Exception) -> Response:
     return negotiation.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
 
 
+async def _refused(_request: Request, error: Exception) -> Response:
+    return negotiation.error(400, str(error))
+
+
+async def _busy(_request: Request, error: Exception) -> Response:
+    return negotiation.error(429, str(error), {"retry-after": "1"})
+
+
+async def _stopped(request: Request, _error: Exception) -> Response:
+    return negotiation.error(503, f"The trainer has stopped: {front_of(request).link.gone}.", {"retry-after": "1"})
+
+
 async def _left(_request: Request, _error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)
 
@@ -211,4 +222,11 @@ ROUTES = [
 URGENT = frozenset({f"{PREFIX}/session_heartbeat", HEALTH})
 """What is answered before everything else: who is not heard is taken for dead."""
 
-EXCEPTION_HANDLERS = {HTTPException: _unknown, ClientDisconnect: _left, Exception: _broken}
+EXCEPTION_HANDLERS = {
+    HTTPException: _unknown,
+    RefusedError: _refused,
+    BusyError: _busy,
+    StoppedError: _stopped,
+    ClientDisconnect: _left,
+    Exception: _broken,
+}

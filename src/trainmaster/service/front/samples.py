@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.service.front.futures import Form, Future, Futures, Outcome, RefusedError, Waiters, hold, wake
+from trainmaster.service.front.futures import Form, Future, Futures, Outcome, Waiters, wake
 from trainmaster.service.front.identifiers import Attempt, is_count
 from trainmaster.service.front.intake import Intake, Received
 from trainmaster.service.front.link import Link
+from trainmaster.service.front.refusals import BusyError, RefusedError, StoppedError
 from trainmaster.service.messages import Request
+from trainmaster.service.tensors import shown
 
 MAX_NUM_SAMPLES = 1024
 """Of one request: each has an id in the acknowledgement."""
 _CLONE = 1_000_000_000
 """A copy of a client counts in a block of its own of this length."""
-
-
-class BusyError(Exception):
-    """So many samples wait that no more are taken in now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +116,7 @@ class Samples:
             raise RefusedError("asample needs a sampling_session_id and a seq_id")
         count = peeked.get("num_samples", 1)
         if not is_count(count) or not 1 <= count <= MAX_NUM_SAMPLES:
-            raise RefusedError(f"num_samples must be from 1 to {MAX_NUM_SAMPLES}, not {count!r}")
+            raise RefusedError(f"num_samples must be from 1 to {MAX_NUM_SAMPLES}, not {shown(count)}")
         session = self._sessions.get(sampling_session_id)
         if session is None:
             raise RefusedError(self._why_unknown(sampling_session_id), "server")
@@ -131,7 +129,7 @@ class Samples:
             return ack
         size, shared = received.size, received.shared
         if self.pending >= self._max_pending or self.pending_bytes + size > max(self._max_pending_bytes, size):
-            raise BusyError(f"{self.pending} samples wait already")
+            raise BusyError(f"{self.pending} samples wait already: ask again soon")
         self.pending += 1
         self.pending_bytes += size
         self._futures.open(
@@ -158,16 +156,22 @@ class Samples:
     async def ended_since(
         self, session: SamplingSession, cursor: int, clone: int, hold_s: float
     ) -> tuple[list[Future], int]:
-        """The samples of one client that ended after `cursor`, waited for if there are none, and the next cursor."""
+        """The samples of one client that ended after `cursor`, waited for if there are none, and the next cursor.
+
+        Raises:
+            StoppedError: there are none, and there will be none.
+        """
         if session.feed is None:
             session.feed = []
             for known in self._futures.of(session.sampling_session_id):
                 if known.form is Form.SAMPLE and known.outcome is not None:
                     self._append(session, known.request_id)
         found = self._after(session, cursor, clone)
-        if not found and not self._link.gone:
-            await hold(session.followers, hold_s)
+        if not found:
+            await self._futures.hold(session.followers, hold_s)
             found = self._after(session, cursor, clone)
+        if not found and self._link.gone:
+            raise StoppedError
         ended = [future for _, request_id in found if (future := self._futures.get(request_id)) is not None]
         return ended, max([cursor, *(place for place, _ in found)])
 

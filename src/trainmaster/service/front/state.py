@@ -21,6 +21,9 @@ from trainmaster.service.messages import Request
 from trainmaster.service.wire import MAX_BODY_BYTES
 
 _SWEEP_S = 1.0
+_LINGER_S = 1.0
+"""How long the front outlives the engine at least: a client may be about to ask, and is told more here than by a
+connection that is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,16 @@ class Settings:
     keep_fetched_bytes: int = 256 << 20
     memory_bytes: int = 1 << 30
     """Of large request bodies; more of them go to disk."""
+    max_held_bytes: int = 8 << 30
+    """Of large request bodies, in memory and on disk: of those that come, that wait, and that the engine works on.
+    Who sends more is asked to come back."""
     max_body_bytes: int = MAX_BODY_BYTES
+    max_waiting: int = 4096
+    """Of the operations of one model, for an earlier one that has not come. Who sends more is asked to come back;
+    they wait until it comes, their model is unloaded, or their session ends."""
+    max_waiting_bytes: int = 1 << 30
+    """Of what came with them; those of all models take half of `max_held_bytes` at most, so that there is room for
+    what they wait for."""
     session_expires_s: float = 1800.0
     """Clients beat every 10 s, and complain after two minutes; a laptop may sleep a little longer."""
     max_pending_samples: int = 4096
@@ -53,10 +65,21 @@ class Front:
         self.saved = Saved()
         self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
         self.sessions = Sessions(expire_s=settings.session_expires_s, clock=clock)
-        self.intake = Intake(memory_bytes=settings.memory_bytes, max_body_bytes=settings.max_body_bytes)
+        self.intake = Intake(
+            memory_bytes=settings.memory_bytes,
+            max_held_bytes=settings.max_held_bytes,
+            max_body_bytes=settings.max_body_bytes,
+        )
         self.link = Link(self.futures, self.saved)
         self.training = Training(
-            attempt=attempt, link=self.link, futures=self.futures, intake=self.intake, saved=self.saved
+            attempt=attempt,
+            link=self.link,
+            futures=self.futures,
+            intake=self.intake,
+            saved=self.saved,
+            max_waiting=settings.max_waiting,
+            max_waiting_bytes=settings.max_waiting_bytes,
+            max_waiting_bytes_in_all=settings.max_held_bytes // 2,
         )
         self.samples = Samples(
             attempt=attempt,
@@ -91,6 +114,10 @@ class Front:
             self.sweep()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.link.ended.wait(), _SWEEP_S)
-        deadline = time.monotonic() + self.settings.last_answers_s
-        while self.link.unheard() and time.monotonic() < deadline:
+        ended_s = time.monotonic()
+        at_least_s = min(_LINGER_S, self.settings.last_answers_s)
+        while (passed_s := time.monotonic() - ended_s) < self.settings.last_answers_s:
+            if passed_s > at_least_s and not self.link.unheard():
+                break
             await asyncio.sleep(0.02)
+        self.intake.stop()

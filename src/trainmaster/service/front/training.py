@@ -19,6 +19,7 @@ from trainmaster.service.front.identifiers import Attempt, is_count, model_id_of
 from trainmaster.service.front.intake import Intake
 from trainmaster.service.front.link import Link
 from trainmaster.service.front.ordering import Order, Placement
+from trainmaster.service.front.refusals import BusyError
 from trainmaster.service.front.saved import Saved
 from trainmaster.service.messages import Request
 
@@ -35,6 +36,8 @@ class Operation:
 
     request: Request
     digest: bytes
+    size: int
+    """Of what came with it, in bytes."""
     shared: SharedBody | None = None
     """The body, where it is large."""
     refusal: str = ""
@@ -51,15 +54,30 @@ class Model:
     session_id: str
     fields: Mapping[str, Any]
     """As the client asked for it."""
+    order: Order[Operation]
     info: Mapping[str, Any] = field(default_factory=dict)
     """As the engine made it; empty until then."""
-    order: Order[Operation] = field(default_factory=Order)
 
 
 class Training:
     """All models of this attempt."""
 
-    def __init__(self, *, attempt: Attempt, link: Link, futures: Futures, intake: Intake, saved: Saved) -> None:
+    def __init__(
+        self,
+        *,
+        attempt: Attempt,
+        link: Link,
+        futures: Futures,
+        intake: Intake,
+        saved: Saved,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        max_waiting_bytes_in_all: int,
+    ) -> None:
+        """None yet; so many operations of a model may wait for an earlier one, with so much of what came with them."""
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_bytes_in_all = max_waiting_bytes_in_all
         self._attempt = attempt
         self._link = link
         self._futures = futures
@@ -87,7 +105,8 @@ class Training:
             self._futures.finish(request_id, Outcome(error=refusal))
             return ack
         self._gone.pop(model_id, None)
-        self._models[model_id] = Model(model_id=model_id, session_id=session_id, fields=fields)
+        order: Order[Operation] = Order(max_waiting=self._max_waiting, max_waiting_bytes=self._max_waiting_bytes)
+        self._models[model_id] = Model(model_id=model_id, session_id=session_id, fields=fields, order=order)
         self._link.send(
             Request(
                 request_id=request_id, op="create_model", model_id=model_id, fields=fields, door=door, source=source
@@ -96,28 +115,40 @@ class Training:
         return ack
 
     def accept(self, operation: Operation) -> Ack:
-        """Take an operation of a model in."""
+        """Take an operation of a model in.
+
+        Raises:
+            BusyError: too many wait for an earlier one; to be sent again.
+        """
         request = operation.request
         ack = {"request_id": request.request_id, "model_id": request.model_id}
         model = self._models.get(request.model_id)
-        if model is None:
+        if model is None or self._link.gone:
             self._drop(operation)
             if self._futures.get(request.request_id) is None:
-                self._fail(request, self.lost(request.model_id))
+                future = self._futures.open(request.request_id, owner=request.model_id)
+                if model is None:
+                    self._futures.finish(request.request_id, self.lost(request.model_id))
+                else:
+                    self._link.lose(future)
             return ack
-        placement = model.order.place(request.seq_id, operation.digest, operation)
+        placement = self._place(model, operation)
         if placement is Placement.NEW:
             self._open(operation)
             for due in model.order.leave():
                 self._release(due)
             return ack
         self._drop(operation)
+        if placement is Placement.FULL:
+            raise BusyError(
+                f"{model.order.waiting} operations of {model.model_id} wait for the one with the seq_id "
+                f"{model.order.next_seq_id}, which has not come yet, and there is no room for more"
+            )
         if placement is Placement.CONFLICT:
             return self.refuse(
                 f"another operation of {request.model_id} had the seq_id {request.seq_id} before: it stands, "
                 "and this one is not done",
                 owner=request.model_id,
-                form=_FORMS.get(request.op, Form.FIELDS),
             )
         return ack
 
@@ -130,7 +161,8 @@ class Training:
                 request_id=request_id, op="unload_model", model_id=model_id, fields={"model_id": model_id}
             )
             if model_id not in self._models:
-                self._fail(request, self.lost(model_id))
+                self._futures.open(request_id, owner=model_id)
+                self._futures.finish(request_id, self.lost(model_id))
             else:
                 self._futures.open(request_id, owner=model_id, then=lambda done: self._unloaded(model_id, done))
                 self._link.send(request)
@@ -143,10 +175,10 @@ class Training:
             self._forget(model_id, why)
         return model_ids
 
-    def refuse(self, error: str, *, owner: str = "", form: Form = Form.FIELDS, category: str = "user") -> Ack:
+    def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
         """Answer with a future of its own that has failed already."""
         request_id = self._attempt.future_id(owner or "refused", uuid.uuid4().hex)
-        self._futures.open(request_id, owner=owner, form=form)
+        self._futures.open(request_id, owner=owner)
         self._futures.finish(request_id, Outcome(error=error, category=category))
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
 
@@ -163,6 +195,16 @@ class Training:
         if model is None or not model.order.waiting:
             return ""
         return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not come yet"
+
+    def _place(self, model: Model, operation: Operation) -> Placement:
+        waiting_bytes = sum(each.order.waiting_bytes for each in self._models.values())
+        return model.order.place(
+            operation.request.seq_id,
+            operation.digest,
+            operation,
+            size=operation.size,
+            room=self._max_waiting_bytes_in_all - waiting_bytes,
+        )
 
     def _open(self, operation: Operation) -> None:
         request = operation.request
@@ -192,10 +234,6 @@ class Training:
             self._intake.release(operation.shared.size)
             operation.shared.close()
 
-    def _fail(self, request: Request, outcome: Outcome) -> None:
-        self._futures.open(request.request_id, owner=request.model_id, form=_FORMS.get(request.op, Form.FIELDS))
-        self._futures.finish(request.request_id, outcome)
-
     def _made(self, model_id: str, outcome: Outcome) -> None:
         model = self._models.get(model_id)
         if outcome.error:
@@ -218,10 +256,11 @@ class Training:
                 operation.shared.close()
 
 
-def digest_of_fields(op: str, fields: Mapping[str, Any]) -> bytes:
-    """What tells an operation from another one under the same number.
+def digest_of_fields(op: str, fields: Mapping[str, Any]) -> tuple[bytes, int]:
+    """What tells an operation from another one under the same number, and how long its fields are in writing.
 
     A client that repeats a save for sampling counts on and names another sampling session: that is the same save.
     """
     told = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
-    return hashlib.blake2b(json.dumps([op, told], sort_keys=True).encode(), digest_size=16).digest()
+    text = json.dumps([op, told], sort_keys=True).encode()
+    return hashlib.blake2b(text, digest_size=16).digest(), len(text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
 from typing import Any
 
 from starlette.requests import Request
@@ -11,22 +11,27 @@ from starlette.responses import Response
 
 from trainmaster.service import wire
 from trainmaster.service.front import negotiation, peeking
-from trainmaster.service.front.futures import Form, Future, RefusedError
+from trainmaster.service.front.futures import Future
 from trainmaster.service.front.identifiers import is_count, owner_of
 from trainmaster.service.front.intake import Received
-from trainmaster.service.front.samples import BusyError
+from trainmaster.service.front.refusals import BusyError, RefusedError
+from trainmaster.service.front.requests import (
+    content_type_of,
+    door_of,
+    encoding_of,
+    front_of,
+    operation_of,
+    read_fields,
+    source_of,
+)
 from trainmaster.service.front.state import Front
 from trainmaster.service.front.training import Ack, Operation, digest_of_fields
 from trainmaster.service.messages import Request as EngineRequest
+from trainmaster.service.tensors import shown
 
-DOOR = "x-trainmaster-door"
-"""Which door the server let a request in by; it takes the header out of what clients send."""
-SOURCE = "x-trainmaster-source"
-"""Where the checkpoint lies that a request names, as the server found it; likewise."""
+Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_SEQ_ID = 2**31 - 1
-_MAX_FIELDS_BYTES = 4 << 20
-"""Of a body that is decoded here."""
 _NOT_OFFERED = {
     "save_weights_external": "weights are not saved for other services here: save_weights, then download them",
     "weight_sync": "weights are not synchronised over RDMA here: save_weights_for_sampler, then load what it saved",
@@ -34,6 +39,24 @@ _NOT_OFFERED = {
 """Operations that have a place in the order of their model all the same."""
 
 
+def _refused_by_future(**also: Any) -> Callable[[Handler], Handler]:
+    """What cannot be done is acknowledged like the rest, with a future that has failed: the clients listen there."""
+
+    def decorate(handler: Handler) -> Handler:
+        @wraps(handler)
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RefusedError as refused:
+                ack = front_of(request).training.refuse(str(refused), category=refused.category)
+                return negotiation.as_json({**ack, **also})
+
+        return answer
+
+    return decorate
+
+
+@_refused_by_future()
 async def create_model(request: Request) -> Response:
     """Make a model in a session."""
     front = front_of(request)
@@ -48,6 +71,7 @@ async def create_model(request: Request) -> Response:
     return negotiation.as_json(ack)
 
 
+@_refused_by_future()
 async def passes(request: Request) -> Response:
     """A forward_backward or a forward: its body goes to the engine as it came."""
     front = front_of(request)
@@ -60,7 +84,7 @@ async def passes(request: Request) -> Response:
         model_id, seq_id = _place(_peek(received, content_type, encoding), received, op)
     except RefusedError as refused:
         front.intake.drop(received)
-        return negotiation.as_json(front.training.refuse(too_large or str(refused), form=Form.PASS))
+        raise RefusedError(too_large or str(refused)) from None
     operation = Operation(
         request=EngineRequest(
             request_id=front.attempt.future_id(model_id, seq_id),
@@ -73,25 +97,23 @@ async def passes(request: Request) -> Response:
             door=door_of(request),
         ),
         digest=op.encode() + received.digest,
+        size=received.size,
         shared=received.shared,
         refusal=too_large,
     )
     return negotiation.as_json(_accept(front, operation))
 
 
+@_refused_by_future()
 async def steps(request: Request) -> Response:
     """Any other operation that has a place in the order of its model."""
     front = front_of(request)
     op = operation_of(request)
     fields = await read_fields(request, front)
     if op == "load_weights" and "model_id" not in fields:
-        return negotiation.as_json(
-            front.training.refuse("a model is not made by loading weights here: create_model, then load_weights")
-        )
-    try:
-        model_id, seq_id = _place(fields, None, op)
-    except RefusedError as refused:
-        return negotiation.as_json(front.training.refuse(str(refused)))
+        raise RefusedError("a model is not made by loading weights here: create_model, then load_weights")
+    model_id, seq_id = _place(fields, None, op)
+    digest, size = digest_of_fields(op, fields)
     told, done = fields, None
     model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
     if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
@@ -113,30 +135,30 @@ async def steps(request: Request) -> Response:
             door=door_of(request),
             source=source_of(request),
         ),
-        digest=digest_of_fields(op, fields),
+        digest=digest,
+        size=size,
         refusal=_NOT_OFFERED.get(op, ""),
         done=done,
     )
     return negotiation.as_json(_accept(front, operation))
 
 
+@_refused_by_future()
 async def unload_model(request: Request) -> Response:
     """Free a model."""
     front = front_of(request)
     fields = await read_fields(request, front)
     model_id = fields.get("model_id")
     if not isinstance(model_id, str):
-        return negotiation.as_json(front.training.refuse("unload_model needs a model_id"))
+        raise RefusedError("unload_model needs a model_id")
     return negotiation.as_json(front.training.unload(model_id))
 
 
+@_refused_by_future()
 async def create_custom_loss(request: Request) -> Response:
     """Refused, by name."""
-    front = front_of(request)
-    await read_fields(request, front)
-    return negotiation.as_json(
-        front.training.refuse("losses of one's own are computed by the client here: use forward_backward_custom")
-    )
+    await read_fields(request, front_of(request))
+    raise RefusedError("losses of one's own are computed by the client here: use forward_backward_custom")
 
 
 async def create_sampling_session(request: Request) -> Response:
@@ -145,14 +167,17 @@ async def create_sampling_session(request: Request) -> Response:
     fields = await read_fields(request, front)
     session_id, number = fields.get("session_id"), fields.get("sampling_session_seq_id")
     if not isinstance(session_id, str) or not is_count(number):
-        return negotiation.error(400, "create_sampling_session needs a session_id and a sampling_session_seq_id")
+        raise RefusedError("create_sampling_session needs a session_id and a sampling_session_seq_id")
+    for name in ("base_model", "model_path"):
+        if not isinstance(fields.get(name), str | None):
+            raise RefusedError(f"{name} must be text, not {shown(fields[name])}")
     if door_of(request) == "tinker":
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
         return negotiation.error(410, refusal)
     path = fields.get("model_path")
-    base_model = fields.get("base_model") or (front.saved.base_model(path) if isinstance(path, str) else "")
-    session = front.samples.register(session_id, number, base_model=str(base_model or ""), model_path=path)
+    base_model = fields.get("base_model") or (front.saved.base_model(path) if path else "")
+    session = front.samples.register(session_id, number, base_model=base_model, model_path=path)
     outcome = await front.samples.open(
         session, fields, door=door_of(request), source=source_of(request), hold_s=front.settings.hold_s
     )
@@ -162,6 +187,7 @@ async def create_sampling_session(request: Request) -> Response:
     return negotiation.as_json({"type": "create_sampling_session", "sampling_session_id": session.sampling_session_id})
 
 
+@_refused_by_future(sample_sequence_ids=[])
 async def asample(request: Request) -> Response:
     """Sample from a sampling session."""
     front = front_of(request)
@@ -172,13 +198,9 @@ async def asample(request: Request) -> Response:
         if (session := front.samples.get(str(peeked.get("sampling_session_id")))) is not None:
             front.sessions.touch(session.session_id)
         return negotiation.as_json(front.samples.accept(peeked, received, encoding=encoding))
-    except RefusedError as refused:
+    except (RefusedError, BusyError):
         front.intake.drop(received)
-        ack = front.training.refuse(str(refused), form=Form.SAMPLE, category=refused.outcome.category)
-        return negotiation.as_json({**ack, "sample_sequence_ids": []})
-    except BusyError as busy:
-        front.intake.drop(received)
-        return negotiation.error(429, f"{busy}: ask again soon", {"retry-after": "1"})
+        raise
 
 
 async def cancel_future(request: Request) -> Response:
@@ -216,66 +238,18 @@ async def retrieve_futures(request: Request) -> Response:
     fields = await read_fields(request, front)
     target, cursor = fields.get("target"), fields.get("prev_cursor", 0)
     if not isinstance(target, dict) or target.get("type") != "sampling_session" or not is_count(cursor):
-        return negotiation.error(400, "retrieve_futures needs a target of the type sampling_session, and a prev_cursor")
-    session = front.samples.get(str(target.get("sampling_session_id")))
+        raise RefusedError("retrieve_futures needs a target of the type sampling_session, and a prev_cursor")
+    retrieved, clone = fields.get("retrieved_request_ids") or [], target.get("cloned_sampler_id") or 0
+    if not isinstance(retrieved, list) or not is_count(clone):
+        raise RefusedError("retrieved_request_ids must be a list, and cloned_sampler_id a number")
+    sampling_session_id = target.get("sampling_session_id")
+    session = front.samples.get(sampling_session_id) if isinstance(sampling_session_id, str) else None
     if session is None:
-        return negotiation.error(410, f"there is no sampling session {target.get('sampling_session_id')!r} here")
-    for request_id in fields.get("retrieved_request_ids") or ():
+        return negotiation.error(410, f"there is no sampling session {sampling_session_id!r} here")
+    for request_id in retrieved:
         front.futures.forget(str(request_id))
-    clone = target.get("cloned_sampler_id", 0)
-    futures, cursor = await front.samples.ended_since(
-        session, cursor, clone if is_count(clone) else 0, front.settings.hold_s
-    )
+    futures, cursor = await front.samples.ended_since(session, cursor, clone, front.settings.hold_s)
     return negotiation.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
-
-
-def front_of(request: Request) -> Front:
-    """The front that a request has come to."""
-    front: Front = request.app.state.front
-    return front
-
-
-def door_of(request: Request) -> str:
-    """`tinker` or `fireworks`."""
-    return "tinker" if request.headers.get(DOOR) == "tinker" else "fireworks"
-
-
-def source_of(request: Request) -> str:
-    """Where the checkpoint lies that a request names; empty where the server did not say."""
-    # A path in UTF-8, which headers are not read as.
-    return request.headers.get(SOURCE, "").encode("latin-1").decode("utf-8", "replace")
-
-
-async def read_fields(request: Request, front: Front) -> dict[str, Any]:
-    """The JSON object that is a request's body; empty where it is something else.
-
-    What needs a field then misses it, and says so where its client listens.
-    """
-    received = await front.intake.read(request)
-    try:
-        fields = json.loads(received.read(0, received.size)) if received.size <= _MAX_FIELDS_BYTES else {}
-    except (ValueError, RecursionError):
-        return {}
-    finally:
-        front.intake.drop(received)
-    return fields if isinstance(fields, dict) else {}
-
-
-def operation_of(request: Request) -> str:
-    """The last part of the address."""
-    return str(request.url.path.rpartition("/")[2])
-
-
-def content_type_of(request: Request) -> str:
-    """What a body is written in: protobuf or JSON."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return wire.PROTOBUF if given in (wire.PROTOBUF, "application/protobuf") else wire.JSON
-
-
-def encoding_of(request: Request) -> str:
-    """What a body is compressed with; empty: nothing."""
-    given = request.headers.get("content-encoding", "").strip().lower()
-    return "" if given == "identity" else given
 
 
 def _accept(front: Front, operation: Operation) -> Ack:
@@ -307,7 +281,7 @@ def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[
     if received is not None and (model_id is None or seq_id is None) and received.shared is not None:
         raise RefusedError(f"{op}: a large body must have its model_id and its seq_id at its beginning or at its end")
     if not isinstance(model_id, str) or not model_id or not is_count(seq_id) or not 1 <= seq_id <= _MAX_SEQ_ID:
-        raise RefusedError(f"{op} needs a model_id and a seq_id from 1 on, not {model_id!r} and {seq_id!r}")
+        raise RefusedError(f"{op} needs a model_id and a seq_id from 1 on, not {shown(model_id)} and {shown(seq_id)}")
     return model_id, seq_id
 
 

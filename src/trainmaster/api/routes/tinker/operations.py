@@ -17,13 +17,13 @@ from starlette.responses import Response
 from trainmaster.api.auth import Principal
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.tinker.answers import MAX_SMALL_BYTES, accepted_failure, failed, ok, read_document, try_again
-from trainmaster.api.tinker.bodies import Body, text_field
+from trainmaster.api.tinker.bodies import Body, plain_id, text_field
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.tinker.routing import By, answer
 from trainmaster.api.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.api.wire.tinker import OfModel
-from trainmaster.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.core.errors import NotFoundError
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.spec import parse
 from trainmaster.core.tinker import (
@@ -86,7 +86,7 @@ async def save_weights_for_sampler(request: Request, door: TinkerDoor, principal
     "/save_weights_external",
     KeyScope.MANAGE,
     by=By.REFUSED,
-    note="refused through its future; save_weights_for_sampler has the same weights",
+    note="weights are not saved for other services here: save_weights, then download them",
 )
 async def save_weights_external(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Save a model in a format of others."""
@@ -221,7 +221,4 @@ async def _creation(door: TinkerDoor, principal: Principal, request_id: str, mod
 
 def _request_id(body: bytes) -> str:
     document = parse_json(body)
-    found = document.get("request_id") if isinstance(document, dict) else None
-    if not isinstance(found, str):
-        raise SpecError([Problem(field="request_id", message="required: a text")])
-    return found
+    return plain_id(document.get("request_id") if isinstance(document, dict) else None, "request_id")

@@ -27,6 +27,8 @@ from trainmaster.store import tinker
 _RUNS_PAGE = 20
 _CHECKPOINTS_PAGE = 100
 _DOWNLOAD = "there are no URLs of weights here; `trainmaster download` fetches their files"
+_FOR_OTHERS = "external_weights"
+"""Where nothing lies here: `save_weights_external` is refused."""
 _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
 
 
@@ -153,7 +155,9 @@ async def archive(request: Request, door: TinkerDoor, principal: Principal) -> R
 
 @answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, by=By.REFUSED, note=_DOWNLOAD)
 async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Say how the files of saved weights are fetched here."""
+    """Say how the files of saved weights are fetched here; clients ask for those that were saved for others."""
+    if request.path_params["place"] == _FOR_OTHERS:
+        raise RefusedError(_DOWNLOAD)
     return await archive(request, door, principal)
 
 

@@ -15,14 +15,14 @@ from trainmaster.api.auth import Principal
 from trainmaster.api.errors import ServiceNotReadyError
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.tinker.answers import MAX_SMALL_BYTES, accepted_failure, ok, read_document
-from trainmaster.api.tinker.bodies import Body, text_field
+from trainmaster.api.tinker.bodies import Body, plain_id, text_field
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.creating import LOOK_EVERY_S, for_names_of
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.tinker.routing import By, answer
 from trainmaster.api.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.api.wire.tinker import CreateSamplingSession
-from trainmaster.coordinator.tinker import TrainerFailedError
+from trainmaster.coordinator.tinker import TrainerFailedError, TrainerLetGoError
 from trainmaster.core.errors import NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
@@ -99,8 +99,9 @@ async def retrieve_futures(request: Request, door: TinkerDoor, principal: Princi
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body)
     target = document.get("target") if isinstance(document, dict) else None
-    sampler_id = target.get("sampling_session_id") if isinstance(target, dict) else None
-    return await door.trainers.pass_on(request, await _trainer(door, principal, str(sampler_id)), body)
+    found = target.get("sampling_session_id") if isinstance(target, dict) else None
+    sampler_id = plain_id(found, "target.sampling_session_id")
+    return await door.trainers.pass_on(request, await _trainer(door, principal, sampler_id), body)
 
 
 @answer("GET", "/samplers/{sampler_id}", KeyScope.VIEW, note="of what was saved without a name by the trainer")
@@ -129,6 +130,10 @@ async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode
             standing = await run_in_threadpool(
                 door.supply.stand, principal.scope, base_model, mode, created_by=principal.name, begun_job=begun
             )
+        except TrainerLetGoError:
+            begun = None  # by a session that did not know of this one
+            await _until_later(deadline, "its trainer starts")
+            continue
         except TrainerFailedError as error:
             raise RefusedError(error.message) from None
         if standing.job is not None and standing.ready:
