@@ -11,6 +11,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import make_checkpoint, random_tokens, reference
 from transformers import AutoTokenizer
 
@@ -128,15 +129,34 @@ def test_large_model_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_merged_model_says_of_what_type_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", [Trained.ADAPTER, Trained.ALL])
+@pytest.mark.parametrize(
+    ("stored", "computed"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
+)
+def test_exported_model_is_of_the_type_of_its_base_whatever_it_was_trained_in(
+    tmp_path: Path, trained: Trained, stored: torch.dtype, computed: torch.dtype
+) -> None:
+    checkpoint = tmp_path / "base"
+    reference(make_checkpoint(tmp_path / "made"), dtype=stored).save_pretrained(checkpoint)
     engine = trained_engine(
-        make_checkpoint(tmp_path / "base"), Trained.ADAPTER, OPTIONS["attention"], dtype=torch.bfloat16
+        checkpoint, trained, OPTIONS["everything"] if trained is Trained.ADAPTER else None, dtype=computed
     )
     engine.export(engine.snapshot("m"), tmp_path / "merged", merged=True)
     described = json.loads((tmp_path / "merged" / "config.json").read_text())
-    assert described["dtype"] == "bfloat16"
+    assert described["dtype"] == str(stored).removeprefix("torch.")
+    weights, base = load_file(tmp_path / "merged" / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert {each.dtype for each in weights.values()} == {stored}
     theirs = reference(tmp_path / "merged", dtype="auto")  # type: ignore[arg-type]
-    assert theirs.dtype == torch.bfloat16
+    assert theirs.dtype == stored
+    assert np.abs(their_logprobs(theirs) - logprobs(engine, "m")).mean() < 0.05
+    if trained is Trained.ADAPTER:
+        # What the adapter does not change is as it was, and what it changes is rounded once, at the end.
+        assert torch.equal(weights["model.norm.weight"], base["model.norm.weight"])
+        adapter = engine.models["m"].adapter
+        assert adapter is not None
+        name = "model.layers.1.mlp.up_proj"
+        expected = (base[f"{name}.weight"].float() + adapter.delta(name)).to(stored)
+        assert torch.equal(weights[f"{name}.weight"], expected)
 
 
 def test_base_model_is_exported_as_it_is(tmp_path: Path) -> None:

@@ -147,6 +147,16 @@ OLD_FILES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         },
         ("rope_parameters",),
     ),
+    "yarn": (
+        "qwen3_yarn",
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            # As files say whose users added the scaling.
+            "max_position_embeddings": 128,
+        },
+        ("rope_parameters",),
+    ),
     "qwen2": ("qwen2_windowed", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types")),
     "gemma": ("gemma", {"hidden_act": "gelu", "hidden_activation": None}, ("rope_parameters", "tie_word_embeddings")),
     "gemma2": ("gemma2", {}, ("rope_parameters", "layer_types", "rms_norm_eps", "hidden_activation")),
@@ -200,7 +210,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"model_type": "mamba"}, "architecture 'mamba' is not among gemma, gemma2, gemma3_text, llama"),
     "pictures": ({"model_type": "gemma3"}, "architecture 'gemma3' is not among"),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
-    "rope": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
+    "rope": (
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+        "'longrope'; default, linear, dynamic, llama3 and yarn are known",
+    ),
+    "rope the wrong way round": (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},
+        "slows pairs that turn 2 times, and leaves those that turn 1 times",
+    ),
+    "no factor": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor is None"),
     "partial rope": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "layers": ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "'linear_attention'"),
     "some layers": ({"layer_types": ["full_attention"]}, "each of 3 layers"),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_models import make_checkpoint
 
+from trainmaster.engine.parallel import joined, parted
 from trainmaster.jobs import trees
 
 pytestmark = pytest.mark.timeout(450)  # two processes that import torch, twice, on a busy machine
@@ -95,9 +96,25 @@ def test_two_ranks_train_as_one_does(checkpoint: Path, tmp_path: Path) -> None:
     with_gradients = trees.read(tmp_path / "two" / "lora")["gradients"]
     assert (with_gradients["sequences"], with_gradients["loss_tokens"]) == (3, 60)
     # A saved state goes on as the model that it is of.
-    again, lora, after = two[-3:]
+    full_passes, full, full_again, again, lora, after = two[-6:]
+    assert full_passes[0] == full_passes[1]
+    assert full == full_again
     assert_close(again, lora, 1e-6)
     np.testing.assert_allclose(after[0]["logprobs"], after[1]["logprobs"], rtol=1e-5)
+
+
+def test_tensors_of_a_command_are_not_among_its_bytes() -> None:
+    large = torch.arange(3_000_000, dtype=torch.float32)
+    state = {"weights": {"a": large, "b": torch.nn.Parameter(large[:6].view(2, 3))}, "steps": 3, "none": torch.empty(0)}
+    described, tensors = parted(("load_state", ("m", state), {"optimizer": True}))
+    assert len(described) < 1_000
+    assert [each.nbytes for each in tensors] == [12_000_000, 24, 0]
+    (name, (model_id, received), options), places = joined(described)
+    assert (name, model_id, options, received["steps"]) == ("load_state", "m", {"optimizer": True}, 3)
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor.detach())
+    assert_close(received["weights"]["a"], large, 0)
+    assert torch.equal(received["weights"]["b"], large[:6].view(2, 3))
 
 
 def test_command_that_fails_in_one_rank_fails_in_all(checkpoint: Path, tmp_path: Path) -> None:

@@ -188,6 +188,34 @@ def test_logprobs_of_sampling_and_of_training_agree(
     assert together.max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_yarn", "qwen2", "llama", "gemma", "gemma2", "gemma3_text"])
+def test_every_family_samples_and_trains_with_one_set_of_logprobs(tmp_path: Path, kind: str) -> None:
+    """After steps of training, with a prompt of several pieces that is longer than a window."""
+    directory = make_checkpoint(
+        tmp_path, kind, **({"sliding_window": 100} if kind in ("gemma2", "gemma3_text") else {})
+    )
+    engine, prompt = Engine(directory), prompt_of(300, seed=7)
+    engine.create_model("adapter", Trained.ADAPTER, LoraOptions(rank=4))
+    engine.create_model("all", Trained.ALL)
+    for seed in range(3):
+        for model_id in engine.models:
+            passed = engine.run([forward(model_id, random_tokens(330, seed).tolist(), backward=True)])[0]
+            assert isinstance(passed, PassResult)
+            engine.optim_step(model_id, AdamOptions(learning_rate=3e-3))
+    sampler = Sampler(engine.base, directory)
+    for model_id in engine.models:
+        asked = request(model_id, prompt=prompt, max_tokens=60, num_samples=2, prompt_logprobs=True)
+        sampler.submit(asked, engine.snapshot(model_id))
+    for model_id, result in run(sampler).items():
+        for sequence in result.sequences:
+            passed = engine.run([forward(model_id, [*prompt, *sequence.tokens.tolist()])])[0]
+            assert isinstance(passed, PassResult)
+            sampled_ones = np.concatenate([result.prompt_logprobs[1:], sequence.logprobs])
+            difference = np.abs(passed.outputs[0]["logprobs"] - sampled_ones)
+            assert difference.mean() < 1e-7
+            assert difference.max() < 1e-5
+
+
 def test_likeliest_tokens_of_the_sample_are_those_of_its_distribution(base: Transformer, sampler: Sampler) -> None:
     sequence = one(sampled(sampler, Snapshot(transformer=base), temperature=0.0, topk_sample_logprobs=5))
     assert sequence.topk is not None

@@ -34,6 +34,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 128}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3_untied": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
@@ -45,6 +46,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": False}),
     "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    "llama_dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}),
+    "qwen3_yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
+    "qwen2_yarn": (
+        "qwen2",
+        {
+            "head_dim": None,
+            "rope_parameters": YARN_ROPE | {"beta_fast": 8, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.4},
+        },
+    ),
+    "llama_yarn": (
+        "llama",
+        {"rope_parameters": YARN_ROPE | {"attention_factor": 1.3, "truncate": False, "beta_fast": 20}},
+    ),
     "gemma": ("gemma", {"num_key_value_heads": 1}),
     "gemma2": (
         "gemma2",

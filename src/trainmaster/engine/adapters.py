@@ -1,9 +1,4 @@
-"""Low-rank adapters beside the layers of a model, and which rows of a pack they adapt.
-
-An adapted layer computes `x W' + alpha/rank * (x A') B'`. The product with W is one for all rows of a pack, whoever
-they belong to; those with A and B are each adapter's own, on its own rows. A pack's other rows take no part in them, so
-an adapter's gradients are what they would be alone.
-"""
+"""Low-rank adapters beside the layers of a model, and which rows of a pack they adapt."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.products import back_product, product
+from trainmaster.engine.lowrank import Factors, Share
 from trainmaster.engine.types import EngineError, LoraOptions
 
 UNEMBEDDING = "lm_head"
@@ -172,14 +167,6 @@ class Adapter:
         return adapter
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Factors:
-    """A [rank, in] and B [out, rank] beside one layer."""
-
-    a: nn.Parameter
-    b: nn.Parameter
-
-
 def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
     """The layers that an adapter adapts, with how wide they are: out and in."""
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -214,16 +201,6 @@ def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
-    """The rows of one adapter in a pack, and its factors for one layer."""
-
-    start: int
-    stop: int
-    scale: float
-    factors: Factors
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
     """Which rows of a pack belong to which adapter.
 
@@ -239,13 +216,20 @@ class AdapterRows:
         """Rows of the pack."""
         return sum(rows for _, rows in self.parts)
 
-    def shares(self, target: str) -> tuple[Share, ...]:
-        """The parts that adapt a layer."""
+    def shares(self, target: str, dtype: torch.dtype) -> tuple[Share, ...]:
+        """The parts that adapt a layer, which computes in a type: the factors are rounded to it once for the pack."""
         if target not in self._shares:
             self._shares[target] = tuple(
-                Share(start, start + rows, adapter.scale, adapter.factors[target])
+                Share(
+                    start,
+                    start + rows,
+                    adapter.scale,
+                    factors,
+                    factors.a.detach().to(dtype),
+                    factors.b.detach().to(dtype),
+                )
                 for adapter, start, rows in self._placed()
-                if adapter is not None and rows and target in adapter.factors
+                if adapter is not None and rows and (factors := adapter.factors.get(target))
             )
         return self._shares[target]
 
@@ -254,72 +238,3 @@ class AdapterRows:
         for adapter, rows in self.parts:
             yield adapter, start, rows
             start += rows
-
-
-def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share]) -> Tensor:
-    """`rows @ weight.T + bias`, one product for all rows, and on their own rows what the adapters add."""
-    if not shares:
-        return product(rows, weight, bias)
-    factors = [each for share in shares for each in (share.factors.a, share.factors.b)]
-    return _AdaptedProduct.apply(rows, weight, bias, shares, *factors)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def lowered_rows(rows: Tensor, share: Share, a: Tensor) -> Tensor:
-    """Rows of a share [n, in] on their way through its factors, scaled: [n, rank]."""
-    return share.scale * product(rows, a.to(rows.dtype))
-
-
-def share_gradients(
-    share: Share, factors: Sequence[Tensor], grad: Tensor, rows: Tensor, lowered: Tensor, grad_rows: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The gradients of A and B; that of the rows is added to `grad_rows`, where it is wanted.
-
-    Args:
-        share: Whose they are.
-        factors: Its A and B.
-        grad: [n, out].
-        rows: [n, in].
-        lowered: What `lowered_rows` made of them.
-        grad_rows: [n, in].
-    """
-    a, b = (each.to(grad.dtype) for each in factors)
-    grad_lowered = share.scale * back_product(grad, b)
-    if grad_rows is not None:
-        grad_rows += back_product(grad_lowered, a)
-    return grad_lowered.t() @ rows, grad.t() @ lowered
-
-
-class _AdaptedProduct(torch.autograd.Function):
-    """One layer with all adapters' part in it.
-
-    Slices and their products left to autograd would make a gradient as large as the whole pack for each adapter.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share], *factors: Tensor
-    ) -> Tensor:
-        outputs = product(rows, weight, bias)
-        narrow = []
-        for share, a, b in zip(shares, factors[::2], factors[1::2], strict=True):
-            own = slice(share.start, share.stop)
-            narrow.append(lowered_rows(rows[own], share, a))
-            outputs[own] += product(narrow[-1], b.to(rows.dtype))
-        ctx.shares = shares
-        ctx.save_for_backward(rows, weight, *factors, *narrow)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        rows, weight, *others = ctx.saved_tensors
-        count = len(ctx.shares)
-        factors, narrow = others[: 2 * count], others[2 * count :]
-        wants_rows, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        grad_rows = back_product(grad, weight) if wants_rows else None
-        grads: list[Tensor] = []
-        for share, a, b, lowered in zip(ctx.shares, factors[::2], factors[1::2], narrow, strict=True):
-            own = slice(share.start, share.stop)
-            own_grad_rows = None if grad_rows is None else grad_rows[own]
-            grads += share_gradients(share, (a, b), grad[own], rows[own], lowered, own_grad_rows)
-        grad_weight = grad.t() @ rows if wants_weight else None
-        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, *grads

@@ -1,4 +1,9 @@
-"""Causal attention of each sequence to itself, where sequences lie end to end without padding."""
+"""Causal attention of each sequence to itself, where sequences lie end to end without padding.
+
+Training and sampling see the same sequence in other shapes, and the CPU's library sums in an order that depends on
+them. There, attention is computed in the next wider type: what is left of another order is lost when it is rounded
+back, and sampled tokens have the log-probabilities that training computes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
 """What PyTorch's kernels for sequences of various lengths take."""
 
@@ -79,6 +85,11 @@ class PackedAttention:
         return torch.cat([attend(*each, scale=scale, window=window, softcap=softcap) for each in sequences])
 
 
+def computed_in(query: Tensor) -> torch.dtype:
+    """The type that attention is computed in."""
+    return _WIDER.get(query.dtype, query.dtype) if query.device.type == "cpu" else query.dtype
+
+
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
@@ -93,7 +104,8 @@ def attend(
         softcap: The same.
     """
     groups = query.shape[1] // key.shape[1]
-    query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in (query, key, value))
+    given, dtype = query.dtype, computed_in(query)
+    query, key, value = (each.to(dtype).transpose(0, 1).unsqueeze(0) for each in (query, key, value))
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     rows, columns = query.shape[2], key.shape[2]
@@ -108,7 +120,7 @@ def attend(
         attended = (
             torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value) @ value
         )
-    return attended.squeeze(0).transpose(0, 1)
+    return attended.squeeze(0).transpose(0, 1).to(given)
 
 
 def _seen(rows: int, columns: int, window: int | None, device: torch.device) -> Tensor:
@@ -123,12 +135,15 @@ def _fits(query: Tensor) -> bool:
 
 @functools.cache
 def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, int | None], Tensor] | None:
-    """PyTorch's kernel for sequences end to end, if it has one."""
+    """PyTorch's kernel for sequences end to end, if it has one that takes what is asked of it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
         return None
-    shares_heads = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    known = inspect.signature(varlen_attn).parameters.keys()
+    if not known >= {"scale", "window_size"}:  # the first that had it
+        return None
+    shares_heads = "enable_gqa" in known
 
     def kernel(
         query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float, window: int | None

@@ -22,12 +22,19 @@ class Rope:
 
     theta: float
     kind: str = "default"
-    """`default`, `linear` or `llama3`."""
+    """`default`, `linear`, `llama3` or `yarn`."""
     factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    """By which it slows turns down, so that a longer context turns as far as the original one did."""
     original_positions: int = 0
-    """The context length before it was stretched, for `llama3`."""
+    """The context length before it was stretched, for `llama3` and `yarn`."""
+    slow_turns: float = 1.0
+    """Pairs that turn less often than so within the original context are slowed by the whole factor."""
+    fast_turns: float = 1.0
+    """Pairs that turn more often than so are not slowed."""
+    whole_pairs: bool = True
+    """Whether both bounds are rounded to whole pairs, for `yarn`."""
+    magnitude: float = 1.0
+    """Of what was turned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +151,7 @@ def _from_values(values: _Values) -> ModelConfig:
     pre_attention = values.number("query_pre_attn_scalar", 256) if family.sandwich_norms else head_dim
     window = values.count("sliding_window", 4096) if "sliding_attention" in layer_types else 0
     ropes = _ropes(values, family)
+    stretched = [int(rope.original_positions * rope.factor) for rope in ropes.values() if rope.kind == "yarn"]
     return ModelConfig(
         model_type=model_type,
         vocab_size=values.count("vocab_size"),
@@ -153,7 +161,8 @@ def _from_values(values: _Values) -> ModelConfig:
         num_heads=num_heads,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
-        max_positions=values.count("max_position_embeddings"),
+        # Files with yarn often still name the length before it.
+        max_positions=max([values.count("max_position_embeddings"), *stretched]),
         norm_eps=values.number("rms_norm_eps", 1e-6),
         activation=_activation(values, family),
         tied=values.flag("tie_word_embeddings", family.gemma),
@@ -238,20 +247,49 @@ def _rope(values: _Values, parameters: Mapping[str, Any]) -> Rope:
     if inner.number("partial_rotary_factor", 1.0) != 1.0:
         raise values.refuse("positions turn only a part of each head (partial_rotary_factor)")
     theta = inner.number("rope_theta")
-    if kind == "default":
+    # Dynamic scaling begins beyond max_position_embeddings, which no sequence passes here.
+    if kind in ("default", "dynamic"):
         return Rope(theta=theta)
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=inner.number("factor"))
-    if kind == "llama3":
-        return Rope(
-            theta=theta,
-            kind=kind,
-            factor=inner.number("factor"),
-            low_freq_factor=inner.number("low_freq_factor"),
-            high_freq_factor=inner.number("high_freq_factor"),
-            original_positions=inner.count("original_max_position_embeddings", values.count("max_position_embeddings")),
+    if kind not in ("llama3", "yarn"):
+        raise values.refuse(
+            f"its rope scaling is of type {kind!r}; default, linear, dynamic, llama3 and yarn are known"
         )
-    raise values.refuse(f"its rope scaling is of type {kind!r}; default, linear and llama3 are known")
+    positions = values.count("max_position_embeddings")
+    # The file's own word comes before that of its rope: transformers reads them so.
+    outer = values if values.raw.get("original_max_position_embeddings") else inner
+    original = outer.count("original_max_position_embeddings", positions)
+    if kind == "llama3":
+        factor, slow, fast = (inner.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    else:
+        factor = inner.number("factor", positions / original)
+        slow, fast = inner.number("beta_slow", 1.0), inner.number("beta_fast", 32.0)
+    if slow >= fast:
+        raise values.refuse(f"its rope slows pairs that turn {slow:g} times, and leaves those that turn {fast:g} times")
+    return Rope(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_positions=original,
+        slow_turns=slow,
+        fast_turns=fast,
+        whole_pairs=inner.flag("truncate", default=True),
+        magnitude=_magnitude(inner, factor) if kind == "yarn" else 1.0,
+    )
+
+
+def _magnitude(yarn: _Values, factor: float) -> float:
+    """What the file says, or what yarn's authors found best for a factor."""
+    given = yarn.optional("attention_factor")
+    if given is not None:
+        return given
+
+    def best(weight: float) -> float:
+        return 1.0 + 0.1 * weight * math.log(max(factor, 1.0))
+
+    above, below = yarn.optional("mscale"), yarn.optional("mscale_all_dim")
+    return best(above) / best(below) if above and below else best(1.0)
 
 
 def _activation(values: _Values, family: _Family) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainmaster.engine.cache import BLOCK, blocks_for
+from trainmaster.engine.cache import BLOCK, Layout, Room, Sight, blocks_for
 from trainmaster.engine.sampling import Rule, draws_of
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.stopping import StringWatch
@@ -18,6 +18,8 @@ from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest
 
 MAX_TOPK = 1024
 """Of the logprobs that can be asked of each token."""
+PIECE = 256
+"""Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
 """Of the likeliest tokens at the place of the first one, which nothing comes before."""
 
@@ -29,8 +31,10 @@ class Limits:
     vocabulary: int
     context: int
     """Tokens of prompt and continuation together."""
-    blocks: int
+    layout: Layout
     """Of the cache."""
+    pages: int
+    """That the cache has."""
 
 
 def check(request: SampleRequest, limits: Limits) -> int:
@@ -69,15 +73,17 @@ def check(request: SampleRequest, limits: Limits) -> int:
 
 
 def _new_tokens(request: SampleRequest, limits: Limits) -> int:
-    length = len(request.prompt)
+    layout, length = limits.layout, len(request.prompt)
     room = limits.context - length
     asked = room if request.max_tokens is None else min(request.max_tokens, room)
+    left = limits.pages - layout.pages(blocks_for(length), layout.ring(PIECE))
     # The last token that is chosen is not computed with, and needs no place.
-    fitting = (limits.blocks - blocks_for(length) + length // BLOCK) * BLOCK - length + 1
-    if blocks_for(length) > limits.blocks or (request.max_tokens is not None and asked > max(fitting, 1)):
+    fitting = (layout.blocks(max(left, 0), layout.ring(1)) + length // BLOCK) * BLOCK - length + 1
+    if left < 0 or (request.max_tokens is not None and asked > max(fitting, 1)):
+        holds = layout.blocks(limits.pages, layout.ring(PIECE)) * BLOCK
         raise EngineError(
-            f"the request needs room for {length + asked} tokens, and the sampler's memory holds"
-            f" {limits.blocks * BLOCK}; shorten the prompt, or lower max_tokens"
+            f"the request needs room for {length + asked} tokens, and the sampler's memory holds {holds}; shorten the "
+            "prompt, or lower max_tokens"
         )
     return min(asked, max(fitting, 1))
 
@@ -87,15 +93,15 @@ class Continuation:
     """One sample."""
 
     index: int
-    own_blocks: list[int]
-    """From the one on in which the prompt ends."""
+    room: Room | None
+    """For the blocks from the one on in which the prompt ends; None: it needs none."""
     draw: Callable[[], float]
     watch: StringWatch | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    """The prompt's, as far as they are full, and its own; since its first token."""
+    rooms: tuple[Room, ...] = ()
+    """The prompt's, for its full blocks, and its own; since its first token."""
 
     def sequence(self, reason: StopReason, topk: int) -> SampledSequence:
         """What it gave."""
@@ -132,8 +138,8 @@ class Generation:
         self.new_tokens = new_tokens
         self.ends = ends
         self.rule = Rule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
-        self.blocks: list[int] = []
-        """The prompt's."""
+        self.room: Room | None = None
+        """For the prompt."""
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
         self.logits: Tensor | None = None
@@ -157,12 +163,12 @@ class Generation:
     def own_blocks(self) -> int:
         """How many blocks each continuation takes beside the prompt's."""
         length = len(self.request.prompt)
-        return blocks_for(length + self.new_tokens - 1) - length // BLOCK if self.new_tokens > 1 else 0
+        return blocks_for(length + self.new_tokens - 1) - self.first_own_block if self.new_tokens > 1 else 0
 
     @property
-    def wanted_blocks(self) -> int:
-        """How many blocks it would hold if there were room for all that is left of it."""
-        return self.prompt_blocks + self.own_blocks * self.wanted_sequences
+    def first_own_block(self) -> int:
+        """The block in which the prompt ends, or the one after it."""
+        return len(self.request.prompt) // BLOCK
 
     @property
     def wanted_sequences(self) -> int:
@@ -189,21 +195,25 @@ class Generation:
         """Whether all continuations ended."""
         return not self.wanted_sequences
 
-    def begin(self, own_blocks: list[int]) -> None:
+    def begin(self, room: Room | None) -> None:
         """Let the next continuation run, once the prompt is read."""
         request, index = self.request, self.begun
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
-        self.running.append(Continuation(index, own_blocks, draws_of(request.seed, index), watch))
+        self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))
         self.begun += 1
 
-    def fork(self, continuation: Continuation) -> list[tuple[int, int]]:
-        """Let a continuation go on from the prompt's blocks: which block must be copied, and to where.
+    def fork(self, continuation: Continuation) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Let a continuation go on from the prompt's blocks: which pages must be copied, and to where.
 
         Full blocks are shared. The one in which the prompt ends gets other tokens in each continuation.
         """
-        full, rest = divmod(len(self.request.prompt), BLOCK)
-        continuation.blocks = [*self.blocks[:full], *continuation.own_blocks]
-        return [(self.blocks[full], continuation.own_blocks[0])] if rest else []
+        assert self.room is not None
+        assert continuation.room is not None
+        continuation.rooms = (self.room, continuation.room)
+        if not len(self.request.prompt) % BLOCK:
+            return []
+        block = self.first_own_block, self.first_own_block + 1
+        return [(self.room.pages(sight, *block)[0], continuation.room.pages(sight, *block)[0]) for sight in Sight]
 
     def note_prompt(self, start: int, logprobs: Tensor, topk: tuple[Tensor, Tensor] | None) -> None:
         """Keep what the model thought of the prompt's tokens from `start` on."""

@@ -190,7 +190,8 @@ class Engine:
             EngineError: there is no adapter to write.
         """
         if merged:
-            export_model(snapshot, self.model_dir, Path(directory))
+            trained = snapshot.transformer is not self.base
+            export_model(snapshot, self.model_dir, Path(directory), trained=trained)
         else:
             export_adapter(snapshot, self.model_dir, Path(directory))
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainmaster.engine.adapters import UNEMBEDDING, Adapter
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.loading import StoredWeights
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import EngineError
 
@@ -22,6 +24,7 @@ SHARD_BYTES = 5 * 10**9
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "config.json"
+_EMBEDDING = "model.embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}
 """Files of a checkpoint that have weights; all others are about the model and its tokenizer, and go along."""
@@ -59,35 +62,42 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
     return Adapter.from_peft(config, described, tensors)
 
 
-def export_model(snapshot: Snapshot, base_model: Path, directory: Path) -> None:
-    """Write a transformers checkpoint: the weights with the adapter in them, in the base model's type, and the
-    configuration and tokenizer of the base model."""
+def export_model(snapshot: Snapshot, base_model: Path, directory: Path, *, trained: bool) -> None:
+    """Write a transformers checkpoint: the weights with the adapter in them, each in the type that it has in the base
+    model's checkpoint, and the configuration and tokenizer of the base model.
+
+    Args:
+        snapshot: Of what.
+        base_model: The checkpoint that it began as.
+        directory: Where to.
+        trained: Whether its weights are others than the base model's. If not, and but for the adapter, they are taken
+            from the base model's files: the engine may have rounded its own.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(base_model.iterdir()):
         if path.is_file() and path.suffix not in _WEIGHTS and path.name != _INDEX:
             shutil.copyfile(path, directory / path.name)
     # An adapter of the unembedding alone parts it from the embedding.
     untied = snapshot.adapter is not None and UNEMBEDDING in snapshot.adapter.factors
-    config = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
-    dtype = str(snapshot.transformer.unembedding.weight.dtype).removeprefix("torch.")
-    config["dtype" if "dtype" in config or "torch_dtype" not in config else "torch_dtype"] = dtype
     if untied:
-        config["tie_word_embeddings"] = False
-    _write_json(directory / _CONFIG, config)
-    _write_weights(_merged(snapshot, untied=untied), directory)
+        config = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
+        _write_json(directory / _CONFIG, config | {"tie_word_embeddings": False})
+    _write_weights(_merged(snapshot, StoredWeights(base_model), trained=trained, untied=untied), directory)
 
 
-def _merged(snapshot: Snapshot, *, untied: bool) -> Iterator[tuple[str, Tensor]]:
+def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied: bool) -> Iterator[tuple[str, Tensor]]:
     """Every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
-    factors = {} if snapshot.adapter is None else snapshot.adapter.factors
+    adapter, tied = snapshot.adapter, snapshot.transformer.config.tied
     for name, parameter in snapshot.transformer.named_parameters(remove_duplicate=False):
         target = name.removesuffix(".weight")
-        if target == UNEMBEDDING and snapshot.transformer.config.tied and not untied:
+        if target == UNEMBEDDING and tied and not untied:
             continue
-        weight = parameter.detach()
-        if snapshot.adapter is not None and target in factors:
-            weight = (weight.float() + snapshot.adapter.delta(target)).to(parameter.dtype)
-        yield name, weight.cpu().contiguous()
+        original = stored.read(_EMBEDDING if target == UNEMBEDDING and tied else name)
+        weight = parameter.detach() if trained else original
+        if adapter is not None and target in adapter.factors:
+            delta = adapter.delta(target)
+            weight = weight.to(delta.device, torch.float32) + delta
+        yield name, weight.to("cpu", original.dtype).contiguous()
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:

@@ -48,6 +48,22 @@ def load_weights(model: nn.Module, directory: Path, device: torch.device, dtype:
             setattr(module, name, loaded[id(parameter)])
 
 
+class StoredWeights:
+    """The weights of a checkpoint as its files have them, one at a time.
+
+    Raises:
+        EngineError: there are none that can be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files = _files(directory)
+
+    def read(self, name: str) -> Tensor:
+        """One of them."""
+        ((_, tensor),) = _read(self._files[name], [name], torch.device("cpu"))
+        return tensor
+
+
 def _files(directory: Path) -> dict[str, Path]:
     """Which file has which weight."""
     index = directory / _INDEX

@@ -10,13 +10,14 @@ which is summed span by span, does not depend on whose rows come before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainmaster.engine.adapters import AdapterRows, Share, lowered_rows, share_gradients
+from trainmaster.engine.adapters import AdapterRows
+from trainmaster.engine.lowrank import Share, add_shares, factors_of, share_gradients
 from trainmaster.engine.model import Unembedding
 from trainmaster.engine.products import back_product, wide_product
 from trainmaster.engine.types import EngineError
@@ -44,19 +45,18 @@ def target_logprobs(
         chunk: Rows whose logits are held at a time, about; None: as many as make LOGITS.
 
     Raises:
-        EngineError: A target is not in the vocabulary.
+        EngineError: A target is not in the vocabulary. On a GPU nobody looks: the answer would be waited for, until
+            all that was asked before is computed.
     """
     if not targets.numel():
         return hidden.new_zeros(targets.shape, dtype=_wide(hidden))
-    vocabulary = len(unembedding.weight)
-    least, greatest = torch.stack(torch.aminmax(targets)).tolist()
-    if least < 0 or greatest >= vocabulary:
-        wrong = least if least < 0 else greatest
-        raise EngineError(f"the target token {wrong} is not among the {vocabulary} of the vocabulary")
+    if targets.device.type == "cpu":
+        _check(targets, len(unembedding.weight))
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     columns = targets.unsqueeze(1) if targets.dim() == 1 else targets
-    factors = [each for share in plan.shares for each in (share.factors.a, share.factors.b)]
-    logprobs: Tensor = _TargetLogprobs.apply(hidden, unembedding.weight, columns, plan, *factors)  # type: ignore[no-untyped-call]
+    logprobs: Tensor = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, unembedding.weight, columns, plan, *factors_of(plan.shares)
+    )
     return logprobs.view(targets.shape)
 
 
@@ -77,7 +77,7 @@ def top_logprobs(
     tokens = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty(len(hidden), k, dtype=_wide(hidden), device=hidden.device)
     for group in plan.groups:
-        logits = plan.logits(hidden, group)
+        logits, _ = plan.logits(hidden, group)
         best = logits.topk(k, dim=1)
         tokens[group.rows] = best.indices
         logprobs[group.rows] = best.values - logits.logsumexp(1, keepdim=True)
@@ -91,35 +91,28 @@ def all_logits(hidden: Tensor, unembedding: Unembedding, adapters: AdapterRows |
         return hidden.new_zeros(0, len(unembedding.weight), dtype=_wide(hidden))
     plan = _Plan(unembedding, adapters, len(hidden), len(hidden))
     (everything,) = plan.groups
-    return plan.logits(hidden, everything)
+    return plan.logits(hidden, everything)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
     """Consecutive rows of one adapter, or of the base model alone."""
 
-    rows: slice
-    share: int
+    start: int
+    stop: int
+    owner: int
     """Which of the shares; _NOBODY: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Consecutive spans, whose logits are made together."""
+    """Rows of consecutive spans, whose logits are made together."""
 
-    spans: tuple[_Span, ...]
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.spans[0].rows.start, self.spans[-1].rows.stop)
-
-    @property
-    def adapted(self) -> tuple[_Span, ...]:
-        return tuple(span for span in self.spans if span.share != _NOBODY)
-
-    def within(self, span: _Span) -> slice:
-        """A span's rows, counted from the group's first."""
-        return slice(span.rows.start - self.rows.start, span.rows.stop - self.rows.start)
+    rows: slice
+    shares: tuple[Share, ...]
+    """The spans of adapters, counted from the group's first row."""
+    owners: tuple[int, ...]
+    """Of which shares they are parts."""
 
 
 class _Plan:
@@ -132,54 +125,58 @@ class _Plan:
         if adapters is not None and adapters.total != rows:
             raise ValueError(f"adapters of {adapters.total} rows cannot adapt {rows}")
         self.unembedding = unembedding
-        self.shares = adapters.shares(unembedding.target) if adapters else ()
+        self.shares = adapters.shares(unembedding.target, unembedding.weight.dtype) if adapters else ()
         chunk = chunk or max(1, LOGITS // len(unembedding.weight))
         self.groups: list[_Group] = []
         filling: list[_Span] = []
         for span in _spans(self.shares, rows, min(chunk, _SPAN)):
             filling.append(span)
-            if span.rows.stop - filling[0].rows.start >= chunk:
-                self.groups.append(_Group(tuple(filling)))
+            if span.stop - filling[0].start >= chunk:
+                self.groups.append(self._group(filling))
                 filling = []
         if filling:
-            self.groups.append(_Group(tuple(filling)))
+            self.groups.append(self._group(filling))
 
-    def logits(self, hidden: Tensor, group: _Group) -> Tensor:
-        """[rows of the group, vocabulary], after the softcap."""
+    def logits(self, hidden: Tensor, group: _Group) -> tuple[Tensor, list[Tensor]]:
+        """[rows of the group, vocabulary], after the softcap; and what `add_shares` returned."""
         logits = wide_product(hidden[group.rows], self.unembedding.weight)
-        for span in group.adapted:
-            share = self.shares[span.share]
-            lowered = lowered_rows(hidden[span.rows], share, share.factors.a)
-            logits[group.within(span)] += wide_product(lowered, share.factors.b.to(lowered.dtype))
+        lowered = add_shares(logits, hidden[group.rows], group.shares)
         if cap := self.unembedding.logit_softcap:
             logits.div_(cap).tanh_().mul_(cap)
-        return logits
+        return logits, lowered
+
+    def _group(self, spans: Sequence[_Span]) -> _Group:
+        first, adapted = spans[0].start, [span for span in spans if span.owner != _NOBODY]
+        shares = (
+            replace(self.shares[each.owner], start=each.start - first, stop=each.stop - first) for each in adapted
+        )
+        return _Group(slice(first, spans[-1].stop), tuple(shares), tuple(span.owner for span in adapted))
 
 
 class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, plan: _Plan, *factors: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, plan: _Plan, *_factors: Tensor) -> Tensor:
         totals = torch.empty(len(hidden), 1, dtype=_wide(hidden), device=hidden.device)
         logprobs = torch.empty(targets.shape, dtype=totals.dtype, device=hidden.device)
         for group in plan.groups:
-            logits = plan.logits(hidden, group)
+            logits, _ = plan.logits(hidden, group)
             totals[group.rows] = logits.logsumexp(1, keepdim=True)
             logprobs[group.rows] = logits.gather(1, targets[group.rows]) - totals[group.rows]
         ctx.plan = plan
-        ctx.save_for_backward(hidden, weight, targets, totals, *factors)
+        ctx.save_for_backward(hidden, weight, targets, totals)
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, weight, targets, totals, *factors = ctx.saved_tensors
+        hidden, weight, targets, totals = ctx.saved_tensors
         plan: _Plan = ctx.plan
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
-        grad_factors = [torch.zeros_like(each) for each in factors]
+        grad_factors = [torch.zeros_like(each) for each in factors_of(plan.shares)]
         for group in plan.groups:
-            logits = plan.logits(hidden, group)
-            own = grad[group.rows]
+            logits, lowered = plan.logits(hidden, group)
+            own, rows = grad[group.rows], hidden[group.rows]
             cap = plan.unembedding.logit_softcap
             slope = 1 - (logits / cap) ** 2 if cap else None
             grad_logits = logits.sub_(totals[group.rows]).exp_().mul_(-own.sum(1, keepdim=True))
@@ -190,18 +187,20 @@ class _TargetLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[group.rows] = back_product(grad_logits, weight)
             if grad_weight is not None:
-                grad_weight += grad_logits.t() @ hidden[group.rows]
-            for span in group.adapted:
-                share, rows = plan.shares[span.share], hidden[span.rows]
-                own_factors = slice(2 * span.share, 2 * span.share + 2)
-                onto = None if grad_hidden is None else grad_hidden[span.rows]
-                lowered = lowered_rows(rows, share, factors[own_factors][0])
-                made = share_gradients(
-                    share, factors[own_factors], grad_logits[group.within(span)], rows, lowered, onto
-                )
-                for total, each in zip(grad_factors[own_factors], made, strict=True):
-                    total += each
+                grad_weight += grad_logits.t() @ rows
+            onto = None if grad_hidden is None else grad_hidden[group.rows]
+            made = share_gradients(grad_logits, rows, lowered, group.shares, onto)
+            for place, owner in enumerate(group.owners):
+                for factor in (0, 1):
+                    grad_factors[2 * owner + factor] += made[2 * place + factor]
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, *grad_factors
+
+
+def _check(targets: Tensor, vocabulary: int) -> None:
+    least, greatest = (int(each) for each in torch.aminmax(targets))
+    if least < 0 or greatest >= vocabulary:
+        wrong = least if least < 0 else greatest
+        raise EngineError(f"the target token {wrong} is not among the {vocabulary} of the vocabulary")
 
 
 def _spans(shares: Sequence[Share], rows: int, longest: int) -> Iterator[_Span]:
@@ -213,7 +212,7 @@ def _spans(shares: Sequence[Share], rows: int, longest: int) -> Iterator[_Span]:
         done = share.stop
     for first, stop, owner in [*parts, (done, rows, _NOBODY)]:
         for start in range(first, stop, longest):
-            yield _Span(slice(start, min(start + longest, stop)), owner)
+            yield _Span(start, min(start + longest, stop), owner)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -6,7 +6,6 @@ is computed row by row is computed once for all of them, and attention alone kno
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import cast
 
@@ -16,10 +15,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainmaster.engine.activations import gated
-from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows, adapted_product
+from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows
 from trainmaster.engine.attention import Attention
-from trainmaster.engine.config import ModelConfig, Rope
+from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.loading import load_weights
+from trainmaster.engine.lowrank import adapted_product
+from trainmaster.engine.rope import Turn, turn_of, turned
 
 
 class Linear(nn.Module):
@@ -40,7 +41,7 @@ class Linear(nn.Module):
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """[n, in] -> [n, out]."""
-        shares = adapters.shares(self.target) if adapters else ()
+        shares = adapters.shares(self.target, rows.dtype) if adapters else ()
         return adapted_product(rows, self.weight, self.bias, shares)
 
 
@@ -237,36 +238,3 @@ class Transformer(nn.Module):
                 rows = layer(rows, turns[rope], attention, adapters)
         output: Tensor = self.model.norm(rows)
         return output
-
-
-Turn = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which positions turn the halves of a head: [n, 1, width / 2] each."""
-
-
-def turn_of(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> Turn:
-    """The angles of some positions, computed in float32 at least and rounded then."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, width, 2, device=positions.device).to(torch.float32) / width
-    frequencies = 1.0 / rope.theta**exponents
-    if rope.kind == "linear":
-        frequencies = frequencies / rope.factor
-    elif rope.kind == "llama3":
-        frequencies = _stretched(frequencies, rope)
-    angles = positions.to(wide)[:, None, None] * frequencies.to(wide)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def _stretched(frequencies: Tensor, rope: Rope) -> Tensor:
-    """Llama 3's: slow turns are slowed by the factor, fast ones stay, and those between are blended."""
-    wavelengths = 2 * math.pi / frequencies
-    ratio = rope.original_positions / wavelengths
-    blend = (ratio - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / rope.factor + blend * frequencies
-
-
-def turned(heads: Tensor, turn: Turn) -> Tensor:
-    """Heads [n, heads, width], each turned by its row's angles."""
-    cosines, sines = turn
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

@@ -28,6 +28,15 @@ _AFRESH: State = {
 """What a model has before its first pass."""
 
 
+def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums with further tensors added to them: all at once, as each by itself would be a command to a GPU. Those of
+    none are the tensors, which are taken over."""
+    if not sums:
+        return dict(tensors)
+    torch._foreach_add_(list(sums.values()), [tensors[name] for name in sums])
+    return sums
+
+
 @dataclass(slots=True)
 class Gradients:
     """A sum of gradients, and over how much."""
@@ -41,11 +50,7 @@ class Gradients:
 
     def add(self, tensors: Mapping[str, Tensor], loss_tokens: int, sequences: int) -> None:
         """Add some; the tensors are taken over."""
-        if self.tensors:
-            for name, each in self.tensors.items():
-                each += tensors[name]
-        else:
-            self.tensors = dict(tensors)
+        self.tensors = add_up(self.tensors, tensors)
         self.loss_tokens += loss_tokens
         self.sequences += sequences
 

@@ -63,11 +63,11 @@ def scale(
     if options.grad_norm_metrics != "off":
         metrics["grad_norm"] = norm
     if options.grad_norm_metrics == "detailed":
-        metrics |= {f"grad_norm/{name}": float(each.norm()) / divisor for name, each in gradients.items()}
+        norms = torch.stack([each.norm() for each in gradients.values()]).tolist()
+        metrics |= {f"grad_norm/{name}": each / divisor for name, each in zip(gradients, norms, strict=True)}
     clip = min(1.0, options.grad_clip_norm / (norm + CLIP_EPSILON)) if options.grad_clip_norm else 1.0
     if divisor != 1 or clip != 1.0:
-        for each in gradients.values():
-            each.mul_(clip / divisor)
+        torch._foreach_mul_(list(gradients.values()), clip / divisor)
     return metrics
 
 

@@ -7,8 +7,10 @@ they were computed until a step needs their sum.
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -114,12 +116,12 @@ class ProcessRanks:
         """Run the method here and in all other ranks; of rank 0."""
         if self.rank != 0:
             raise RuntimeError("commands are given to rank 0 alone")
-        self._broadcast((method.__name__, args, kwargs))
+        self._tell((method.__name__, args, kwargs))
         return self._run(engine, method, args, kwargs)
 
     def follow(self, engine: Engine) -> None:
         """Run what rank 0 is told, until it leaves, and end the connections; of all other ranks."""
-        while command := self._broadcast(None):
+        while command := self._told():
             name, args, kwargs = command
             try:
                 self._run(engine, getattr(type(engine), name).__wrapped__, args, kwargs)
@@ -130,7 +132,7 @@ class ProcessRanks:
 
     def leave(self) -> None:
         """End the other ranks' following, and the connections; of rank 0."""
-        self._broadcast(())
+        self._tell(())
         # A rank that is still reading would find the connection closed.
         self._store.wait([_left(rank) for rank in range(1, self.size)], LEAVE_WITHIN)
         self._end()
@@ -140,10 +142,21 @@ class ProcessRanks:
         self._commands = None  # the last reference to it but torch's own
         dist.destroy_process_group()
 
-    def _broadcast(self, command: tuple[Any, ...] | None) -> tuple[Any, ...]:
-        slot: list[Any] = [command]
+    def _tell(self, command: tuple[Any, ...]) -> None:
+        """Send the other ranks a command: first all but its tensors, then one tensor after the other."""
+        described, tensors = parted(command)
+        dist.broadcast_object_list([described], src=0, group=self._commands)
+        for tensor in tensors:
+            dist.broadcast(_bytes(tensor.detach().cpu().contiguous()), src=0, group=self._commands)
+
+    def _told(self) -> tuple[Any, ...]:
+        """The next command."""
+        slot: list[Any] = [None]
         dist.broadcast_object_list(slot, src=0, group=self._commands)
-        return slot[0]  # type: ignore[no-any-return]
+        command, tensors = joined(slot[0])
+        for tensor in tensors:
+            dist.broadcast(_bytes(tensor), src=0, group=self._commands)
+        return command
 
     def _run(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """Run one method. Where it failed in some ranks alone, their models are no longer the same: it goes in all."""
@@ -195,6 +208,52 @@ def _attempt(make: Callable[[], T]) -> tuple[T | None, EngineError | None]:
         return make(), None
     except Exception as error:
         return None, as_engine_error(error)
+
+
+def parted(command: tuple[Any, ...]) -> tuple[bytes, list[Tensor]]:
+    """A command as bytes, without the tensors in it, and these: a state may be gigabytes of them."""
+    described = io.BytesIO()
+    pickler = _Pickler(described)
+    pickler.dump(command)
+    return described.getvalue(), pickler.tensors
+
+
+def joined(described: bytes) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The command, with tensors in it that have still to be filled, and these in order."""
+    unpickler = _Unpickler(io.BytesIO(described))
+    return unpickler.load(), unpickler.tensors
+
+
+class _Pickler(pickle.Pickler):
+    """Puts the types and shapes of tensors in their places."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append(value)
+        return value.dtype, tuple(value.shape)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what rank 0 wrote, with empty tensors."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_load(self, described: tuple[torch.dtype, tuple[int, ...]]) -> Tensor:
+        dtype, shape = described
+        self.tensors.append(torch.empty(shape, dtype=dtype))
+        return self.tensors[-1]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a tensor: not all types can be sent as they are."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -14,7 +14,7 @@ from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.losses import Loss, Options, TokenLosses, Tokens
-from trainmaster.engine.models import TrainedModel
+from trainmaster.engine.models import TrainedModel, add_up
 from trainmaster.engine.types import Datum, EngineError, Pass, Trained
 
 
@@ -107,11 +107,7 @@ class Computed:
             return
         self.outputs += part.outputs
         self.metrics.append((len(part.outputs), part.metrics))
-        if self.gradients:
-            for name, each in self.gradients.items():
-                each += part.gradients[name]
-        else:
-            self.gradients = part.gradients
+        self.gradients = add_up(self.gradients, part.gradients)
 
 
 def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: int) -> CheckedPass:

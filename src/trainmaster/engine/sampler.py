@@ -24,8 +24,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
-from trainmaster.engine.cache import BLOCK, Cache, CachedAttention, Span, blocks_for
-from trainmaster.engine.continuations import Continuation, Generation, Limits, check
+from trainmaster.engine.cache import BLOCK, Cache, Layout, blocks_for
+from trainmaster.engine.cached_attention import CachedAttention, Span
+from trainmaster.engine.continuations import PIECE, Continuation, Generation, Limits, check
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
@@ -36,8 +37,6 @@ from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleRe
 
 MAX_SEQUENCES = 256
 """Continuations that run at once; with more, all of them would wait longer for each token."""
-_PIECE = 256
-"""Tokens of a prompt that are computed at once."""
 _PIECES_TOKENS = 1024
 """Of all prompts in one step: continuations that run wait while they are computed."""
 _CPU_CACHE_BYTES = 2 << 30
@@ -90,8 +89,12 @@ class Sampler:
         if not self._generations:
             return 0.0
         generations = self._generations.values()
-        blocks = sum(generation.wanted_blocks for generation in generations) / self._cache.blocks
-        return max(blocks, sum(generation.wanted_sequences for generation in generations) / self._max_sequences)
+        pages = sum(
+            self._prompt_pages(generation) + self._own_pages(generation) * generation.wanted_sequences
+            for generation in generations
+        )
+        sequences = sum(generation.wanted_sequences for generation in generations)
+        return max(pages / self._cache.pages, sequences / self._max_sequences)
 
     def submit(self, request: SampleRequest, snapshot: Snapshot) -> None:
         """Take a request on.
@@ -102,7 +105,10 @@ class Sampler:
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
         limits = Limits(
-            vocabulary=self._transformer.config.vocab_size, context=self._context, blocks=self._cache.blocks
+            vocabulary=self._transformer.config.vocab_size,
+            context=self._context,
+            layout=self._cache.layout,
+            pages=self._cache.pages,
         )
         new_tokens = check(request, limits)
         if request.stop_strings and self._tokenizer is None:
@@ -148,18 +154,29 @@ class Sampler:
             )
         return self._cache_or_none
 
+    def _prompt_pages(self, generation: Generation) -> int:
+        layout = self._cache.layout
+        return layout.pages(generation.prompt_blocks, layout.ring(PIECE))
+
+    def _own_pages(self, generation: Generation) -> int:
+        """Of each of its continuations."""
+        layout = self._cache.layout
+        return layout.pages(generation.own_blocks, layout.ring(1))
+
     def _admitted(self) -> list[Generation]:
         """Give out room in order of arrival: the requests that have some."""
         running = sum(len(generation.running) for generation in self._generations.values())
         admitted: list[Generation] = []
+        cache, layout = self._cache, self._cache.layout
         for generation in self._generations.values():
             while generation.begun < generation.request.num_samples:
-                needed = generation.own_blocks + (0 if generation.blocks else generation.prompt_blocks)
-                if running >= self._max_sequences or needed > self._cache.free:
-                    return [*admitted, generation] if generation.blocks else admitted
-                if not generation.blocks:
-                    generation.blocks = self._cache.take(generation.prompt_blocks)
-                generation.begin(self._cache.take(generation.own_blocks))
+                needed = self._own_pages(generation) + (0 if generation.room else self._prompt_pages(generation))
+                if running >= self._max_sequences or needed > cache.free:
+                    return [*admitted, generation] if generation.room else admitted
+                if not generation.room:
+                    generation.room = cache.take(0, generation.prompt_blocks, layout.ring(PIECE))
+                blocks = generation.own_blocks
+                generation.begin(cache.take(generation.first_own_block, blocks, layout.ring(1)) if blocks else None)
                 running += 1
             admitted.append(generation)
         return admitted
@@ -204,7 +221,7 @@ class Sampler:
         tokens = choose(logits, rules, [choice.continuation.draw() for choice in choices])
         logprobs = logprobs_of(logits, tokens)
         _note_likeliest(choices, logits)
-        copies: list[tuple[int, int]] = []
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
         for choice, token, logprob in zip(choices, tokens.tolist(), logprobs.tolist(), strict=True):
             generation, continuation = choice.generation, choice.continuation
             if continuation not in generation.running:
@@ -212,12 +229,14 @@ class Sampler:
             if not math.isfinite(logprob):
                 self._end(generation, EngineError("the model gives no probabilities but NaN: its weights diverged"))
             elif generation.accept(continuation, token, logprob):
-                self._cache.give_back(continuation.own_blocks)
+                self._give_back(continuation)
                 if generation.is_done:
                     self._end(generation, generation.result())
-            elif not continuation.blocks:
+            elif not continuation.rooms:
                 copies += generation.fork(continuation)
-        self._cache.copy(copies)
+        if copies:
+            sources, targets = (np.concatenate(each) for each in zip(*copies, strict=True))
+            self._cache.copy(sources, targets)
 
     def _end(self, generation: Generation, outcome: SampleResult | EngineError) -> None:
         if self._generations.pop(generation.request.request_id, None) is not None:
@@ -226,9 +245,14 @@ class Sampler:
 
     def _release(self, generation: Generation) -> None:
         for continuation in generation.running:
-            self._cache.give_back(continuation.own_blocks)
-        self._cache.give_back(generation.blocks)
-        generation.running, generation.blocks = [], []
+            self._give_back(continuation)
+        if generation.room:
+            self._cache.give_back(generation.room)
+        generation.running, generation.room = [], None
+
+    def _give_back(self, continuation: Continuation) -> None:
+        if continuation.room:
+            self._cache.give_back(continuation.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +292,15 @@ def _pieces(generations: Sequence[Generation]) -> list[_Piece]:
     for generation in generations:
         prompt, seen = generation.request.prompt, generation.seen
         if not generation.is_read:
-            tokens = prompt[seen : seen + _PIECE]
-            if len(tokens) <= room:
+            tokens = prompt[seen : seen + PIECE]
+            if len(tokens) <= room and generation.room:
                 room -= len(tokens)
-                span = Span(blocks=generation.blocks, start=seen, count=len(tokens))
+                span = Span(rooms=(generation.room,), start=seen, count=len(tokens))
                 pieces.append(_Piece(generation=generation, continuation=None, tokens=tokens, span=span))
             continue
         for each in generation.running:
             if each.tokens:
-                span = Span(blocks=each.blocks, start=len(prompt) + len(each.tokens) - 1)
+                span = Span(rooms=each.rooms, start=len(prompt) + len(each.tokens) - 1)
                 pieces.append(_Piece(generation=generation, continuation=each, tokens=each.tokens[-1:], span=span))
     places: dict[Adapter | None, int] = {}
     pieces.sort(key=lambda piece: places.setdefault(piece.adapter, len(places)))
@@ -345,15 +369,22 @@ def _note_likeliest(choices: Sequence[_Choice], logits: Tensor) -> None:
 def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> Cache:
     config, weight = transformer.config, transformer.unembedding.weight
     if memory_bytes is None:
-        is_gpu = weight.device.type == "cuda"
-        memory_bytes = torch.cuda.mem_get_info(weight.device)[0] // 4 if is_gpu else _CPU_CACHE_BYTES
+        memory_bytes = _free_bytes(weight.device) // 4 if weight.device.type == "cuda" else _CPU_CACHE_BYTES
     heads, width = config.num_key_value_heads, config.head_dim
-    block_bytes = 2 * config.num_layers * BLOCK * heads * width * weight.element_size()
+    layout = Layout.of(config.windows, longest)
+    page_bytes = 2 * layout.depth * BLOCK * heads * width * weight.element_size()
+    most = sequences * layout.pages(blocks_for(longest) + 1, layout.ring(PIECE) + layout.ring(1))
     return Cache(
-        layers=config.num_layers,
+        layout,
         heads=heads,
         width=width,
-        blocks=max(1, min(memory_bytes // block_bytes, sequences * (blocks_for(longest) + 1))),
+        pages=max(sum(layout.strata), min(memory_bytes // page_bytes, most)),
         device=weight.device,
         dtype=weight.dtype,
     )
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of a GPU's memory, with what PyTorch has taken of it and computes nothing with."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
