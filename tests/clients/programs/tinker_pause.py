@@ -8,7 +8,7 @@ from batches import batch, datum, losses, sequence
 from scenarios import ask, main, raised
 from tinker_session import ADAM, new_trainer
 
-PASSES = 10
+PASSES = 20
 LONG = [datum(tinker, sequence(index, 400)) for index in range(16)]
 """A pass over it takes some tenths of a second."""
 

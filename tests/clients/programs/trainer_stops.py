@@ -16,8 +16,8 @@ MODEL = "accounts/fireworks/models/qwen3-8b"
 ADAM = fireworks.AdamParams(learning_rate=0.02)
 FIRST, SECOND = batch(fireworks), batch(fireworks, 6, start=8)
 
-UNUSED_S = 3.0
-IN_USE_S = 4.5
+UNUSED_S = 6.0
+IN_USE_S = 7.5
 """Longer than a trainer may be unused."""
 
 manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
