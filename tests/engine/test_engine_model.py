@@ -207,8 +207,16 @@ def test_gemma_defaults_are_those_of_its_configuration_class(tmp_path: Path) -> 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"model_type": "mamba"}, "architecture 'mamba' is not among gemma, gemma2, gemma3_text, llama"),
-    "pictures": ({"model_type": "gemma3"}, "architecture 'gemma3' is not among"),
+    "architecture": ({"model_type": "mamba"}, "architecture 'mamba' is not among gemma, gemma2, gemma3, gemma3_text"),
+    "no language model": ({"model_type": "gemma3"}, "no text_config"),
+    "another language model": (
+        {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
+        "its language model is of type 'llama', not 'gemma3_text'",
+    ),
+    "quantized outside": (
+        {"model_type": "gemma3", "text_config": {}, "quantization_config": {"quant_method": "fp8"}},
+        "quantized",
+    ),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
     "rope": (
         {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},

@@ -35,6 +35,30 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 128}
+GEMMA3: dict[str, Any] = {
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 4.0},
+    },
+}
+VISION: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 8,
+        "patch_size": 4,
+    },
+    "mm_tokens_per_image": 4,
+    "boi_token_index": 268,
+    "eoi_token_index": 269,
+    "image_token_index": 270,
+}
+"""What is beside the language model of `gemma3`."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3_untied": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
@@ -69,18 +93,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
-    "gemma3_text": (
-        "gemma3_text",
-        {
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 24,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 4.0},
-            },
-        },
-    ),
+    "gemma3_text": ("gemma3_text", GEMMA3),
+    "gemma3": ("gemma3", GEMMA3),
 }
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
 
@@ -93,6 +107,8 @@ def make_checkpoint(
 
     model_type, settings = KINDS[kind]
     settings = {name: value for name, value in (COMMON | settings | changes).items() if value is not None}
+    if model_type == "gemma3":
+        settings = VISION | {"text_config": settings, "tie_word_embeddings": settings.get("tie_word_embeddings", True)}
     config = AutoConfig.for_model(model_type, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.lowrank import Factors, Share
+from trainmaster.engine.naming import module_naming, naming_of
 from trainmaster.engine.types import EngineError, LoraOptions
 
 UNEMBEDDING = "lm_head"
@@ -108,7 +109,11 @@ class Adapter:
 
     def peft_tensors(self) -> dict[str, Tensor]:
         """The factors as `adapter_model.safetensors` holds them."""
-        return {_PEFT_PREFIX + name: each.detach().cpu().contiguous() for name, each in self.named_parameters()}
+        naming = module_naming(self.config)
+        return {
+            _PEFT_PREFIX + naming.theirs(name): each.detach().cpu().contiguous()
+            for name, each in self.named_parameters()
+        }
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
         """What `adapter_config.json` says beside them."""
@@ -120,6 +125,8 @@ class Adapter:
             "lora_alpha": self.options.alpha,
             "lora_dropout": 0.0,
             "target_modules": sorted({target.rpartition(".")[2] for target in self.factors}),
+            # Layers of a vision tower have the same names.
+            **({"exclude_modules": r".*\bvision_tower\b.*"} if self.config.nested else {}),
             "inference_mode": True,
             **_PEFT_OPTIONS,
         }
@@ -158,7 +165,9 @@ class Adapter:
             train_unembed=UNEMBEDDING in modules,
         )
         adapter = cls(config, options, device=device, dtype=dtype)
-        given = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+        plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+        naming = naming_of(config, plain)
+        given = {naming.own(name): tensor for name, tensor in plain.items()}
         for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
             if alone := [name for name in given if name.replace(factor, other) not in given]:
                 raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.engine.types import EngineError
+from trainmaster.engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    nested: bool = False
+    """Whether its checkpoint has a vision tower too, and other names for its weights."""
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
@@ -88,7 +90,19 @@ class ModelConfig:
             raise EngineError(f"{path} cannot be read: {error}") from None
         if not isinstance(raw, dict):
             raise EngineError(f"{path} is no JSON object")
-        return _from_values(_Values(raw, path))
+        return cls.of(raw, path)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], path: Path) -> ModelConfig:
+        """What a document says that was read from a path.
+
+        Raises:
+            EngineError: It has what is not supported.
+        """
+        try:
+            return _from_values(_Values(document, path))
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise EngineError(f"{path} makes no sense: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +140,15 @@ class _Values:
 
 def _from_values(values: _Values) -> ModelConfig:
     model_type = str(values.raw.get("model_type"))
-    family = _FAMILIES.get(model_type)
-    if family is None:
-        raise values.refuse(f"its architecture {model_type!r} is not among {', '.join(sorted(_FAMILIES))}")
+    known = sorted({*_FAMILIES, *_NESTED})
+    if model_type not in known:
+        raise values.refuse(f"its architecture {model_type!r} is not among {', '.join(known)}")
     if values.raw.get("quantization_config"):
         raise values.refuse("its weights are quantized (quantization_config); use the checkpoint in 16 or 32 bits")
+    if model_type in _NESTED:
+        return replace(_from_values(_language_model(values, _NESTED[model_type])), nested=True)
+    family = _FAMILIES[model_type]
+    values = _Values({**family.unsaid, **values.raw}, values.path)
     if values.flag("use_bidirectional_attention"):
         raise values.refuse("it attends to later tokens too (use_bidirectional_attention)")
     hidden_size, num_heads = values.count("hidden_size"), values.count("num_attention_heads")
@@ -191,6 +209,8 @@ class _Family:
     query_key_norm: bool = False
     gemma: bool = False
     sandwich_norms: bool = False
+    unsaid: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that published files leave to the configuration class."""
     full_every: int | None = None
     """Each so-manieth layer sees everything and the others a window, where the file lists no layer_types."""
 
@@ -201,9 +221,36 @@ _FAMILIES = {
     "qwen3": _Family(head_dim=128, query_key_norm=True),
     "gemma": _Family(head_dim=256, gemma=True),
     "gemma2": _Family(head_dim=256, gemma=True, sandwich_norms=True, full_every=2),
-    "gemma3_text": _Family(head_dim=256, gemma=True, sandwich_norms=True, full_every=6, query_key_norm=True),
+    "gemma3_text": _Family(
+        head_dim=256,
+        gemma=True,
+        sandwich_norms=True,
+        full_every=6,
+        query_key_norm=True,
+        unsaid={
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+        },
+    ),
 }
+_NESTED = {"gemma3": "gemma3_text"}
+"""Architectures with a vision tower, and what their language model is."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _language_model(values: _Values, model_type: str) -> _Values:
+    """What a file with a vision tower says of its language model."""
+    inner = values.raw.get("text_config")
+    if not isinstance(inner, dict):
+        raise values.refuse("it has no text_config, which would describe its language model")
+    if inner.get("model_type", model_type) != model_type:
+        raise values.refuse(f"its language model is of type {inner['model_type']!r}, not {model_type!r}")
+    # transformers asks the whole model whether embeddings are tied, and before version 5 its language model.
+    outer = values.raw.get("tie_word_embeddings")
+    tied = {} if outer is None else {"tie_word_embeddings": outer}
+    return _Values({**inner, "model_type": model_type, **tied}, values.path)
 
 
 def _layer_types(values: _Values, family: _Family) -> list[str]:

@@ -81,8 +81,17 @@ def export_model(snapshot: Snapshot, base_model: Path, directory: Path, *, train
     untied = snapshot.adapter is not None and UNEMBEDDING in snapshot.adapter.factors
     if untied:
         config = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
-        _write_json(directory / _CONFIG, config | {"tie_word_embeddings": False})
-    _write_weights(_merged(snapshot, StoredWeights(base_model), trained=trained, untied=untied), directory)
+        _write_json(directory / _CONFIG, _untied(config))
+    stored = StoredWeights(base_model, snapshot.transformer.config)
+    _write_weights(_merged(snapshot, stored, trained=trained, untied=untied), directory)
+
+
+def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose unembedding is not the embedding; which part of a nested one is asked depends on the
+    version of transformers."""
+    inner = config.get("text_config")
+    parts = {"text_config": _untied(inner)} if isinstance(inner, dict) else {}
+    return {**config, **parts, "tie_word_embeddings": False}
 
 
 def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied: bool) -> Iterator[tuple[str, Tensor]]:
@@ -97,7 +106,8 @@ def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied:
         if adapter is not None and target in adapter.factors:
             delta = adapter.delta(target)
             weight = weight.to(delta.device, torch.float32) + delta
-        yield name, weight.to("cpu", original.dtype).contiguous()
+        yield stored.name(name), weight.to("cpu", original.dtype).contiguous()
+    yield from stored.beside()
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:

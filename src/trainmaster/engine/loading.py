@@ -11,22 +11,28 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.naming import naming_of
 from trainmaster.engine.types import EngineError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def load_weights(model: nn.Module, directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+def load_weights(
+    model: nn.Module, config: ModelConfig, directory: Path, device: torch.device, dtype: torch.dtype
+) -> None:
     """Give a model that has no memory yet the weights of a checkpoint; parameters that are one stay one.
 
     Raises:
         EngineError: A weight is missing, has another shape, or is one that the model does not have.
     """
     files = _files(directory)
-    wanted = dict(model.named_parameters())
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if unknown := sorted(name for name in files if name not in known and not name.endswith("rotary_emb.inv_freq")):
+    naming = naming_of(config, files)
+    wanted = {naming.theirs(name): parameter for name, parameter in model.named_parameters()}
+    known = {naming.theirs(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    strange = (name for name in files if name not in known and not naming.is_beside(name))
+    if unknown := sorted(name for name in strange if not name.endswith("rotary_emb.inv_freq")):
         raise EngineError(f"the checkpoint in {directory} has a weight that its architecture does not: {unknown[0]}")
     if missing := sorted(wanted.keys() - files.keys()):
         raise EngineError(f"the checkpoint in {directory} has no weight {missing[0]}")
@@ -51,15 +57,33 @@ def load_weights(model: nn.Module, directory: Path, device: torch.device, dtype:
 class StoredWeights:
     """The weights of a checkpoint as its files have them, one at a time.
 
+    Args:
+        directory: Of the checkpoint.
+        config: Of its language model.
+
     Raises:
         EngineError: there are none that can be read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._files = _files(directory)
+        self._naming = naming_of(config, self._files)
 
-    def read(self, name: str) -> Tensor:
-        """One of them."""
+    def name(self, own: str) -> str:
+        """What the files call a weight of the model, or would."""
+        return self._naming.theirs(own)
+
+    def read(self, own: str) -> Tensor:
+        """A weight of the model."""
+        return self._read(self.name(own))
+
+    def beside(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that are not the language model's, by the files' names."""
+        for name in self._files:
+            if self._naming.is_beside(name):
+                yield name, self._read(name)
+
+    def _read(self, name: str) -> Tensor:
         ((_, tensor),) = _read(self._files[name], [name], torch.device("cpu"))
         return tensor
 

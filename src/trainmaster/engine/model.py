@@ -1,7 +1,8 @@
 """The transformer: one set of layers for all families that `ModelConfig` describes.
 
-Its parameters have the names that they have in a transformers checkpoint. Rows of all sequences lie end to end: what
-is computed row by row is computed once for all of them, and attention alone knows where a sequence ends.
+Its parameters have the names that they have in a transformers checkpoint of a language model alone. Rows of all
+sequences lie end to end: what is computed row by row is computed once for all of them, and attention alone knows where
+a sequence ends.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Transformer(nn.Module):
         Raises:
             EngineError: They are not there, or not those of this model.
         """
-        load_weights(self, Path(directory), torch.device(device), dtype)
+        load_weights(self, self.config, Path(directory), torch.device(device), dtype)
         return self
 
     @property

@@ -8,20 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-
-class Blame(StrEnum):
-    """Whose fault an error is."""
-
-    USER = "user"
-    SERVER = "server"
-
-
-class EngineError(Exception):
-    """A request cannot be done; the message says why and what to do instead."""
-
-    def __init__(self, message: str, blame: Blame = Blame.USER) -> None:
-        super().__init__(message)
-        self.blame = blame
+from trainmaster.engine.errors import Blame as Blame
+from trainmaster.engine.errors import EngineError as EngineError
 
 
 class Trained(StrEnum):
