@@ -140,8 +140,10 @@ def problems(settings: Settings, declared: Declared) -> list[str]:
     for name, account in declared.accounts.items():
         checks.append(("", functools.partial(check_uid, Account(account_id=name, uid=account.uid))))
     for name, webhook in declared.webhooks.items():
-        check = functools.partial(check_webhook, private_addresses=settings.private_webhooks)
-        checks.append((f"webhooks.{name}.", functools.partial(check, webhook.url, webhook.secret)))
+        checked = functools.partial(
+            check_webhook, webhook.url, webhook.secret, private_addresses=settings.private_webhooks
+        )
+        checks.append((f"webhooks.{name}.", checked))
     found: list[str] = []
     for place, check in checks:
         try:
