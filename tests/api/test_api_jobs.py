@@ -272,16 +272,17 @@ def test_deleted_job_is_gone(api: Api) -> None:
     api.submit(handle="gone")
 
 
-def test_deleted_job_can_be_purged_afterwards_by_its_id(api: Api, world: World) -> None:
+def test_deleted_job_can_be_purged_afterwards_by_its_id_or_its_handle(api: Api, world: World) -> None:
     job_id = api.submit(handle="later")
     api.call("DELETE", f"/v1/jobs/{job_id}")
     assert api.call("DELETE", f"/v1/jobs/{job_id}", 404)["code"] == "JOB_NOT_FOUND"
-    assert api.call("DELETE", "/v1/jobs/later?purge=true", 404)["code"] == "JOB_NOT_FOUND"
+    assert api.call("DELETE", "/v1/jobs/later", 404)["code"] == "JOB_NOT_FOUND"
     other = {"Authorization": f"Bearer {world.key('somebody else')}"}
-    assert api.call("DELETE", f"/v1/jobs/{job_id}?purge=true", 404, headers=other)
+    for name in (job_id, "later"):
+        assert api.call("DELETE", f"/v1/jobs/{name}?purge=true", 404, headers=other)
     assert world.job(job_id).purge is False
-    for _ in range(2):
-        job = api.call("DELETE", f"/v1/jobs/{job_id}?purge=true")
+    for name in ("later", job_id):
+        job = api.call("DELETE", f"/v1/jobs/{name}?purge=true")
         assert (job["job_id"], job["desired"], job["status"]) == (job_id, "delete", "CANCELLED")
     assert world.job(job_id).purge is True
     assert api.call("GET", f"/v1/jobs/{job_id}", 404)

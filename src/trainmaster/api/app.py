@@ -38,10 +38,12 @@ from trainmaster.api.routes import (
     queues,
     retention,
     tinker,
+    tombstones,
     usage,
     webhooks,
     worker,
 )
+from trainmaster.api.routes.fireworks.absent import absent
 from trainmaster.api.routes.fireworks.door import FireworksDoor
 from trainmaster.api.routing import RawRoute
 from trainmaster.api.status import failure_at
@@ -64,6 +66,7 @@ _RESOURCES = (
     cluster.router,
     artifacts.router,
     checkpoints.router,
+    tombstones.router,
     usage.router,
     retention.router,
     blobs.router,
@@ -152,8 +155,9 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
-    known = UnknownRouteError() if error.status_code == HTTPStatus.NOT_FOUND else InternalError()
-    return _failure(request, known)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _failure(request, UnknownRouteError(absent(str(request.scope["path"])) or None))
+    return _failure(request, InternalError())
 
 
 def _methods(request: Request) -> list[str]:

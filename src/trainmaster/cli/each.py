@@ -24,14 +24,34 @@ def for_each(
     what_happened: Callable[[Job], str],
     *,
     as_json: bool,
+    find: Callable[[Client, str], str] = job_id_of,
+    ask: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Carry an action out on each job, and tell about each. One that is refused does not keep the others from it."""
+    """Carry an action out on each job, and tell about each. One that is refused does not keep the others from it.
+
+    Args:
+        names: the jobs, as a person named them.
+        action: what to do with each id.
+        what_happened: what to tell about a job afterwards.
+        as_json: write the jobs, and nothing else.
+        find: makes an id of a name.
+        ask: called with how many jobs were found, before the first action; what it raises ends all.
+    """
     done: list[Job] = []
     refused = False
     with connect() as client:
+        found: list[str] = []
         for name in names:
             try:
-                job = action(client, job_id_of(client, name))
+                found.append(find(client, name))
+            except (ApiError, CommandError) as error:
+                refused = True
+                report(error)
+        if found:
+            ask(len(found))
+        for job_id in found:
+            try:
+                job = action(client, job_id)
             except (ApiError, CommandError) as error:
                 refused = True
                 report(error)

@@ -92,7 +92,7 @@ def _say_refusal(error: ApiError) -> None:
         say(f"error: {error.message}")
     match error:
         case NotFoundError(code="JOB_NOT_FOUND"):
-            say("`trainmaster ps -a` lists every job.")
+            say("`trainmaster ps -a` lists every job, `trainmaster ps --deleted` those whose files are left.")
         case UnauthorizedError():
             say("Set TRAINMASTER_API_KEY; a server's first key is in the file api-key of its data directory.")
     if error.status >= 500 and error.request_id:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from trainmaster.cli.exits import CommandError
+from trainmaster.cli.exits import CommandError, say
+from trainmaster.cli.formatting import clock
 from trainmaster.sdk.errors import NotFoundError, SdkError
 
 if TYPE_CHECKING:
     from trainmaster.sdk import Client
+    from trainmaster.sdk.types import JobSummary, Tombstone
 
 ID_PREFIX = "job-"
 """Ids begin with this, and nobody wants to type it."""
@@ -22,6 +25,8 @@ SHORTEST_PREFIX = 3
 SEARCHED = 2000
 """How many of the newest jobs a prefix is looked for in."""
 COMPLETED = 50
+
+Named = TypeVar("Named", "JobSummary", "Tombstone")
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
@@ -92,7 +97,45 @@ def job_id_of(client: Client, name: str) -> str:
         found = [job for job in newest if job["job_id"].startswith((name, f"{ID_PREFIX}{name}"))]
         if not found:
             raise
+    return _only(found, name, "jobs")["job_id"]
+
+
+def job_with_files(client: Client, name: str) -> str:
+    """The id of the job that a person named or, where there is none, of a deleted one whose files are still there.
+
+    Of several that had the handle it is the last deleted. The person is told, before anything is done.
+
+    Raises:
+        NotFoundError: there is none, or its files are gone.
+        CommandError: several ids begin like that.
+    """
+    try:
+        return job_id_of(client, name)
+    except NotFoundError:
+        exact, alike = _tombstones(client, name)
+        if not exact and not alike:
+            raise
+    found = exact[0] if exact else _only(alike, name, "deleted jobs")
+    several = f", the last of {len(exact)} with this handle" if len(exact) > 1 else ""
+    handle = f" ({found['handle']})" if found["handle"] else ""
+    say(f"{found['job_id']}{handle} was deleted at {clock(found['deleted_at'])}{several}.")
+    if several:
+        say("`trainmaster ps --deleted` lists them all; name another by its id.")
+    return found["job_id"]
+
+
+def _tombstones(client: Client, name: str) -> tuple[list[Tombstone], list[Tombstone]]:
+    """Deleted jobs of this name, the one of this id first; and those whose ids begin so."""
+    found = list(itertools.islice(client.results.tombstones(job=name), SEARCHED))
+    by_id = [each for each in found if each["job_id"] == name]
+    exact = by_id or [each for each in found if each["handle"] == name]
+    if exact or len(name) < SHORTEST_PREFIX:
+        return exact, []
+    return [], found or list(itertools.islice(client.results.tombstones(job=f"{ID_PREFIX}{name}"), SEARCHED))
+
+
+def _only(found: Sequence[Named], name: str, what: str) -> Named:
     if len(found) > 1:
         some = ", ".join(f"{job['job_id']} ({job['name']})" for job in found[:5])
-        raise CommandError(f"{len(found)} jobs begin with '{name}': {some}{', ...' if len(found) > 5 else ''}")
-    return found[0]["job_id"]
+        raise CommandError(f"{len(found)} {what} begin with '{name}': {some}{', ...' if len(found) > 5 else ''}")
+    return found[0]

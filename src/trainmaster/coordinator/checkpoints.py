@@ -26,7 +26,7 @@ def pin(
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Keep a checkpoint whatever the limits say, or do so no more."""
+    """Keep a checkpoint whatever the limits say, or do so no more; the latter also of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint, _ = _among(connection, job, checkpoint_id)
@@ -34,7 +34,7 @@ def pin(
         checkpoints.pin(connection, scope, job, checkpoint_id, pinned=pinned)
         return change
 
-    return commands.change(scope, job_id, decide, idempotency=idempotency)
+    return commands.change(scope, job_id, decide, deleted=True, idempotency=idempotency)
 
 
 def expire_at(

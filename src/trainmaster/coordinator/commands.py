@@ -188,7 +188,7 @@ class Commands:
     def delete(
         self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
     ) -> Future[Outcome]:
-        """Stop a job and hide it. With `purge`, one that was deleted before is found by its id once more."""
+        """Stop a job and hide it. With `purge`, one that was deleted before is found once more."""
         return self._command(
             scope,
             job_id,

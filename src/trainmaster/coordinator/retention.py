@@ -186,7 +186,7 @@ class Collector:
         path = self._roots.path(RUNS, job.job_id)
         if not retention.runs_expired(job, self._keep, now=now) or not path.exists():
             return
-        size = _size_of(path)
+        size = size_of(path)
 
         def work(connection: Connection) -> bool:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
@@ -231,7 +231,7 @@ class Collector:
             names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
             if checkpoints.users(connection, Scope(job.account_id), names):
                 return
-        size = sum(_size_of(self._roots.path(root, job.job_id)) for root in (RUNS, ARTIFACTS))
+        size = sum(size_of(self._roots.path(root, job.job_id)) for root in (RUNS, ARTIFACTS))
 
         def work(connection: Connection) -> bool:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
@@ -246,7 +246,7 @@ class Collector:
             path = self._roots.path(root, name)
             if not path.exists() or _newest(path) > now - ORPHAN_AGE_S:
                 continue
-            size = _size_of(path)
+            size = size_of(path)
             if dry_run or self._take(path):
                 yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
 
@@ -262,7 +262,7 @@ class Collector:
                 job = next(iter(jobs.load(connection, _EVERYTHING, [named[1]])), None)
             if job is not None and job.attempt is not None and job.attempt.number <= int(named[2]):
                 continue
-            size = _size_of(Path(entry.path))
+            size = size_of(Path(entry.path))
             if not dry_run:
                 with contextlib.suppress(OSError):
                     remove_tree(entry.path)
@@ -326,7 +326,7 @@ class Collector:
         return []
 
 
-def _size_of(path: Path) -> int:
+def size_of(path: Path) -> int:
     """The room that a directory takes on the disk; what goes meanwhile does not count."""
     size = 0
     for parent, directories, files in os.walk(path):

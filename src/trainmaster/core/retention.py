@@ -36,7 +36,13 @@ class Keep:
 
 
 def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change | None:
-    """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already."""
+    """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already.
+
+    Raises:
+        ConflictError: it is to be kept, and its job was deleted.
+    """
+    if pinned and job.deleted_at is not None:
+        raise ConflictError(f"job {job.job_id} was deleted; pins do not keep what it left")
     return None if checkpoint.pinned == pinned else _noted(job, checkpoint, "pinned" if pinned else "unpinned", now)
 
 

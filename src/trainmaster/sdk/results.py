@@ -11,7 +11,7 @@ from urllib.parse import quote
 from trainmaster.sdk.connection import Connection
 from trainmaster.sdk.download import Target, download, targets
 from trainmaster.sdk.errors import DownloadError
-from trainmaster.sdk.types import Artifact, Collection, JobCheckpoints, Usage
+from trainmaster.sdk.types import Artifact, Collection, JobCheckpoints, Tombstone, Usage
 from trainmaster.sdk.verifying import problems
 
 PAGE_SIZE = 1000
@@ -19,7 +19,10 @@ LATEST, BEST = "latest", "best"
 
 
 class Results:
-    """Files of jobs, their checkpoints, and their usage. A job is named by its id or its handle."""
+    """Files of jobs, their checkpoints, and their usage. A job is named by its id or its handle.
+
+    Files and checkpoints of a deleted job are there until it is purged; of several that had a handle, the last.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -84,7 +87,7 @@ class Results:
         """
         if name not in (LATEST, BEST):
             return name
-        found = self._connection.call("GET", _path(job))[f"{name}_checkpoint_id"]
+        found = self._connection.call("GET", f"{_path(job)}/checkpoints")[f"{name}_checkpoint_id"]
         if found is None:
             raise DownloadError(f"the job has no {name} checkpoint")
         return str(found)
@@ -98,6 +101,23 @@ class Results:
         """
         artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
         return problems(self._connection, job, checkpoint_id, artifacts, progress=progress)
+
+    def checkpoints(self, job: str) -> JobCheckpoints:
+        """The committed checkpoints of a job, the oldest first."""
+        return cast(JobCheckpoints, self._connection.call("GET", f"{_path(job)}/checkpoints"))
+
+    def tombstones(self, *, job: str | None = None, page_size: int = 100) -> Iterator[Tombstone]:
+        """Deleted jobs whose files are still there, the last deleted first.
+
+        With `job`, only those that had this handle, or whose id begins so.
+        """
+        params: dict[str, Any] = {"page_size": page_size, **({} if job is None else {"job": job})}
+        while True:
+            page = self._connection.call("GET", "/v1/tombstones", params=params)
+            yield from page["tombstones"]
+            if not page["next_page_token"]:
+                return
+            params["page_token"] = page["next_page_token"]
 
     def pin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
         """Keep a checkpoint until it is unpinned."""

@@ -197,6 +197,13 @@ class Pending(TypedDict):
     max_runtime_seconds: int | None
 
 
+class Output(TypedDict):
+    """What a job leaves behind; null before it has ended well."""
+
+    model_uri: str | None
+    hub_url: str | None
+
+
 class Job(JobSummary):
     """A job, whole."""
 
@@ -204,6 +211,7 @@ class Job(JobSummary):
     pending_reason: str | None
     pending: Pending | None
     estimated_wait_seconds: float | None
+    retries_used: int
     workload: dict[str, Any] | None
     training_config: dict[str, Any] | None
     data_config: dict[str, Any] | None
@@ -213,6 +221,7 @@ class Job(JobSummary):
     attempts: list[Attempt]
     checkpoints: list[Checkpoint]
     error: Failure | None
+    output: Output
     can_save: bool
 
 
@@ -343,11 +352,25 @@ class Node(TypedDict):
 
 
 class JobCheckpoints(TypedDict):
-    """What a job has saved, after a change of it."""
+    """What a job has saved, and what is there of it."""
 
+    job_id: str
+    deleted_at: str | None
     checkpoints: list[Checkpoint]
     latest_checkpoint_id: str | None
     best_checkpoint_id: str | None
+
+
+class Tombstone(TypedDict):
+    """A deleted job whose files are still there."""
+
+    job_id: str
+    handle: str | None
+    name: str
+    kind: str
+    status: Status
+    deleted_at: str
+    size_bytes: int
 
 
 class Artifact(TypedDict):

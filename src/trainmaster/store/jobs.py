@@ -89,7 +89,8 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
         connection: where to look.
         scope: whose jobs to look among.
         job_id: an id or a handle; an id comes first.
-        deleted: find it by its id even when it was deleted.
+        deleted: find it even when it was deleted; by its handle where no other job has that now, and of several that
+            had it the last.
 
     Raises:
         JobNotFoundError: there is none in scope.
@@ -99,9 +100,12 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
     if scope.account_id is not None:
-        by_handle = connection.execute(_BY_HANDLE, _handle(scope.account_id, job_id)).first()
-        if by_handle is not None:
-            return job_from_row(by_handle)
+        key = _handle(scope.account_id, job_id)
+        row = connection.execute(_BY_HANDLE, key).first()
+        if row is None and deleted:
+            row = connection.execute(_BY_HANDLE_ONCE, key).first()
+        if row is not None:
+            return job_from_row(row)
     raise JobNotFoundError(f"there is no job {job_id}")
 
 
@@ -149,6 +153,26 @@ def purged(connection: Connection, scope: Scope, job_id: str) -> None:
     connection.execute(_PURGED, {"key": job.job_id, "account": job.account_id})
 
 
+def tombstones(
+    connection: Connection, scope: Scope, *, name: str | None = None, after: tuple[float, str] | None = None, limit: int
+) -> list[Job]:
+    """Deleted jobs that nobody has asked to purge, the last deleted first.
+
+    Args:
+        connection: where to look.
+        scope: whose jobs to look among.
+        name: only those that had this handle, or whose id begins so.
+        after: when the job before them was deleted, and its id.
+        limit: at most so many.
+    """
+    query = scope.limit(_TOMBSTONES, _jobs.c.account_id)
+    if name is not None:
+        query = query.where(sa.or_(_jobs.c.handle == name, _jobs.c.job_id.startswith(name, autoescape=True)))
+    if after is not None:
+        query = query.where(sa.tuple_(_jobs.c.deleted_at, _jobs.c.job_id) < sa.tuple_(*after))
+    return [job_from_row(row) for row in connection.execute(query.limit(limit))]
+
+
 def _insert_labels(connection: Connection, job: Job) -> None:
     """Those of a deleted job are left out: no list shows it."""
     if job.labels and job.deleted_at is None:
@@ -192,6 +216,9 @@ _BY_HANDLE_ONCE = (
 )
 _NOT_ENDED = _SELECT.where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
 _ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
+_TOMBSTONES = _SELECT.where(_jobs.c.deleted_at.is_not(None), _jobs.c.purge == sa.false()).order_by(
+    _jobs.c.deleted_at.desc(), _jobs.c.job_id.desc()
+)
 _TO_PURGE = sa.select(_jobs.c.job_id).where(_jobs.c.purge == sa.true(), _jobs.c.deleted_at.is_not(None))
 _PURGED = (
     sa.update(_jobs)

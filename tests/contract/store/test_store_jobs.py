@@ -4,6 +4,7 @@ import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -278,6 +279,37 @@ def test_deleted_job_is_found_only_when_asked_for(database: Database) -> None:
             with pytest.raises(JobNotFoundError):
                 jobs.get(connection, ACME, key)
         assert jobs.get(connection, ACME, "job-1", deleted=True) == job
+        assert jobs.get(connection, ACME, "tuner", deleted=True) == job
+        with pytest.raises(JobNotFoundError):
+            jobs.get(connection, OTHER, "tuner", deleted=True)
+    living = submit(database, new_job("job-2", handle="tuner"))
+    with database.read() as connection:
+        assert jobs.get(connection, ACME, "tuner", deleted=True) == living
+        assert jobs.get(connection, ACME, "job-1", deleted=True) == job
+    last = apply(database, change_of(living, status=JobStatus.CANCELLED, deleted_at=1020.0))
+    with database.read() as connection:
+        assert jobs.get(connection, ACME, "tuner", deleted=True) == last
+
+
+def test_tombstones_are_those_that_nobody_purged_the_last_first(database: Database) -> None:
+    for number, handle in ((1, "tuner"), (2, "tuner"), (3, None), (4, "other")):
+        job = submit(database, new_job(f"job-{number}", handle=handle))
+        apply(database, change_of(job, deleted_at=1000.0, purge=number == 4))
+    submit(database, new_job("job-5", handle="tuner"))
+    abroad = submit(database, new_job("job-6", account_id="other", handle="tuner"))
+    apply(database, change_of(abroad, deleted_at=1000.0))
+
+    def found(scope: Scope, **query: Any) -> list[str]:
+        with database.read() as connection:
+            return [job.job_id for job in jobs.tombstones(connection, scope, **{"limit": 9, **query})]
+
+    assert found(ACME) == ["job-3", "job-2", "job-1"]
+    assert found(ACME, limit=2) == ["job-3", "job-2"]
+    assert found(ACME, after=(1000.0, "job-2")) == ["job-1"]
+    assert found(ACME, name="tuner") == ["job-2", "job-1"]
+    assert found(ACME, name="job-1") == ["job-1"]
+    assert found(ACME, name="job_1") == found(ACME, name="%") == []
+    assert found(OTHER) == ["job-6"]
 
 
 def test_load_finds_any_number_of_jobs_and_skips_those_that_are_not_there(database: Database) -> None:

@@ -51,11 +51,11 @@ async def list_artifacts(
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
     page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
 ) -> Response:
-    """List the files that a job left: its output so far, and its committed checkpoints."""
+    """List the files that a job left: its output so far, and its committed checkpoints; also of a deleted one."""
     after = decode(page_token) if page_token else ()
 
     def find(connection: Connection) -> list[Place]:
-        job = jobs.get(connection, principal.scope, job_id)
+        job = jobs.get(connection, principal.scope, job_id, deleted=True)
         return places(context.roots, job, checkpoints.of_job(connection, principal.scope, job.job_id))
 
     wanted = [
@@ -93,7 +93,7 @@ async def get_artifact(
     """Fetch a file. A part of it with `Range`, and with `If-Range` only while it is what it was."""
 
     def find(connection: Connection) -> list[Place]:
-        job = jobs.get(connection, principal.scope, job_id)
+        job = jobs.get(connection, principal.scope, job_id, deleted=True)
         return places(context.roots, job, checkpoints.of_job(connection, principal.scope, job.job_id))
 
     found = await context.read(find)

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: pinned, unpinned, deleted."""
+"""Checkpoints of a job, which may have been deleted: listed, pinned, unpinned, deleted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from sqlalchemy import Connection
 
-from trainmaster.api.auth import Manager
+from trainmaster.api.auth import Manager, Viewer
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.params import JobId
@@ -18,15 +18,28 @@ from trainmaster.api.requests import idempotency_of, read_body
 from trainmaster.api.routes.jobs import REPLAYED
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, errors
 from trainmaster.api.wire.checkpoints import JobCheckpoints, checkpoint_resources
+from trainmaster.api.wire.reported import instant
 from trainmaster.coordinator import checkpoints as commands
 from trainmaster.coordinator.commands import Outcome
-from trainmaster.store import checkpoints
+from trainmaster.core.job import Job
+from trainmaster.store import checkpoints, jobs
 from trainmaster.store.scope import Scope
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
 
 CheckpointId = Annotated[str, Path(min_length=1, max_length=1024)]
 _KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
+
+
+@router.get("", response_model=Ok[JobCheckpoints], responses=errors(HTTPStatus.NOT_FOUND))
+async def list_checkpoints(principal: Viewer, context: Context, job_id: JobId) -> Response:
+    """List the committed checkpoints of a job, the oldest first; also of a deleted one that was not purged."""
+
+    def find(connection: Connection) -> JobCheckpoints:
+        job = jobs.get(connection, principal.scope, job_id, deleted=True)
+        return _found(connection, principal.scope, job)
+
+    return ok(await context.read(find))
 
 
 @router.post(
@@ -70,6 +83,7 @@ async def delete(
         principal.scope,
         job_id,
         checkpoint_id,
+        deleted=True,
         idempotency=idempotency_of(request, b""),
         clock=context.clock,
     )
@@ -93,13 +107,15 @@ async def _pin(
 
 async def _answer(context: ApiContext, scope: Scope, command: Future[Outcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
-    job = outcome.job
+    found = await context.read(lambda connection: _found(connection, scope, outcome.job))
+    return ok(found, headers=REPLAYED if outcome.replayed else None)
 
-    def find(connection: Connection) -> JobCheckpoints:
-        return JobCheckpoints(
-            checkpoints=checkpoint_resources(job, checkpoints.of_job(connection, scope, job.job_id)),
-            latest_checkpoint_id=job.latest_checkpoint_id,
-            best_checkpoint_id=job.best_checkpoint_id,
-        )
 
-    return ok(await context.read(find), headers=REPLAYED if outcome.replayed else None)
+def _found(connection: Connection, scope: Scope, job: Job) -> JobCheckpoints:
+    return JobCheckpoints(
+        job_id=job.job_id,
+        deleted_at=instant(job.deleted_at),
+        checkpoints=checkpoint_resources(job, checkpoints.of_job(connection, scope, job.job_id)),
+        latest_checkpoint_id=job.latest_checkpoint_id,
+        best_checkpoint_id=job.best_checkpoint_id,
+    )

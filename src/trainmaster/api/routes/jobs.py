@@ -200,7 +200,10 @@ async def delete_job(
     job_id: JobId,
     purge: Annotated[bool, Query(description="Remove its checkpoints and files too.")] = False,
 ) -> Response:
-    """Delete a job; one that runs is stopped first. Committed checkpoints stay unless it is purged."""
+    """Delete a job; one that runs is stopped first. Committed checkpoints stay unless it is purged.
+
+    A purge also finds one that was deleted before; by a handle, where no job has it now, the last that had it.
+    """
     deletion = context.commands.delete(principal.scope, job_id, purge=purge, idempotency=idempotency_of(request, b""))
     return await answer(context, principal.scope, await asyncio.wrap_future(deletion))
 

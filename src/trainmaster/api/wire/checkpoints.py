@@ -34,8 +34,10 @@ class CheckpointResource(Wire):
 
 
 class JobCheckpoints(Wire):
-    """What a job has saved, after a change of it."""
+    """What a job has saved, and what is there of it."""
 
+    job_id: str
+    deleted_at: datetime | None = Field(description="When the job was deleted; null: it was not.")
     checkpoints: list[CheckpointResource]
     latest_checkpoint_id: str | None
     best_checkpoint_id: str | None

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError, ExitCode, UsageError
 from trainmaster.cli.formatting import age, number, size
-from trainmaster.cli.options import JobArgument, JsonOption, complete_job, job_id_of
+from trainmaster.cli.options import JobArgument, JsonOption, complete_job, job_with_files
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.progress import SHOWN_METRICS
 from trainmaster.cli.session import connect
@@ -59,7 +59,7 @@ def list_checkpoints(
     if set(pin) & set(unpin) or set(delete) & {*pin, *unpin}:
         raise UsageError("each checkpoint can be pinned, unpinned or deleted, not two of these at once")
     with connect() as client:
-        job_id = job_id_of(client, job)
+        job_id = job_with_files(client, job)
         for ids, action in (
             (pin, client.results.pin),
             (unpin, client.results.unpin),
@@ -67,7 +67,7 @@ def list_checkpoints(
         ):
             for checkpoint_id in ids:
                 action(job_id, checkpoint_id)
-        checkpoints = client.get(job_id)["checkpoints"]
+        checkpoints = client.results.checkpoints(job_id)["checkpoints"]
     if as_json:
         print_json(checkpoints)
     elif checkpoints:
@@ -131,9 +131,9 @@ class Result:
 
 
 def _of_job(client: Client, job: str, checkpoint: str | None) -> list[Check]:
-    job_id = job_id_of(client, job)
+    job_id = job_with_files(client, job)
     wanted = client.results.checkpoint_id(job_id, checkpoint) if checkpoint is not None else None
-    found = [one for one in client.get(job_id)["checkpoints"] if wanted in (None, one["checkpoint_id"])]
+    found = [one for one in client.results.checkpoints(job_id)["checkpoints"] if wanted in (None, one["checkpoint_id"])]
     if not found:
         name = "checkpoints" if wanted is None else f"checkpoint {wanted}"
         raise CommandError(f"the job has no {name}; `trainmaster checkpoints {job}` lists all")

@@ -1,4 +1,4 @@
-"""`trainmaster delete`: stop jobs and hide them."""
+"""`trainmaster delete`: stop jobs and hide them; remove what deleted ones left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from trainmaster.cli.each import for_each
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.options import JobsArgument, JsonOption
+from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of, job_with_files
 
 if TYPE_CHECKING:
     from trainmaster.sdk.types import Job
@@ -17,21 +17,28 @@ if TYPE_CHECKING:
 
 def run(
     jobs: JobsArgument,
-    purge: Annotated[bool, typer.Option("--purge", help="Remove their checkpoints too.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove their files and checkpoints too; also of jobs deleted before.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Stop jobs and hide them. Their checkpoints stay, unless you say --purge."""
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise UsageError("deleting needs your word: say --yes")
-        what = "this job" if len(jobs) == 1 else f"these {len(jobs)} jobs"
-        typer.confirm(f"Delete {what}{' and all their checkpoints' if purge else ''}?", abort=True, err=True)
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise UsageError("deleting needs your word: say --yes")
+
+    def ask(count: int) -> None:
+        if not yes:
+            what = "this job" if count == 1 else f"these {count} jobs"
+            typer.confirm(f"Delete {what}{' and all their checkpoints' if purge else ''}?", abort=True, err=True)
+
     for_each(
         jobs,
         lambda client, job: client.delete(job, purge=purge),
         lambda job: _said(job, purge),
         as_json=as_json,
+        find=job_with_files if purge else job_id_of,
+        ask=ask,
     )
 
 

@@ -10,7 +10,7 @@ import typer
 from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError
 from trainmaster.cli.formatting import size
-from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
+from trainmaster.cli.options import JobArgument, JsonOption, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
 
@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Fetch the output of a job, or a checkpoint. What broke off goes on, and what is here already stays."""
     with connect() as client:
-        job_id = job_id_of(client, job)
+        job_id = job_with_files(client, job)
         if checkpoint is not None:
             checkpoint = client.results.checkpoint_id(job_id, checkpoint)
         directory = output or Path(checkpoint or job_id)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli.formatting import age, number
+from trainmaster.cli.exits import UsageError
+from trainmaster.cli.formatting import age, number, size
 from trainmaster.cli.options import JsonOption, LabelOption
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
 from trainmaster.cli.progress import brief
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trainmaster.sdk import Client
-    from trainmaster.sdk.types import JobSummary
+    from trainmaster.sdk.types import JobSummary, Tombstone
 
 NOT_ENDED = (
     "PENDING",
@@ -48,6 +49,7 @@ def run(
     status: Annotated[list[str], typer.Option("--status", "-s", help="Only these; may be repeated.")] = [],  # noqa: B006
     label: LabelOption = [],  # noqa: B006 - typer copies it
     queue: Annotated[str | None, typer.Option("--queue", help="Only this queue.")] = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Deleted jobs whose files are still there.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many, the newest.")] = 200,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
@@ -56,6 +58,11 @@ def run(
     """List jobs: those that have not ended, the newest first."""
     from trainmaster.cli.jobfile import pairs
 
+    if deleted:
+        if everything or status or label or queue is not None or watch:
+            raise UsageError("--deleted goes with --limit, --quiet and --json alone")
+        _show_deleted(limit, quiet=quiet, as_json=as_json)
+        return
     chosen = [word.upper() for word in status] or ([] if everything else list(NOT_ENDED))
     query: dict[str, Any] = {"statuses": chosen, "labels": pairs(label, "--label"), "queue": queue}
     with connect() as client:
@@ -84,6 +91,38 @@ def _show(client: Client, jobs: list[JobSummary], *, quiet: bool, if_none: str) 
         draw(_drawn(client, jobs))
     else:
         typer.echo(if_none)
+
+
+def _show_deleted(limit: int, *, quiet: bool, as_json: bool) -> None:
+    with connect() as client:
+        found = list(itertools.islice(client.results.tombstones(page_size=min(limit, 100)), limit))
+    if as_json:
+        print_json(found)
+    elif quiet:
+        for each in found:
+            typer.echo(each["job_id"])
+    elif found:
+        draw(_drawn_deleted(found))
+    else:
+        typer.echo("No deleted job has left files.")
+
+
+def _drawn_deleted(found: list[Tombstone]) -> Table:
+    from rich.text import Text
+
+    rows = [
+        (
+            Text(each["job_id"]),
+            Text(each["handle"] or ""),
+            Text(each["name"]),
+            status_text(each["status"]),
+            Text(age(each["deleted_at"])),
+            Text(size(each["size_bytes"])),
+        )
+        for each in found
+    ]
+    headings = ("JOB", "HANDLE", "NAME", "STATUS", "DELETED", "SIZE")
+    return table(headings, rows, right=("DELETED", "SIZE"), cut=("NAME",), spare=("STATUS",))
 
 
 def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
