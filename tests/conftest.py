@@ -66,6 +66,7 @@ REAL_PROCESSES = (
     "tests/contract/worker",
     "tests/engine/test_engine_parallel",
     "tests/service/test_service_clients",
+    "tests/service/test_service_speed",
 )
 
 

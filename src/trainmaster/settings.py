@@ -97,7 +97,8 @@ class Settings:
     enough, on a GPU where there is one."""
     tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
     """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
-    it. Clients beat every ten seconds; a laptop may sleep a little longer."""
+    it; what it has not saved is saved for a week. Clients beat every ten seconds; a laptop may sleep a little
+    longer."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
     """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
     jobs."""

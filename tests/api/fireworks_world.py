@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from api_world import VAULT, WAIT_S, Served, World
 
+from model_config import model_config
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.commands import Commands
@@ -166,8 +167,7 @@ def knowing(world: World, directory: Path) -> Iterator[Served]:
     """The world's API, with a model under two names and shapes."""
     model = directory / "model"
     model.mkdir()
-    config = {"model_type": "qwen3", "max_position_embeddings": 512}
-    (model / "config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps(model_config()))
     aliases = [NamedPath(name, model) for name in (MODEL, ALIAS)]
     models = BaseModels(aliases, artifacts=world.roots.path(ARTIFACTS, ""))
     world.commands = Commands(

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from api_world import Served, World
 from fireworks_world import ALIAS, MODEL, Door, door_of, healthy, knowing
 from sqlalchemy import update
 
+from model_config import model_config
 from trainmaster.api.routes.fireworks import jobs
 from trainmaster.core import commands, stopping, timers
 from trainmaster.core.job import Job
@@ -280,6 +282,33 @@ def test_choice_of_the_shape_can_be_left_to_the_server(door: Door) -> None:
     assert made["trainingShape"].rpartition("/trainingShapes/")[2] in ("cpu/versions/1", "one-gpu/versions/1")
     error = door.create("job-d", 400, query={}, config_maxContextLength=10**6)
     assert "no training shape" in error["message"]
+
+
+def test_longer_sequences_than_the_models_are_refused(door: Door) -> None:
+    error = door.create("job-e", 400, config_maxContextLength=513)
+    assert error["message"] == f"trainingConfig.maxContextLength: is 513, and {MODEL} was made for 512 tokens at most"
+    assert door.create("job-e", config_maxContextLength=512)["trainingConfig"]["maxContextLength"] == 512
+    path = door.job("job-e").spec["workload"]["model_path"]
+    for named in ({}, {"model_path": path}):
+        workload = {"kind": "trainer_service", "base_model": MODEL, "max_context_length": 513, **named}
+        body = {"name": "n", "workload": workload, "resource_config": {"gpu_count": 0}}
+        for route in ("/v1/jobs", "/v1/jobs/validate"):
+            refused = door.http.post(route, json=body)
+            assert refused.status_code == 400
+            assert "workload.max_context_length: is 513" in refused.text
+
+
+def test_model_that_no_trainer_can_hold_is_refused(door: Door) -> None:
+    door.create("job-f")
+    config = Path(door.job("job-f").spec["workload"]["model_path"], "config.json")
+    before = config.read_text()
+    try:
+        config.write_text(json.dumps(model_config(model_type="mamba")))
+        error = door.create("job-g", 400)
+        assert f"the model in {MODEL} cannot be used: its architecture 'mamba' is not among" in error["message"]
+    finally:
+        config.write_text(before)
+    door.create("job-g")
 
 
 # -- states --

@@ -13,6 +13,8 @@ import pytest
 from api_world import Served, World
 from fireworks_world import ALIAS, MODEL, Door, door_of, knowing
 
+from model_config import model_config
+from trainmaster.api.routes.fireworks.absent import COLLECTIONS, PREFIXES
 from trainmaster.coordinator import promoting
 from trainmaster.core.keys import KeyScope
 from trainmaster.storage import ARTIFACTS
@@ -361,7 +363,7 @@ def test_promoted_model_can_be_removed_and_is_its_accounts_alone(
 
 def test_promoted_model_of_whole_weights_can_be_trained_on(door: Door, saved: Path) -> None:
     (saved / "adapter_config.json").unlink()
-    (saved / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    (saved / "config.json").write_text(json.dumps(model_config(max_position_embeddings=64)))
     model = promote(door, "step-4-aabbccdd")["model"]
     assert model["kind"] == "HF_BASE_MODEL"
     made = door.create("next", config_baseModel=model["name"])
@@ -375,7 +377,7 @@ def test_adapter_is_no_base_model(door: Door, saved: Path) -> None:
 
 
 def test_model_path_of_a_users_own_must_lie_where_it_may(door: Door, world: World, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(model_config()))
     body = {
         "name": "n",
         "workload": {"kind": "trainer_service", "base_model": "mine", "model_path": str(tmp_path)},
@@ -384,3 +386,30 @@ def test_model_path_of_a_users_own_must_lie_where_it_may(door: Door, world: Worl
     job_id = door.http.post("/v1/jobs", json=body).json()["data"]["job_id"]
     # Whether it does is looked at before it is queued.
     assert world.job(job_id).status == "PENDING"
+
+
+# -- what is not here --
+
+
+@pytest.mark.parametrize("collection", COLLECTIONS)
+def test_collection_that_is_not_here_is_refused_with_the_reason(door: Door, collection: str) -> None:
+    place = f"/v1/accounts/{door.account_id}/{collection}"
+    for method, path in (
+        ("GET", place),
+        ("POST", place),
+        ("GET", f"{place}/x"),
+        ("POST", f"{place}/x/checkpoints/y:promote"),
+    ):
+        answer = door.call(method, path, 404)
+        assert answer["message"] == COLLECTIONS[collection]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_service_that_is_not_here_is_refused_with_the_reason(door: Door, prefix: str) -> None:
+    answer = door.call("POST", f"{prefix}v1/completions", 404, json={})
+    assert answer["error"]["message"] == PREFIXES[prefix]
+
+
+def test_address_that_nobody_knows_is_still_nothing(door: Door) -> None:
+    answer = door.call("GET", f"/v1/accounts/{door.account_id}/nobodys", 404)
+    assert answer["message"] == "There is nothing at this address."

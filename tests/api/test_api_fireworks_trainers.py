@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import secrets
 import threading
@@ -9,12 +10,14 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
 from api_world import Served, World, wait_for
 from fireworks_world import Door, door_of, knowing
 
+from trainmaster.api.tinker import bodies
 from trainmaster.core.keys import KeyScope
 from trainmaster.storage import ARTIFACTS
 from trainmaster.store import activity
@@ -180,13 +183,35 @@ def test_weights_of_another_job_are_found_for_the_trainer(door: Door, world: Wor
 
     assert source("load_weights", path="cross_job://other/step-4") == str(training)
     assert source("load_adapter", adapter_path="cross_job://other/step-4-aabbccdd") == str(sampler)
-    # Names of the same job are its own to find; what is not there its trainer says through the future.
-    for path in ("step-4", "cross_job://other/nobodys", "cross_job://nobodys/step-4", "cross_job://", 7):
+    # Names of the same job are its own to find.
+    for path in ("step-4", 7):
         assert source("load_weights", path=path) is None
     # Also when that job has ended, and was deleted.
     world.end(other.job_id, "KILLED_BY_SIGNAL")
     door.call("DELETE", f"{door.jobs}/other")
     assert source("load_weights", path="cross_job://other/step-4") == str(training)
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "why"),
+    [
+        ("load_weights", "cross_job://trainer/nobodys", "trainer trainer has no training checkpoint 'nobodys'"),
+        ("load_weights", "cross_job://nobodys/step-4", "there is no job nobodys"),
+        ("load_weights", "cross_job://ünser/step-4\r\nx", "there is no job ünser"),
+        ("load_weights", "cross_job://trainer", "cross_job://trainer is not cross_job://JOB/NAME"),
+        ("load_weights", f"cross_job://trainer/{'x' * 10_000}", f"checkpoint '{'x' * 900}"),
+        ("load_adapter", "cross_job://trainer/step-4", "trainer trainer has no sampler checkpoint 'step-4'"),
+        ("load_adapter", "accounts/{account}/models/nobodys", "there is no model nobodys"),
+        ("load_adapter", "accounts/other/models/mine", "there is no model accounts/other/models/mine"),
+    ],
+)
+def test_trainer_is_told_what_is_missing(door: Door, running: str, operation: str, path: str, why: str) -> None:
+    """It says so through the future."""
+    member = "path" if operation == "load_weights" else "adapter_path"
+    body = {"model_id": "m", "seq_id": 1, member: path.replace("{account}", door.account_id)}
+    headers = door.call("POST", f"{running}/{operation}", json=body)["headers"]
+    assert "x-trainmaster-source" not in headers
+    assert why in unquote(headers["x-trainmaster-refusal"])
 
 
 def test_weights_of_others_are_not_found(door: Door, world: World, served: Served, running: str) -> None:
@@ -225,6 +250,29 @@ def test_future_is_fetched_from_its_trainer(door: Door, running: str) -> None:
     assert future(door, request_id) == {"metrics": {"loss:sum": 1.0}}
     future(door, "job-other:1:s:train:0:1", 404)
     future(door, "nonsense", 404)
+
+
+@pytest.mark.parametrize("path", ["cross_job://\ud800/x", "cross_job://a\0/x", "accounts/{}/models/\ud800"])
+def test_path_that_no_weights_can_have_is_left_to_the_trainer(door: Door, running: str, path: str) -> None:
+    # As ASCII: a lone surrogate is no proper UTF-8.
+    body = json.dumps({"model_id": "m", "seq_id": 1, "path": path.format(door.account_id)}).encode()
+    seen = door.call("POST", f"{running}/load_weights", content=body)
+    assert seen["length"] == len(body)
+    assert "x-trainmaster-source" not in seen["headers"]
+
+
+def test_large_body_of_work_is_let_go_with_its_answer(
+    door: Door, running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a collection of garbage."""
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 4 << 20)
+    body = json.dumps({"model_id": "m", "path": "x" * (600 << 10)}).encode()
+    gc.disable()
+    try:
+        for _ in range(8):
+            assert door.call("POST", f"{running}/load_weights", content=body)["length"] == len(body)
+    finally:
+        gc.enable()
 
 
 def test_saved_weights_are_on_record_when_their_future_is(door: Door, world: World, running: str) -> None:

@@ -14,7 +14,8 @@ import pytest
 from api_world import WAIT_S, Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
-CONFIG = {"max_position_embeddings": 512}
+from model_config import model_config
+
 SERVICE = {"name": "t", "workload": {"kind": "trainer_service", "base_model": MODEL, "lora_rank": 8}}
 
 
@@ -64,7 +65,7 @@ def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
                     assert not asking.done()
             finally:
                 with config.open("w") as writer:
-                    json.dump(CONFIG, writer)
+                    json.dump(model_config(), writer)
             asking.result(WAIT_S)
     finally:
         config.unlink()

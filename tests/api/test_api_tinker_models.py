@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from api_world import COMMAND, WAIT_S, Served, wait_for
 from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
 
+from model_config import model_config
 from trainmaster.api.routes.tinker import operations
 from trainmaster.coordinator.base_models import BaseModel
 from trainmaster.coordinator.tinker import Standing, TinkerTrainers
@@ -59,11 +62,12 @@ def test_disk_of_a_model_that_does_not_answer_keeps_nobody_waiting(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, answers = threading.Event(), threading.Event()
+    read = BaseModel.config
 
-    def config(_: BaseModel) -> dict[str, int]:
+    def config(model: BaseModel) -> Mapping[str, Any]:
         reached.set()
         answers.wait(WAIT_S)
-        return {}
+        return read(model)
 
     monkeypatch.setattr(BaseModel, "config", config)
     with ThreadPoolExecutor(1) as pool:
@@ -76,11 +80,55 @@ def test_disk_of_a_model_that_does_not_answer_keeps_nobody_waiting(
         assert len(asked.result()["supported_models"]) == 3
 
 
-def test_capabilities_list_every_name_with_the_context_length_of_its_model(client: Client) -> None:
+@pytest.fixture
+def other_says(client: Client) -> Iterator[Callable[..., None]]:
+    """Changes what the files of one of the models say."""
+    found = client.world.models.find(OTHER, client.account_id)
+    assert found is not None
+    file = found.path / "config.json"
+    before = file.read_text()
+    yield lambda **changes: file.write_text(json.dumps(model_config(**changes)))
+    file.write_text(before)
+
+
+def lengths(client: Client) -> dict[str, int]:
     models = client.get("get_server_capabilities")["supported_models"]
-    assert [model["model_name"] for model in models] == sorted([MODEL, ALIAS, OTHER])
-    assert {model["max_context_length"] for model in models} == {CONTEXT_LENGTH}
     assert all(model["trainable"] and model["sampleable"] for model in models)
+    return {model["model_name"]: model["max_context_length"] for model in models}
+
+
+def test_capabilities_list_every_name_with_the_context_length_of_its_model(client: Client) -> None:
+    found = lengths(client)
+    assert list(found) == sorted([MODEL, ALIAS, OTHER])
+    assert set(found.values()) == {CONTEXT_LENGTH}
+
+
+def test_context_length_is_at_most_what_the_trainer_has(client: Client, other_says: Callable[..., None]) -> None:
+    other_says(max_position_embeddings=131_072)
+    assert lengths(client)[OTHER] == 32_768  # of the built-in shapes
+    client.ask_for_model(client.session(), base_model=OTHER)
+    assert client.trainer_job().spec["workload"]["max_context_length"] == 32_768
+    # One that was made stays as it is.
+    other_says(max_position_embeddings=100)
+    assert lengths(client)[OTHER] == 32_768
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"model_type": "mamba"}, "architecture 'mamba'"), ({"quantization_config": {"bits": 4}}, "quantized")],
+)
+def test_model_that_no_trainer_can_hold_is_not_offered_and_refused(
+    client: Client, other_says: Callable[..., None], changes: dict[str, Any], why: str
+) -> None:
+    other_says(**changes)
+    assert list(lengths(client)) == sorted([MODEL, ALIAS])
+    answer = client.result(client.ask_for_model(client.session(), base_model=OTHER))
+    assert answer["category"] == "user"
+    assert why in answer["error"]
+    assert OTHER in answer["error"]
+    asked = {"session_id": client.session(), "sampling_session_seq_id": 0, "base_model": OTHER}
+    assert why in json.dumps(client.post("create_sampling_session", asked, expect=400))
+    assert client.jobs() == []
 
 
 def test_first_model_starts_a_trainer_and_is_made_when_it_runs(client: Client, trainer: StandIn) -> None:
@@ -202,6 +250,12 @@ def test_trainer_that_was_deleted_is_made_anew(client: Client, trainer: StandIn)
     client.world.commands.delete(Scope(client.account_id), job.job_id).result()
     client.ask_for_model(client.session())
     assert wait_for(lambda: [each for each in client.jobs() if each.job_id != job.job_id])
+
+
+def test_model_waits_for_a_trainer_that_is_busy(client: Client, trainer: StandIn) -> None:
+    trainer.busy = ["create_model", "retrieve_future"]
+    assert client.model(trainer).endswith(":train:0")
+    assert trainer.busy == []
 
 
 def test_refusal_of_the_trainer_is_the_models(client: Client, trainer: StandIn) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,10 +16,11 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
-from api_world import SERVICE, Served, wait_for
+from api_world import SERVICE, WAIT_S, Served, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
 from trainmaster.api.routes.tinker import operations
+from trainmaster.api.tinker import bodies
 from trainmaster.store import activity
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
@@ -248,6 +254,62 @@ def test_body_that_is_no_object_is_refused(client: Client, body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b"\x12\x01a", b"\x0a\xff\xff\xff\xff\x7f", b"\x0a\x02\xff\xfe", bytes(100_000)])
 def test_message_that_begins_with_no_model_is_refused(client: Client, body: bytes) -> None:
     assert post_bytes(client, "forward_backward", body, PROTOBUF).status_code == 422
+
+
+def large(model_id: str) -> bytes:
+    """A body that names its model at its end."""
+    return b'{"data": [%s1], "seq_id": 1, "model_id": "%s"}' % (b"1," * (300 << 10), model_id.encode())
+
+
+def test_large_body_of_a_model_that_is_not_there_is_let_go_at_once(
+    client: Client, stranger: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a collection of garbage: errors that pass through threads live until the next one."""
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 4 << 20)
+    model_id = client.model(trainer)
+    gc.disable()
+    try:
+        for _ in range(8):
+            assert stranger.http.post("forward_backward", content=large("none")).status_code == 404
+        assert client.http.post("forward_backward", content=large(model_id)).status_code == 200
+    finally:
+        gc.enable()
+
+
+def test_bodies_that_do_not_come_keep_nobody_else_out_and_are_given_up(
+    client: Client, stranger: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 4 << 20)
+    monkeypatch.setattr(bodies, "PATIENCE_S", 1.0)
+    model_id = client.model(trainer)
+    head = f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {stranger.key}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 90000000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        stalled = []
+        for _ in range(8):
+            address = (client.http.base_url.host, client.http.base_url.port)
+            stalled.append(stack.enter_context(socket.create_connection(address, timeout=WAIT_S)))
+            stalled[-1].sendall(head.encode() + large("")[: 512 << 10])
+        time.sleep(0.3)
+        assert client.http.post("forward_backward", content=large(model_id)).status_code == 200
+        for each in stalled:
+            said = b"".join(iter(functools.partial(each.recv, 1 << 16), b""))  # to the end: the connection is closed
+            assert said.startswith(b"HTTP/1.1 408 ")
+            assert b"REQUEST_TIMEOUT" in said
+            assert b"\r\nconnection: close\r\n" in said.lower()
+
+
+@pytest.mark.parametrize("path", ["tinker://\ud800/weights/x", "tinker://a\0b/weights/x", "tinker://a/weights/\ud800"])
+def test_path_that_no_weights_can_have_is_told_through_the_future(client: Client, trainer: StandIn, path: str) -> None:
+    model_id = client.model(trainer)
+    document = {"model_id": model_id, "seq_id": 1, "path": path, "weights_access_token": "\ud800"}
+    # As ASCII: a lone surrogate is no proper UTF-8.
+    assert client.http.post("load_weights", content=json.dumps(document).encode()).status_code == 200
+    (sent,) = trainer.of("load_weights")
+    assert sent.json()["path"] == path
+    assert "x-trainmaster-source" not in sent.headers
+    wanted = json.dumps({"tinker_path": path}).encode()
+    assert client.http.post("weights_info", content=wanted).status_code in (404, 422)
 
 
 def test_unknown_future_is_not_there(client: Client) -> None:

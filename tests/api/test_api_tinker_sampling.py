@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from api_world import wait_for
 from tinker_world import ALIAS, MODEL, Client, StandIn
@@ -146,14 +148,20 @@ def test_samples_by_the_hundred_come_back_to_whom_they_belong(
     for seq_id in range(200):
         trainer.results[f":{seq_id}"] = {"seq": seq_id}
 
-    def one(seq_id: int) -> int:
-        ack = client.post("asample", sample(sampler_id, 1000 + seq_id))
+    def one(own: Client, seq_id: int) -> int:
+        ack = own.post("asample", sample(sampler_id, 1000 + seq_id))
         trainer.results[f":{1000 + seq_id}"] = {"seq": seq_id}
-        return int(client.post("retrieve_future", {"request_id": ack["request_id"]})["seq"])
+        return int(own.post("retrieve_future", {"request_id": ack["request_id"]})["seq"])
+
+    def some(first: int) -> list[int]:
+        # Connections of its own: a client that threads share closes them under one another.
+        given = client.http
+        with httpx.Client(base_url=given.base_url, headers=given.headers, timeout=given.timeout) as http:
+            return [one(replace(client, http=http), seq_id) for seq_id in range(first, 200, 32)]
 
     trainer.results.clear()
     with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(one, range(200))) == list(range(200))
+        assert list(pool.map(some, range(32))) == [list(range(first, 200, 32)) for first in range(32)]
 
 
 def test_backpressure_of_the_trainer_reaches_the_client(client: Client, trainer: StandIn, sampler_id: str) -> None:

@@ -11,8 +11,12 @@ import pytest
 from api_world import WAIT_S, Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
-from trainmaster.api.tinker import bodies, use
+from trainmaster.api.tinker import bodies, door, use
+from trainmaster.api.tinker.connections import BrokenOffError
+from trainmaster.api.tinker.sessions import Sessions
+from trainmaster.api.tinker.trainers import Trainers
 from trainmaster.coordinator.tinker import UNWANTED
+from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.states import JobStatus
 from trainmaster.core.tinker import RunState, TinkerRun
@@ -177,10 +181,94 @@ def test_session_whose_client_is_gone_is_finished_for_it(
 
         tinker_world.database.write_now(age)
         client.post("session_heartbeat", {"session_id": lively})
-        wait_for(lambda: trainer.of(f"sessions/{silent}/finish"))
+        (told,) = wait_for(lambda: trainer.of(f"sessions/{silent}/finish"))
+        assert told.json()["reason"] == {"type": "interrupted"}  # upon which a trainer saves first
         assert stored(client, silent).finish["reason"] == {"type": "interrupted"}
         client.post("session_heartbeat", {"session_id": lively})
         assert stored(client, lively).finished_at is None
+
+
+@pytest.mark.parametrize("trouble", [StoreUnavailableError("away"), BrokenOffError("no answer")])
+def test_trainers_are_told_of_a_finished_session_until_they_have_heard(
+    client: Client, trainer: StandIn, tinker_served: Served, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    """The database, or the trainer, is away for a moment."""
+    monkeypatch.setattr(door, "FAREWELL_AGAIN_S", 0.05)
+    model_id = client.model(trainer)
+    session_id = model_id.partition(":")[0]
+    troubles = [trouble, trouble]
+    ask = Trainers.ask
+
+    async def asks(self: Trainers, *arguments: Any, **options: Any) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return await ask(self, *arguments, **options)
+
+    with monkeypatch.context() as change:
+        change.setattr(Trainers, "ask", asks)
+        client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}})
+        wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
+    assert len(trainer.of(f"sessions/{session_id}/finish")) == 1
+
+
+def test_trainer_that_is_too_busy_for_a_farewell_hears_it_later(
+    client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "FAREWELL_AGAIN_S", 0.05)
+    session_id = client.model(trainer).partition(":")[0]
+    trainer.busy = [f"sessions/{session_id}/finish"]
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}})
+    wait_for(lambda: len(trainer.of(f"sessions/{session_id}/finish")) == 2)
+
+
+def test_silent_sessions_are_ended_though_the_database_is_away_in_between(
+    tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are finished in one transaction, and looked up in others; a mistake in one of these is no end of it."""
+    monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
+    read = Sessions.end
+    troubles: list[Exception] = [
+        StoreUnavailableError("away"),
+        StoreUnavailableError("away"),
+        RuntimeError("a mistake"),
+    ]
+
+    async def end(self: Sessions, session_id: str) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return await read(self, session_id)
+
+    monkeypatch.setattr(Sessions, "end", end)
+    with Served.serve(tinker_world.context(tinker_silent_s=0.5)) as served, Client.of(served, tinker_world) as client:
+        model_id = client.model(trainer)
+        # A mistake ends the first that it meets for good; there are two more.
+        silent = [model_id.partition(":")[0]]
+        for number in (1, 2):
+            ack = client.ask_for_model(client.session(), number)
+            silent.append(str(client.result(ack)["model_id"]).partition(":")[0])
+        served.loop.call_soon_threadsafe(served.front.open)
+        wait_for(lambda: sum(bool(trainer.of(f"sessions/{each}/finish")) for each in silent) >= 2)
+    assert troubles == []
+
+
+def test_client_that_was_heard_of_while_the_database_was_away_is_not_silent(
+    tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
+    note = tinker.note_use
+    troubles = [StoreUnavailableError("away")] * 3
+
+    def note_use(*arguments: Any, **options: Any) -> None:
+        if troubles:
+            raise troubles.pop()
+        note(*arguments, **options)
+
+    monkeypatch.setattr(tinker, "note_use", note_use)
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
+        session_id = client.session()
+        before = stored(client, session_id).heartbeat_at
+        client.post("session_heartbeat", {"session_id": session_id})
+        wait_for(lambda: stored(client, session_id).heartbeat_at > before)
 
 
 def test_heartbeats_are_kept(tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:

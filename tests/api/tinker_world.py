@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from model_config import model_config
 from trainmaster.api.context import ApiContext
 from trainmaster.api.tinker.bodies import protobuf_text
 from trainmaster.coordinator.admission import Admission
@@ -73,6 +74,8 @@ class StandIn:
     """By the end of a future's id; a dict is answered as JSON, bytes as protobuf, a list in pieces. Others get an empty
     result."""
     refuse_samples: bool = False
+    busy: list[str] = field(default_factory=list)
+    """Operations that are answered with 429, each once."""
     breaks_off: bool = False
     """Answers end in the middle."""
     gate: threading.Event = field(default_factory=threading.Event)
@@ -112,6 +115,9 @@ class StandIn:
         if self.breaks_off:
             return HalfResponse()
         operation = sent.path.removeprefix("/api/v1/")
+        if operation in self.busy:
+            self.busy.remove(operation)
+            return JSONResponse({"error": "busy"}, 429, {"retry-after": "1"})
         if operation == "retrieve_future":
             return await self._future(sent.json()["request_id"])
         prefix = f"{self.trainer.job_id}:{self.trainer.attempt}"
@@ -166,7 +172,7 @@ class TinkerWorld(World):
         for name in ("qwen", "other"):
             paths[name] = directory / name
             paths[name].mkdir()
-            (paths[name] / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT_LENGTH}))
+            (paths[name] / "config.json").write_text(json.dumps(model_config(max_position_embeddings=CONTEXT_LENGTH)))
         aliases = [NamedPath(MODEL, paths["qwen"]), NamedPath(ALIAS, paths["qwen"]), NamedPath(OTHER, paths["other"])]
         models = BaseModels(aliases, artifacts=directory / ARTIFACTS)
         database = Database.open(f"sqlite:///{directory / 'store.db'}")

@@ -46,6 +46,7 @@ def compatibility() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["compatibility"] = module
+    sys.path.append(str(SCRIPT.parent))  # for what the script imports
     spec.loader.exec_module(module)
     return module
 

@@ -100,7 +100,7 @@ def test_checkpoints_of_a_deleted_job_are_promoted(results: dict[str, Any], serv
     assert [one["name"] for one in found["left"]] == [one["name"] for one in trained["checkpoints"]]
     assert found["model"]["name"].endswith("/models/my-model")
     assert found["again"]["type"] == "RuntimeError"
-    [adapter] = Path(service_server.directory).rglob("models/**/adapter_config.json")
+    [adapter] = Path(service_server.directory).rglob("models/*/my-model/adapter_config.json")
     assert json.loads(adapter.read_text())["r"] == 8
 
 
@@ -108,6 +108,32 @@ def test_service_clients_make_their_own_trainers(results: dict[str, Any]) -> Non
     found = facts(results, "managed")
     assert "/trainingShapes/" in found["shape"]
     assert found["resumed"] == found["went_on"]
+
+
+def test_methods_that_recipes_seldom_call_work(results: dict[str, Any]) -> None:
+    found = facts(results, "managed")["others"]
+    assert "accounts/fireworks/models/qwen3-8b" in found["models"]
+    assert found["base_model"] == "accounts/fireworks/models/qwen3-8b"
+    assert found["resolved"].startswith("cross_job://")
+    assert found["adapted"] == found["trained"]
+    assert found["of_state"] == 4
+    assert found["bases"][0] == found["bases"][1] != found["trained"]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("forward_projection", "'output'"),
+        ("forward_backward_contrastive", "'output'"),
+        # These two are the client's own words: it knows of no deployment.
+        ("weight_sync", "sampler state"),
+        ("create_sampling_client", "sampler"),
+    ],
+)
+def test_methods_that_are_not_here_say_so_at_once(results: dict[str, Any], method: str, words: str) -> None:
+    error = facts(results, "managed")["others"]["refused"][method]
+    assert words in error["message"]
+    assert error["seconds"] < 5
 
 
 def test_all_parameters_are_trained_and_saved_as_differences(results: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from client_programs import Client, facts
 
 from fireworks_page import described_fields
 from real_server import RealServer
+from trainmaster.api.routes.fireworks.absent import COLLECTIONS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -99,6 +100,16 @@ def test_base_models_are_described(results: dict[str, Any]) -> None:
     assert found["moe"] is False
     assert (found["missing"]["type"], found["missing"]["status"]) == ("ModelDetailsUnavailableError", 404)
     assert found["listed"] == ["accounts/fireworks/models/qwen3-8b"]
+
+
+def test_what_is_not_here_is_told_at_once(results: dict[str, Any]) -> None:
+    found = facts(results, "absent")
+    for name, error in found["errors"].items():
+        # Of an answer about deployments this client shows the status alone.
+        told = "404 Not Found" if name == "deployments" else COLLECTIONS[name.partition(":")[0]]
+        assert told in error["message"], error
+        assert error["seconds"] < 5, error
+    assert found["deployment"] is None
 
 
 @pytest.mark.parametrize("prefix", ["fw_", "tml-"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +133,42 @@ def test_promotion_to_a_name_that_is_taken_is_refused_at_once(results: dict[str,
     assert "model 'taken-name'" in found["error"]["message"]
     assert found["took_s"] < 5
     assert found["again"] == found["made"]
+
+
+def test_states_are_saved_by_names_that_can_be_loaded(results: dict[str, Any]) -> None:
+    found = facts(results, "names")
+    assert (found["refused"]["type"], found["refused"]["category"]) == ("RequestFailedError", "user")
+    assert "'Step_1' cannot be the name of a state" in found["refused"]["message"]
+    assert "lower-case letters, digits and '-'" in found["refused"]["message"]
+    assert found["saved"] == "step-1"
+    assert found["rewound"] == found["across"] == found["went_on"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nobodys", "there is no training checkpoint 'nobodys' in this job"),
+        (f"cross_job://{JOB}/nobodys", f"trainer {JOB} has no training checkpoint 'nobodys'"),
+        ("cross_job://nobodys/step-1", "there is no job nobodys"),
+        ("model", "there is no model nobodys"),
+    ],
+)
+def test_what_is_missing_is_named(results: dict[str, Any], path: str, words: str) -> None:
+    error = facts(results, "names")["missing"][path]
+    assert (error["type"], error["category"]) == ("RequestFailedError", "user")
+    assert words in error["message"]
+
+
+def test_longer_context_than_the_models_is_refused_at_once(results: dict[str, Any]) -> None:
+    error = facts(results, "names")["longer"]
+    assert error["type"] == "TrainingAPIError"
+    assert f"trainingConfig.maxContextLength: is 4096, and {FIREWORKS_NAME} was made for {CONTEXT}" in error["message"]
+
+
+def test_calibration_is_left_with_the_weights(results: dict[str, Any], service_server: RealServer) -> None:
+    name = facts(results, "names")["calibrated"]
+    [file] = Path(service_server.directory).rglob(f"{name}/*/decision.json")
+    assert json.loads(file.read_text())["temperature"] == {"choice": 1.5}
 
 
 def test_results_outlive_the_server_that_acknowledged_them(results: dict[str, Any], service_server: RealServer) -> None:

@@ -38,6 +38,7 @@ def results(client: Callable[[str], Client]) -> dict[str, Any]:
         "prompt_logprobs",
         "nucleus",
         "base_sampler",
+        "copies",
         "short_after_long",
         "save_and_resume",
         "saved_sampler",
@@ -196,6 +197,15 @@ def test_prompts_have_log_probabilities(results: dict[str, Any]) -> None:
 def test_base_model_can_be_sampled(results: dict[str, Any]) -> None:
     found = facts(results, "base_sampler")
     assert [one["tokens"] for one in found["base"]] == [one["tokens"] for one in found["untrained"]]
+
+
+def test_copies_of_a_sampling_client_sample_the_same(results: dict[str, Any]) -> None:
+    found = facts(results, "copies")
+    assert len({tuple(one["tokens"]) for one in found["own"]}) == 2
+    for where in ("here", "there"):
+        assert {how: samples for how, samples in found[where].items() if samples != found["own"]} == {}
+    assert found["own_afterwards"] == found["own"]
+    assert found["base_model"] == HUB_NAME
 
 
 def test_short_requests_do_not_wait_for_long_ones(results: dict[str, Any]) -> None:

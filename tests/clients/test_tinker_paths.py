@@ -171,6 +171,21 @@ def test_refused_methods_tell_the_reason_at_once(
     assert found["next"].endswith("/weights/after")
 
 
+def test_refused_arguments_are_told_by_their_names_at_once(
+    client: Callable[[str], Client], compatibility: ModuleType
+) -> None:
+    expected = {
+        f"{method} {argument}": name
+        for method, arguments in compatibility.REFUSED_ARGUMENTS.items()
+        for argument, name in arguments.items()
+    }
+    found = facts(client("tinker").scenarios("tinker_refused.py", "arguments"), "arguments")
+    assert set(found) == set(expected)
+    for name, error in found.items():
+        assert expected[name] in error["message"], error
+        assert error["seconds"] < 5, error
+
+
 # -- what is no request --
 
 

@@ -21,13 +21,24 @@ class RunningFront:
     """Starts when it is entered; ends, with its engine, when it is left. It must not complain of anything."""
 
     def __init__(
-        self, *, attempt: int = 1, ready: bool = True, checkpoints=(), delays=None, token_file="", **settings: float
+        self,
+        *,
+        attempt: int = 1,
+        ready: bool = True,
+        checkpoints=(),
+        delays=None,
+        token_file="",
+        engine=StubEngine,
+        descriptors: int = 0,
+        **settings: float,
     ) -> None:
         self._attempt = attempt
         self._token_file = token_file
         self._ready = ready
         self._checkpoints = checkpoints
         self._delays = delays or {}
+        self._make_engine = engine
+        self._limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)] if descriptors else []
         self._settings = {"last_answers_s": 0.1, **settings}
 
     def __enter__(self) -> RunningFront:
@@ -39,7 +50,7 @@ class RunningFront:
         flags = [f"--channel={far.fileno()}", f"--port={port}"]
         flags += [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
+            [*self._limited, sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
             pass_fds=[far.fileno()],
             stderr=self._log,
             env={
@@ -52,7 +63,7 @@ class RunningFront:
         far.close()
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=f"{self.url}/api/v1", timeout=30)
-        self.engine = StubEngine(channel.EngineChannel(near), **self._delays)
+        self.engine = self._make_engine(channel.EngineChannel(near), **self._delays)
         self.engine.start(ready=self._ready, checkpoints=self._checkpoints)
         deadline = time.monotonic() + 30
         while True:

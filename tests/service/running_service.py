@@ -20,6 +20,8 @@ from trainmaster.protocol import environment
 
 BASE_MODEL = "tiny/model"
 PATIENCE_S = 90.0
+FEW_DESCRIPTORS = 512
+"""What a service may have open when it starts; it may allow itself more."""
 
 
 class RunningService:
@@ -59,7 +61,8 @@ class RunningService:
                 "CUDA_VISIBLE_DEVICES": "",
             }
             with open(self.attempt_dir / f"log-{rank}", "wb") as log:
-                argv = [sys.executable, "-P", "-m", "trainmaster.service"]
+                argv = ["sh", "-c", f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"', "sh"]
+                argv += [sys.executable, "-P", "-m", "trainmaster.service"]
                 self.ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v1", timeout=60, trust_env=False)
 

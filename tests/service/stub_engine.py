@@ -226,6 +226,10 @@ class StubEngine:
         del self.models[request.model_id]
         return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
 
+    def _do_leave_model(self, request: Request) -> Reply:
+        self.models.pop(request.model_id, None)
+        return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
+
     def _do_create_sampling_session(self, request: Request) -> Reply:
         path = request.fields.get("model_path")
         if path is not None and path not in self.saved:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,27 +109,34 @@ def test_nothing_is_lost_in_a_storm() -> None:
         body = protobuf_pass(client.model_id, 0, targets=275_000)
         assert 3_250_000 < len(body) < 3_350_000
         rest = body.removeprefix(schema.ForwardBackwardRequest(model_id=client.model_id).SerializeToString())
-        limits = httpx.Limits(max_connections=None)
-        with httpx.Client(base_url=f"{front.url}/api/v1", timeout=120, limits=limits) as http:
+        with contextlib.ExitStack() as stack:
+            # One for each thread: a client that threads share closes connections under one another.
+            own = threading.local()
+
+            def connect() -> None:
+                own.http = stack.enter_context(httpx.Client(base_url=f"{front.url}/api/v1", timeout=120))
 
             def train(seq_id: int) -> float:
                 head = schema.ForwardBackwardRequest(model_id=client.model_id, seq_id=seq_id).SerializeToString()
-                ack = http.post("forward_backward", content=head + rest, headers=PROTOBUF).json()
-                answer = http.post("retrieve_future", json=ack).json()
+                ack = own.http.post("forward_backward", content=head + rest, headers=PROTOBUF).json()
+                answer = own.http.post("retrieve_future", json=ack).json()
                 while answer.get("type") == "try_again":
-                    answer = http.post("retrieve_future", json=ack).json()
+                    answer = own.http.post("retrieve_future", json=ack).json()
                 return float(answer["metrics"]["loss:sum"])
 
             def draw(seq_id: int) -> int:
                 prompt = {"chunks": [{"type": "encoded_text", "tokens": [seq_id]}]}
-                ack = http.post("asample", json=sample(session, seq_id, prompt=prompt, num_samples=1)).json()
-                answer = http.post("retrieve_future", json=ack).json()
+                ack = own.http.post("asample", json=sample(session, seq_id, prompt=prompt, num_samples=1)).json()
+                answer = own.http.post("retrieve_future", json=ack).json()
                 while answer.get("type") == "try_again":
-                    answer = http.post("retrieve_future", json=ack).json()
+                    answer = own.http.post("retrieve_future", json=ack).json()
                 return int(answer["sequences"][0]["tokens"][0])
 
             numbers = np.random.default_rng(0).permutation(np.arange(1, 209)).tolist()
-            with ThreadPoolExecutor(128) as samplers, ThreadPoolExecutor(16) as trainers:
+            with (
+                ThreadPoolExecutor(128, initializer=connect) as samplers,
+                ThreadPoolExecutor(16, initializer=connect) as trainers,
+            ):
                 drawn = [samplers.submit(draw, seq_id) for seq_id in range(512)]
                 # A gap must not hold all connections: acknowledgements and results are asked for apart from each other.
                 trained = {seq_id: trainers.submit(train, seq_id) for seq_id in sorted(numbers, key=lambda n: n // 8)}
@@ -141,7 +149,7 @@ def test_nothing_is_lost_in_a_storm() -> None:
 
 
 def test_body_that_there_is_no_room_for_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    intake = Intake(memory_bytes=1 << 30, max_held_bytes=1 << 30, max_body_bytes=1 << 30)
+    intake = Intake(memory_bytes=1 << 30, max_held=9, max_held_bytes=1 << 30, max_body_bytes=1 << 30)
     made: list[SharedBody] = []
 
     def full(body: SharedBody, data: bytes) -> None:
@@ -156,7 +164,7 @@ def test_body_that_there_is_no_room_for_leaves_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(SharedBody, "write", full)
     with pytest.raises(BusyError, match="no space"):
         asyncio.run(intake.read(Request({"type": "http", "method": "POST", "headers": []}, receive)))
-    assert (intake.held_bytes, [body.fd for body in made]) == (0, [-1])
+    assert (intake.held, intake.held_bytes, [body.fd for body in made]) == (0, 0, [-1])
     # It was read to its end: a client hears no answer before.
     assert list(pieces) == []
 

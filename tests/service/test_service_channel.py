@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -62,6 +63,54 @@ def test_engine_that_cannot_read_a_message_does_not_wait_for_the_next(
     with pytest.raises(ChannelClosedError):
         engine.receive(timeout_s=20)
     engine.close()
+
+
+def test_engine_says_why_it_cannot_read(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that has no maps or descriptors left was not hung up on."""
+
+    def fails(_fd: int, _size: int) -> memoryview:
+        raise OSError(errno.EMFILE, "none left")
+
+    monkeypatch.setattr(channel, "mapped", fails)
+    near, far = ends
+    engine, other = EngineChannel(far), EngineChannel(near)
+    other.send(Reply(request_id="r", body=bytes(INLINE_BYTES + 1)))
+    with pytest.raises(ChannelClosedError):
+        engine.receive(timeout_s=20)
+    assert "none left" in caplog.text
+    caplog.clear()
+    engine.close()
+    other.close()
+    assert not caplog.text
+
+
+def test_engine_that_hangs_up_waits_for_who_sends(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a descriptor that is closed is soon another's: what is sent then would go there."""
+    begun, goes_on = threading.Event(), threading.Event()
+    open_still: list[bool] = []
+
+    def slow(end: socket.socket, _datagram: bytes, _bodies: list[SharedBody]) -> None:
+        begun.set()
+        goes_on.wait(20)
+        open_still.append(end.fileno() >= 0)
+
+    monkeypatch.setattr(channel, "_send", slow)
+    engine = EngineChannel(ends[0])
+    sends = threading.Thread(target=engine.send, args=(Status(),))
+    closes = threading.Thread(target=engine.close)
+    sends.start()
+    begun.wait(20)
+    closes.start()
+    closes.join(0.2)
+    goes_on.set()
+    for thread in (sends, closes):
+        thread.join(20)
+    assert open_still == [True]
+    assert ends[0].fileno() == -1
 
 
 @pytest.mark.parametrize("size", SIZES)

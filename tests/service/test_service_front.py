@@ -85,7 +85,8 @@ def test_silent_session_expires() -> None:
     with RunningFront(session_expires_s=1.5) as front:
         client = Client(front)
         wait_for(lambda: client.requests("end_session"))
-        assert client.requests("end_session")[0].fields["model_ids"] == [client.model_id]
+        assert [one.model_id for one in client.requests("leave_model")] == [client.model_id]
+        assert client.requests("end_session")[0].fields["model_ids"] == []
         assert front.http.post("session_heartbeat", json={"session_id": client.session_id}).status_code == 410
         assert "expired" in client.result(client.optim_step(1))["error"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from plain_client import PROTOBUF, Client, protobuf_pass, sample, wait_for
@@ -191,6 +192,17 @@ def test_weights_are_saved_and_loaded(front: RunningFront, door: str, path: str,
     assert described == {"sampler_id": session, "base_model": BASE_MODEL, "model_path": sampler}
     missing = client.post("load_weights", model_id=client.model_id, path="none", optimizer=True, seq_id=7)
     assert client.result(missing) == {"error": "nothing was saved as 'none'", "category": "user"}
+
+
+def test_what_the_server_refuses_fails_through_its_future_and_has_its_place(front: RunningFront) -> None:
+    client = Client(front)
+    body = {"model_id": client.model_id, "path": "cross_job://other/x", "seq_id": 2}
+    ack = front.http.post("load_weights", json=body, headers={"X-Trainmaster-Refusal": quote("no job ünser")}).json()
+    stepped = client.optim_step(3)
+    client.result(client.optim_step(1))
+    assert client.result(ack) == {"error": "no job ünser", "category": "user"}
+    assert client.result(stepped)["metrics"]["steps"] == 2
+    assert not [one for one in client.requests("load_weights") if one.model_id == client.model_id]
 
 
 def test_where_a_path_leads_is_the_servers_to_say(front: RunningFront) -> None:

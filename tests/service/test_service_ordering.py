@@ -25,7 +25,7 @@ def test_any_arrival_leaves_in_sequence_and_once(arrivals: list[int]) -> None:
     left: list[int] = []
     seen = set()
     for seq_id in arrivals:
-        placement = order.place(seq_id, b"%d" % seq_id, seq_id)
+        placement = order.place(seq_id, b"%d" % seq_id, seq_id, size=1, room=True)
         assert placement is (Placement.REPEAT if seq_id in seen else Placement.NEW)
         seen.add(seq_id)
         left += order.leave()
@@ -39,7 +39,7 @@ def test_nothing_passes_a_gap(arrivals: list[int]) -> None:
     order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     left: list[int] = []
     for seq_id in arrivals:
-        order.place(seq_id, b"", seq_id)
+        order.place(seq_id, b"", seq_id, size=1, room=True)
         left += order.leave()
     first_missing = next(number for number in range(1, 32) if number not in arrivals)
     assert left == list(range(1, first_missing))
@@ -56,7 +56,7 @@ def test_what_waits_is_bounded_and_what_it_waits_for_is_not(arrivals: list[tuple
     for seq_id, size in [*arrivals, *((seq_id, 200) for seq_id in range(1, 13))]:
         size = sizes.get(seq_id, size)
         due = seq_id == order.next_seq_id
-        placement = order.place(seq_id, b"", seq_id, size=size, room=80)
+        placement = order.place(seq_id, b"", seq_id, size=size, room=size <= 80)
         if placement is Placement.FULL:
             assert not due
             assert order.waiting == 3 or order.waiting_bytes + size > 100 or size > 80
@@ -72,11 +72,11 @@ def test_what_waits_is_bounded_and_what_it_waits_for_is_not(arrivals: list[tuple
 def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> None:
     order: Order[str] = Order(max_waiting=100, max_waiting_bytes=100)
     seq_id = 1 if gone else 2
-    order.place(seq_id, b"first", "first")
+    order.place(seq_id, b"first", "first", size=1, room=True)
     left = list(order.leave())
-    assert order.place(seq_id, b"other", "other") is Placement.CONFLICT
-    assert order.place(seq_id, b"first", "again") is Placement.REPEAT
-    order.place(1, b"one", "one")
+    assert order.place(seq_id, b"other", "other", size=1, room=True) is Placement.CONFLICT
+    assert order.place(seq_id, b"first", "again", size=1, room=True) is Placement.REPEAT
+    order.place(1, b"one", "one", size=1, room=True)
     left += order.leave()
     assert left[-1] == "first"
     assert "other" not in left
@@ -86,12 +86,12 @@ def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "REMEMBERED", 10)
     order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     for seq_id in range(1, 101):
-        order.place(seq_id, b"a", seq_id)
+        order.place(seq_id, b"a", seq_id, size=1, room=True)
         list(order.leave())
     assert len(order._digests) == 10
-    assert order.place(100, b"b", 100) is Placement.CONFLICT
+    assert order.place(100, b"b", 100, size=1, room=True) is Placement.CONFLICT
     # Too long ago to be compared; it is not done again all the same.
-    assert order.place(3, b"b", 3) is Placement.REPEAT
+    assert order.place(3, b"b", 3, size=1, room=True) is Placement.REPEAT
 
 
 def test_burst_begins_in_order_and_a_few_at_a_time() -> None:

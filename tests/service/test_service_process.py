@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running_service import BASE_MODEL, Client, FailedError, RunningService, data, running
+from running_service import BASE_MODEL, FEW_DESCRIPTORS, Client, FailedError, RunningService, data, running
 
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
@@ -207,6 +208,13 @@ def test_server_is_told_phases_capabilities_and_numbers(service: RunningService)
     assert max(record["step"] for record in service.metrics()) >= 2
     time.sleep(2.5)
     assert len(service.metrics()) <= before + 1  # of an idle service there is nothing new to tell
+
+
+def test_engine_may_have_as_many_descriptors_as_it_can(service: RunningService) -> None:
+    """Every large body that it has not done yet is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most > FEW_DESCRIPTORS
+    assert resource.prlimit(service.ranks[0].pid, resource.RLIMIT_NOFILE) == (most, most)
 
 
 def test_settings_of_the_job_hold(tiny: Path, tmp_path: Path) -> None:

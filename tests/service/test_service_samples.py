@@ -108,6 +108,21 @@ def test_sample_that_nobody_waits_for_is_cancelled() -> None:
         assert client.post("cancel_future", request_id="none") == {"cancelled": False}
 
 
+def test_copies_count_far_from_the_first() -> None:
+    """Up to 10^18 and more; only what does not fit 64 bits is refused."""
+    with RunningFront(hold_s=5) as front:
+        client = Client(front)
+        session = client.sampling_session()
+        for clone in (1, 8_999_999, 1_000_000_000):
+            acks = [client.post("asample", **sample(session, clone * 10**9 + number)) for number in (1, 0)]
+            assert [len(client.result(ack)["sequences"]) for ack in acks] == [2, 2]
+            target = {"type": "sampling_session", "sampling_session_id": session, "cloned_sampler_id": clone}
+            told = client.post("retrieve_futures", target=target, prev_cursor=0)
+            assert {one["request_id"] for one in told["completions"]} == {ack["request_id"] for ack in acks}
+        assert client.result(client.post("asample", **sample(session, 2**63 - 1)))["sequences"]
+        assert "seq_id" in client.result(client.post("asample", **sample(session, 2**63)))["error"]
+
+
 def test_ended_samples_are_told_by_session_and_copy() -> None:
     with RunningFront(hold_s=2, delays={"sample_s": 0.2}) as front:
         client = Client(front)

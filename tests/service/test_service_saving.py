@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,40 @@ def test_names_that_lead_elsewhere_are_refused(service: RunningService) -> None:
     for path in ("no-such", "tinker://../weights/a", "tinker://a/b/c", "cross_job://other/name", "/etc", None):
         assert refused(model, "load_weights", path=path, optimizer=True).category == "user"
     assert not (service.checkpoints.parent / "up").exists()
+
+
+def test_states_have_names_that_the_clients_of_their_door_load(service: RunningService) -> None:
+    ours, theirs = Client(service).create_model(), Client(service, door="tinker").create_model()
+    for name in ("Step_1", "step.1", "step_1", "step-", "x" * 64):
+        error = refused(ours, "save_weights", path=name)
+        assert error.category == "user"
+        assert "up to 63 lower-case letters, digits and '-'" in str(error)
+        assert theirs.save(name).endswith(f"/weights/{name}")
+        assert ours.save_for_sampler(name) == name  # which is never loaded by its bare name
+    for name in ("1", "step-1", "x" * 63):
+        ours.load(ours.save(name))
+    # What a trainer calls them itself, when it has to stop or is given no name.
+    path = ours.do("save_weights", {})["path"]
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", path)
+    ours.load(path)
+
+
+def test_calibration_is_kept_in_the_checkpoint(service: RunningService) -> None:
+    calibration = {"contract": "systemone-letter-v1", "temperature": {"choice": 1.5}}
+    model = Client(service).create_model()
+    model.save_for_sampler("calibrated", metadata={"decision_calibration": calibration})
+    model.save_for_sampler("uncalibrated", metadata={"decision_calibration": None})
+    assert json.loads((place(service, "sampler", "calibrated") / "decision.json").read_text()) == calibration
+    assert not (place(service, "sampler", "uncalibrated") / "decision.json").exists()
+    verify(place(service, "sampler", "calibrated"))
+    for metadata, why in (
+        (7, "metadata: an object"),
+        ({"note": "x"}, "not 'note'"),
+        ({"decision_calibration": "hot"}, "decision_calibration: an object"),
+        ({"decision_calibration": {"x": "y" * 40_000}}, "metadata: an object of at most 32 KiB"),
+    ):
+        error = refused(model, "save_weights_for_sampler", path="none", metadata=metadata)
+        assert (error.category, why in str(error)) == ("user", True)
 
 
 def test_server_is_told_kind_name_and_attributes(service: RunningService) -> None:

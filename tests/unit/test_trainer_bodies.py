@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import json
 import random
 import struct
@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from starlette.requests import Request
 
-from trainmaster.api.errors import RateLimitedError
+from trainmaster.api.errors import RateLimitedError, StalledError
 from trainmaster.api.tinker import bodies
 from trainmaster.api.tinker.bodies import Body, text_field
 from trainmaster.core.errors import SpecError
@@ -24,7 +24,7 @@ NAME = b"sess-a:train:0"
 MESSAGE = b"\x0a" + bytes([len(NAME)]) + NAME
 
 
-def body_of(pieces: Iterable[bytes], **headers: str) -> Body:
+def body_of(pieces: Iterable[bytes], account_id: str = "acme", **headers: str) -> Body:
     left = iter(pieces)
 
     async def receive() -> Any:
@@ -32,7 +32,7 @@ def body_of(pieces: Iterable[bytes], **headers: str) -> Body:
         return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
     told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Body(Request({"type": "http", "method": "POST", "headers": told}, receive))
+    return Body(Request({"type": "http", "method": "POST", "headers": told}, receive), account_id)
 
 
 def compressed(pieces: Iterable[bytes]) -> Body:
@@ -86,30 +86,60 @@ def test_large_json_is_not_decoded_in_search_of_a_name(monkeypatch: pytest.Monke
         asyncio.run(text_field(body_of([json.dumps(asked).encode()]), "model_id"))
 
 
-def test_bodies_that_are_held_as_a_whole_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their models are named at their ends; whoever finds no room is read to the end, and finds some later."""
-    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 5 << 20)
+def large(account_id: str, seen: list[int] | None = None) -> Body:
+    """Of two megabytes; its model is named at its end."""
 
-    def large(seen: list[int]) -> Body:
-        def pieces() -> Iterator[bytes]:
-            yield b'{"data": [' + b"1," * 64
-            for number in range(32):
+    def pieces() -> Iterator[bytes]:
+        yield b'{"data": [' + b"1," * 64
+        for number in range(32):
+            if seen is not None:
                 seen.append(number)
-                yield b"1," * (1 << 15)
-            yield b'1], "model_id": "' + NAME + b'"}'
+            yield b"1," * (1 << 15)
+        yield b'1], "model_id": "' + NAME + b'"}'
 
-        return body_of(pieces(), content_type="application/json")
+    return body_of(pieces(), account_id, content_type="application/json")
+
+
+@pytest.mark.parametrize(
+    ("in_all", "held", "refused"),
+    [(9 << 20, ("a", "b", "c", "d"), "e"), (17 << 20, ("a", "a"), "a")],
+    ids=["of all accounts", "of one account"],
+)
+def test_bodies_that_are_held_as_a_whole_are_bounded(
+    in_all: int, held: tuple[str, ...], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds no room is read to the end, and finds some later: without a collection of garbage."""
+    monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", in_all)
 
     async def storm() -> None:
-        held = [large([]), large([])]
-        assert [await text_field(body, "model_id") for body in held] == [NAME.decode()] * 2
-        seen: list[int] = []
-        with pytest.raises(RateLimitedError) as refused:
-            await text_field(large(seen), "model_id")
-        assert refused.value.retry_after_s == 1
-        assert len(seen) == 32
-        held.pop()
-        gc.collect()
-        assert await text_field(large([]), "model_id") == NAME.decode()
+        async with contextlib.AsyncExitStack() as stack:
+            for account_id in held:
+                assert await text_field(await stack.enter_async_context(large(account_id)), "model_id") == NAME.decode()
+            seen: list[int] = []
+            with pytest.raises(RateLimitedError) as late:
+                async with large(refused, seen) as body:
+                    await text_field(body, "model_id")
+            assert late.value.retry_after_s == 1
+            assert len(seen) == 32
+            if in_all > 16 << 20:
+                async with large("another") as body:
+                    assert await text_field(body, "model_id") == NAME.decode()
+        async with large(refused) as body:
+            assert await text_field(body, "model_id") == NAME.decode()
+        assert not body.pieces
 
     asyncio.run(storm())
+
+
+def test_body_of_which_no_more_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "PATIENCE_S", 0.05)
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def wait() -> None:
+        async with Body(Request({"type": "http", "method": "POST", "headers": []}, receive), "acme") as body:
+            await text_field(body, "model_id")
+
+    with pytest.raises(StalledError):
+        asyncio.run(wait())

@@ -98,6 +98,8 @@ def failure(error: TrainmasterError, request_id: str, headers: Mapping[str, str]
     status = status_of(error)
     if status == HTTPStatus.UNAUTHORIZED:
         extra["WWW-Authenticate"] = "Bearer"
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        extra["Connection"] = "close"  # the rest of the body may still come
     return Response(json.dumps(document), status_code=status, headers=extra, media_type=JSON)
 
 

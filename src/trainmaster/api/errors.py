@@ -9,6 +9,7 @@ Errors of the API itself, below the tree of `trainmaster.core.errors`:
     ├── CredentialsRefusedError      403: the token exchange refuses the key (`trainmaster.api.exchange`)
     ├── UnknownRouteError            404
     ├── WrongMethodError             405
+    ├── StalledError                 408: the rest of the body does not come
     ├── StreamGapConflictError       409: a worker sent bytes beyond the end of a stream
     ├── AttemptEndedError            410: a worker reported after its attempt's end
     ├── SessionEndedError            410: the client of a session has finished it
@@ -79,6 +80,12 @@ class WrongMethodError(TrainmasterError):
     """This address does not take that method."""
 
     code = "METHOD_NOT_ALLOWED"
+
+
+class StalledError(TrainmasterError):
+    """The rest of the body did not come."""
+
+    code = "REQUEST_TIMEOUT"
 
 
 class StreamGapConflictError(TrainmasterError):
@@ -172,6 +179,7 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         CredentialsRefusedError: HTTPStatus.FORBIDDEN,
         UnknownRouteError: HTTPStatus.NOT_FOUND,
         WrongMethodError: HTTPStatus.METHOD_NOT_ALLOWED,
+        StalledError: HTTPStatus.REQUEST_TIMEOUT,
         StreamGapConflictError: HTTPStatus.CONFLICT,
         AttemptEndedError: HTTPStatus.GONE,
         SessionEndedError: HTTPStatus.GONE,

@@ -16,14 +16,15 @@ from trainmaster.api.errors import TooLargeError
 from trainmaster.coordinator.commands import Idempotency
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.spec import parse
+from trainmaster.protocol.nesting import is_deeper
 
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
 MAX_VALUES = 100_000
 """Twice what a request can make sense with. A wrong value costs a hundred times its length until it is reported."""
 MAX_DEPTH = 64
-"""Of values within values: what can be read may still be too deep to be written, further down the stack. Trainers take
-no more either."""
+"""Of objects and lists within each other: what can be read may still be too deep to be written, further down the stack.
+Trainers take as much."""
 PREFIX = "/v1"
 """Where the routes lie."""
 ALIAS = "/modules/scaimind"
@@ -67,7 +68,7 @@ def parse_json(body: bytes) -> object:
         # Each takes two bytes at least, and each level a bracket, so that few bodies have to be counted.
         if len(body) > 2 * MAX_VALUES and not _holds_at_most(document, MAX_VALUES):
             message = f"has more than {MAX_VALUES} values"
-        elif body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(document, MAX_DEPTH):
+        elif body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(document, MAX_DEPTH):
             message = f"is nested more than {MAX_DEPTH} levels deep"
         else:
             return document
@@ -126,20 +127,6 @@ def _holds_at_most(document: object, most: int) -> bool:
             return False
         waiting.extend(inner)
     return True
-
-
-def _is_deeper(document: object, most: int) -> bool:
-    level = [document]
-    for _ in range(most):
-        if not level:
-            return False
-        level = [
-            inner
-            for value in level
-            if isinstance(value, dict | list)
-            for inner in (value.values() if isinstance(value, dict) else value)
-        ]
-    return bool(level)
 
 
 def _too_large(limit: int) -> TooLargeError:

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from trainmaster.coordinator.base_models import CONFIG, BaseModels
+from trainmaster.coordinator.base_models import CONFIG, BaseModel, BaseModels
 from trainmaster.coordinator.tenants import LOCAL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
@@ -98,6 +98,7 @@ class Admission:
             yield from self._outside(path, "model_path")
         if not Path(path, CONFIG).is_file():
             yield f"model_path: {path} has no {CONFIG}, so it is no transformers checkpoint"
+        BaseModel(name=path, path=Path(path)).require(workload.max_context_length)
 
     def _server_script(self, workload: WorkloadSpec) -> Path | None:
         """The script on the server that a workload names; None when it ships it, or is no script."""

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core.errors import RefusedError
+from trainmaster.core.errors import Problem, RefusedError
 from trainmaster.core.spec import SubmitJobRequest
 from trainmaster.core.suggest import choice_message
 from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.errors import EngineError
 from trainmaster.settings import NamedPath
 
 CONFIG = "config.json"
@@ -45,17 +47,36 @@ class BaseModel:
     def context_length(self) -> int | None:
         """The longest sequence that it was made for; None where it does not say."""
         config = self.config()
-        inner = config.get("text_config")
-        said = config.get("max_position_embeddings") or (inner or {}).get("max_position_embeddings")
-        return said if isinstance(said, int) and said > 0 else None
+        try:
+            return ModelConfig.of(config, self.path / CONFIG).max_positions
+        except EngineError:  # no trainer can hold it, but it may say so much
+            lengths = (part.get("max_position_embeddings") for part in (config, _language_model(config)))
+            return next((said for said in lengths if isinstance(said, int) and said > 0), None)
 
     @property
     def is_moe(self) -> bool:
         """Whether it is a mixture of experts."""
         config = self.config()
-        inner = config.get("text_config")
-        places = (config, inner if isinstance(inner, dict) else {})
-        return any((place.get(name) or 0) > 1 for place in places for name in _EXPERTS)
+        return any((part.get(name) or 0) > 1 for part in (config, _language_model(config)) for name in _EXPERTS)
+
+    def require(self, context_length: int | None = None) -> int:
+        """See that a trainer can hold it, with sequences of a length; returns the longest that it can have.
+
+        Raises:
+            RefusedError: it cannot; says why.
+        """
+        config = self.config()
+        if not config:
+            raise RefusedError(f"base model {self.name} has no {CONFIG} that can be read")
+        try:
+            # Its name in the place of its directory, which is the operator's affair.
+            longest = ModelConfig.of(config, Path(self.name, CONFIG)).max_positions
+        except EngineError as error:
+            raise RefusedError(str(error)) from None
+        if context_length is not None and context_length > longest:
+            message = f"is {context_length}, and {self.name} was made for {longest} tokens at most"
+            raise RefusedError.because([Problem(field="workload.max_context_length", message=message)])
+        return longest
 
 
 class BaseModels:
@@ -91,7 +112,7 @@ class BaseModels:
         """The request with the directory of the model that it names, where it is left to us to know.
 
         Raises:
-            RefusedError: nothing is known by that name.
+            RefusedError: nothing is known by that name, or no trainer can hold what is.
         """
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
@@ -99,15 +120,13 @@ class BaseModels:
         model = self.find(spec.base_model, account_id)
         if model is None:
             raise RefusedError(self._unknown(spec.base_model, account_id))
-        longest, wanted = model.context_length, spec.max_context_length
-        if longest is not None and (wanted is None or (spec.training_shape is not None and wanted > longest)):
-            # What a shape can do at most is more than what this model was made for.
-            wanted = longest
+        # What a shape can do at most may be more than what this model was made for; what a request wants may not.
+        longest = model.require(None if spec.training_shape is not None else spec.max_context_length)
         found = spec.model_copy(
             update={
                 "model_path": str(model.path),
                 "aliases": tuple(dict.fromkeys((*spec.aliases, *model.aliases))),
-                "max_context_length": wanted,
+                "max_context_length": min(spec.max_context_length or longest, longest),
             }
         )
         return request.model_copy(update={"workload": found})
@@ -116,11 +135,16 @@ class BaseModels:
         """What `named` returns, for an event loop: models may lie on a disk that does not answer.
 
         Raises:
-            RefusedError: nothing is known by that name.
+            RefusedError: nothing is known by that name, or no trainer can hold what is.
         """
-        if isinstance(request.workload, TrainerServiceSpec):
-            return await asyncio.to_thread(self.named, request, account_id)
-        return request
+        spec = request.workload
+        if not isinstance(spec, TrainerServiceSpec):
+            return request
+        path = Path(spec.model_path or "")
+        if self.owns(path, account_id):
+            model = BaseModel(name=spec.base_model, path=path)
+            await asyncio.to_thread(model.require, spec.max_context_length)
+        return await asyncio.to_thread(self.named, request, account_id)
 
     def _promoted_path(self, name: str, account_id: str) -> Path | None:
         found = _NAME.fullmatch(name)
@@ -153,6 +177,12 @@ def read_config(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the language model alone, where it sees pictures too."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else {}
 
 
 def check_aliases(aliases: Sequence[NamedPath]) -> None:

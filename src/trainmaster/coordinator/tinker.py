@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from trainmaster.coordinator.base_models import BaseModel, BaseModels
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.explain import explain
-from trainmaster.core.errors import HandleTakenError, InvalidTransitionError, JobNotFoundError, TrainmasterError
+from trainmaster.core.errors import (
+    HandleTakenError,
+    InvalidTransitionError,
+    JobNotFoundError,
+    RefusedError,
+    TrainmasterError,
+)
 from trainmaster.core.job import Job
 from trainmaster.core.shapes import Chosen, Reference, Shapes
 from trainmaster.core.spec import SubmitJobRequest
@@ -100,6 +106,19 @@ class TinkerTrainers:
             raise TrainerFailedError(message, Category.USER)
         return found
 
+    def context_length(self, scope: Scope, base_model: str) -> int | None:
+        """The longest sequence that a client can have of a base model: that of the trainer that it has in the account,
+        or would get; None where no trainer can be made."""
+        try:
+            model = self.model(base_model, scope.account)
+            longest = model.require()
+            job = self._find(scope, handle_of(model, Mode.LORA))
+            if job is not None and job.workload_kind == KIND:
+                return int(job.spec["workload"].get("max_context_length") or longest)
+            return min(longest, self._chosen(scope.account, model, Mode.LORA, MAX_LORA_RANK).version.max_context_length)
+        except TrainmasterError:
+            return None
+
     def stand(
         self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, begun_job: str | None = None
     ) -> Standing:
@@ -174,7 +193,8 @@ class TinkerTrainers:
         except TrainerFailedError:
             raise
         except TrainmasterError as error:
-            raise TrainerFailedError(f"its trainer cannot be made: {error.message}") from None
+            whose = Category.USER if isinstance(error, RefusedError) else Category.SERVER
+            raise TrainerFailedError(f"its trainer cannot be made: {error.message}", whose) from None
 
     def _resumed(self, scope: Scope, job: Job) -> Standing:
         try:

@@ -20,9 +20,13 @@ ACTIVE_FOR_S = 120.0
 
 _TRAINER = re.compile(r"(job-[0-9a-z]{1,64}):(\d{1,9}):.+", re.DOTALL)
 _SAMPLER = re.compile(r".+:sample:.+@(job-[0-9a-z]{1,64})\.(\d{1,9})", re.DOTALL)
-_PATH = re.compile(r"tinker://([^/]{1,256})/(weights|sampler_weights|external_weights)/([^/]{1,256})")
+_PART = "([^/\0\ud800-\udfff]{1,256})"
+"""Of a path: no NUL and no halves of characters, which databases do not take."""
+_PATH = re.compile(f"tinker://{_PART}/(weights|sampler_weights|external_weights)/{_PART}")
 _LONGEST_ID = 1024
 """Of a sampling session: ours have a tenth of it, and to compare a long one may take its length squared."""
+SESSION_OVER = "its session ended before its trainer was ready"
+"""What runs say that were given up with their session."""
 _CREATED = "create_model:"
 _FAILED = "failed:"
 

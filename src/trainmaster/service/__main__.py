@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
+from trainmaster.service.bodies import allow_many_descriptors
 from trainmaster.service.channel import ChannelClosedError, EngineChannel, pair
 from trainmaster.service.configuration import FILE, Configuration, ConfigurationError
 
@@ -28,12 +29,7 @@ FRONT_LEAVES_WITHIN_S = 10.0
 
 def main() -> NoReturn:
     """Serve as the launch's document says, until a stop is asked for."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # The ranks of a node share its cores, where the job books none; has to be said before torch is there.
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-    # Threads that wait for one another by spinning make each other crawl where a core has other work too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    share_cores()
     faulthandler.enable()
     try:
         inputs = Path(os.environ[environment.INPUTS_DIR])
@@ -48,7 +44,18 @@ def main() -> NoReturn:
     _follow(configuration)
 
 
+def share_cores() -> None:
+    """Say in the environment how this process computes beside others; has to be said before torch is there."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The ranks of a node share its cores, where the job books none.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+    # Threads that wait for one another by spinning make each other crawl where a core has other work too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def _lead(configuration: Configuration) -> NoReturn:
+    allow_many_descriptors()
     # First of all: whoever asks meanwhile hears that it is not ready, and no refused connection.
     front, channel = _start_front(configuration)
     # Only now: seconds of imports.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 
 INLINE_BYTES = 65_536
@@ -26,7 +27,11 @@ class SharedBody:
     def of(cls, data: bytes | memoryview) -> SharedBody:
         """Share bytes that are already here."""
         body = cls()
-        body.write(data)
+        try:
+            body.write(data)
+        except BaseException:
+            body.close()
+            raise
         return body
 
     def write(self, data: bytes | memoryview) -> None:
@@ -53,5 +58,12 @@ class SharedBody:
 
 
 def mapped(fd: int, size: int) -> memoryview:
-    """The first `size` bytes of a file, read-only."""
+    """The first `size` bytes of a file, read-only; has a descriptor of its own for as long as somebody holds them."""
     return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+
+
+def allow_many_descriptors() -> int:
+    """Let this process have as many as it may; how many those are. Each body takes one, here and where it is mapped."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

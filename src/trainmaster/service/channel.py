@@ -91,13 +91,14 @@ class EngineChannel:
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._reader.join()
-        self._end.close()
+        with self._sending:  # whoever still sends has the number of a descriptor that would soon be another's
+            self._end.close()
 
     def _read(self) -> None:
         try:
             while (message := _receive(self._end)) is not None:
                 self._received.put(message)
-        except OSError:
+        except ConnectionResetError:
             pass  # it hung up
         except Exception:
             # An engine that hears nothing any more must not wait for more.

@@ -9,11 +9,14 @@ The operations of a `Request`, what `fields` and `body` hold, and what a `Reply`
 | create_model | fields as the client sent them | fields: model_id; info (see `Reply`) |
 | forward_backward, forward | body, untouched: `wire.decode_pass` | body: `wire.encode_pass_result` |
 | optim_step, save_weights, load_weights, load_adapter, unload_model | fields as sent | fields, as the wire has them |
+| leave_model | none: its client is gone | when what was not saved is, and it is freed. info: as of a save |
 | save_weights_for_sampler | as sent; `sampling_session_id` where no path is | fields: path, or sampling_session_id |
 | create_sampling_session | fields as sent, and `sampling_session_id` | fields: sampling_session_id |
 | asample | fields: sampling_session_id; body: `wire.decode_sample` | body: `wire.encode_sample_result` |
 | cancel | fields: request_id, of the sample that nobody waits for | none: the sample itself is answered |
 | end_session | fields: session_id, model_ids, sampling_session_ids: to be freed, behind what was asked | none |
+
+A `leave_model` that fails has left its model as it was, and is to be sent again.
 
 Requests of one model come in the order of their `seq_id`, without gaps; they are to be done in that order, each once.
 """

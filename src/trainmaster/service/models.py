@@ -28,10 +28,19 @@ class Model:
     """Whether its weights came from a checkpoint."""
     saved_path: str | None = None
     """Of the last training checkpoint, as its client knows it."""
+    changes: int = 0
+    """How often it was trained or loaded."""
+    saved_changes: int = 0
+    """How many of these its last training checkpoint has."""
     whole_export: str | None = None
     """Where its last sampler checkpoint with whole weights lies: what a delta refers to."""
     broken: str | None = None
     """Why nobody may go on with it: an operation failed half-way."""
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something that can be gone on with would be lost with it."""
+        return self.changes > self.saved_changes and not self.broken
 
 
 class Models:

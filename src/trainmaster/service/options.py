@@ -18,6 +18,7 @@ GRAD_NORM_METRICS = ("off", "basic", "detailed")
 LORA_INITS = ("kaiming", "nora")
 
 _METRICS = "emit_grad_norm_metrics"
+_CALIBRATION = "decision_calibration"
 
 
 def number(fields: Mapping[str, Any], name: str, default: float) -> float:
@@ -64,15 +65,27 @@ def choice(fields: Mapping[str, Any], name: str, default: str, choices: tuple[st
 
 def metadata(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a client notes down with a model or a checkpoint; None where it says nothing."""
-    given = fields.get("user_metadata")
+    return _small_object(fields, "user_metadata")
+
+
+def decision_calibration(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the `metadata` of a sampler checkpoint hold; None where they say nothing."""
+    given = _small_object(fields, "metadata") or {}
+    if others := sorted(given.keys() - {_CALIBRATION}):
+        raise EngineError(f"metadata: {_CALIBRATION} is kept with a checkpoint, and not {others[0]!r}")
+    return _small_object(given, _CALIBRATION)
+
+
+def _small_object(fields: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    given = fields.get(name)
     if given is None:
         return None
     try:
         size = len(json.dumps(given, allow_nan=False))
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"user_metadata: {error}") from error
+        raise EngineError(f"{name}: {error}") from error
     if not isinstance(given, Mapping) or size > MAX_METADATA_BYTES:
-        raise EngineError(f"user_metadata: an object of at most {MAX_METADATA_BYTES >> 10} KiB is wanted")
+        raise EngineError(f"{name}: an object of at most {MAX_METADATA_BYTES >> 10} KiB is wanted")
     return dict(given)
 
 

@@ -29,6 +29,8 @@ from trainmaster.service.options import metadata, whole
 from trainmaster.service.shelf import TINKER, Found, Kind, Label, Shelf
 
 MAX_TTL_S = 10 * 366 * 86400
+LEFT_BEHIND_TTL_S = 7 * 86400
+"""How long what was saved of a model is kept whose client fell silent: a laptop may sleep over a weekend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

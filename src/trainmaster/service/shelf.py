@@ -20,6 +20,8 @@ TINKER = "tinker"
 """The door whose names belong to a model each; those of the other are the job's."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Names of states that the clients of the other door load."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
 _URI = re.compile(r"tinker://([^/]*)/(weights|sampler_weights)/([^/]*)")
 _NUMBER = re.compile(r"[0-9]+")
@@ -56,6 +58,11 @@ class Label:
             raise EngineError(
                 f"{name!r} cannot be the name of a checkpoint: that is up to 128 letters, digits, dots, dashes and "
                 "underscores, the first a letter or a digit"
+            )
+        if door != TINKER and kind is Kind.TRAINING and not _DNS_LABEL.fullmatch(name):
+            raise EngineError(
+                f"{name!r} cannot be the name of a state: clients load only names of up to 63 lower-case letters, "
+                "digits and '-', the first and the last a letter or a digit"
             )
         return Label(kind=kind, name=name, owner=model_id if door == TINKER else "")
 

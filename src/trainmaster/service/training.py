@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
@@ -14,18 +16,20 @@ from trainmaster.service.configuration import Configuration, Mode
 from trainmaster.service.failures import reply_to_failure
 from trainmaster.service.messages import Reply, Request
 from trainmaster.service.models import Model, Models
-from trainmaster.service.options import adam_options, choice, flag
+from trainmaster.service.options import adam_options, choice, decision_calibration, flag
 from trainmaster.service.reporting import Gauges
 from trainmaster.service.sampling import Sampling
-from trainmaster.service.saving import Saving, interrupted_name, label_for, may_replace
-from trainmaster.service.shelf import Found, Kind, description
+from trainmaster.service.saving import LEFT_BEHIND_TTL_S, Done, Saving, interrupted_name, label_for, may_replace
+from trainmaster.service.shelf import Found, Kind, Label, description
 from trainmaster.service.wire import decode_pass, encode_pass_result
 
 PASSES = frozenset({"forward", "forward_backward"})
 """What runs together with that of other models."""
-_STORED = frozenset({"save_weights", "save_weights_for_sampler", "load_weights", "load_adapter"})
+_STORED = frozenset({"save_weights", "save_weights_for_sampler", "load_weights", "load_adapter", "leave_model"})
 """What waits for a save that is under way."""
 CHECKPOINT_TYPES = ("base", "delta", "merged_base")
+DECISION = "decision.json"
+"""In a sampler checkpoint: the temperatures that its user found for decisions, which whoever serves it applies."""
 
 
 class Training:
@@ -80,7 +84,7 @@ class Training:
         if not asked:
             return
         try:
-            with _giving_up(*(self.models.get(each.model_id) for _, each in asked if each.backward)):
+            with _changing(*(self.models.get(each.model_id) for _, each in asked if each.backward)):
                 results = self._engine.run([each for _, each in asked])
                 replies = [
                     self._answered(request, each, result)
@@ -104,14 +108,10 @@ class Training:
                     self._gauges.note(f"{model.model_id} could not be saved: {outcome}")
                 else:
                     saved.append(outcome)
-                    model.saved_path = description(outcome.manifest)["path"]
 
             try:
                 _require_sound(self.models.get(model.model_id))
-                step = self.models.steps(model.model_id)
-                label = label_for(Kind.TRAINING, model, interrupted_name(model, step))
-                plan = self._saving.plan(model, label, {}, step=step, overwrite=True)
-                self._saving.begin_training(plan, self._engine.state(model.model_id), done)
+                self._begin_save(model, self._label(model), {}, done, overwrite=True)
             except Exception as error:
                 done(error)
                 continue
@@ -148,12 +148,35 @@ class Training:
         self.models.unload(request.model_id)
         return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
 
+    def _leave_model(self, request: Request) -> Reply | None:
+        """Unload a model whose client is gone, when what would be lost with it was saved; if it cannot be, it stays."""
+        model_id = request.model_id
+        model = next((each for each in self.models if each.model_id == model_id), None)
+        if model is None or model_id not in self._engine.models or not model.unsaved:
+            return self._unload_model(request)
+
+        def done(outcome: Found | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self._gauges.note(f"{model_id}, whose client is gone, could not be saved, and stays: {outcome}")
+            else:
+                self.models.unload(model_id)
+            self._answer_save(request, outcome)
+
+        try:
+            label = self._label(model)
+            # What its client had saved under this name was to stay, and so is what comes in its place.
+            fields = {} if self._saving.shelf.versions(label) else {"ttl_seconds": LEFT_BEHIND_TTL_S}
+            self._begin_save(model, label, fields, done, overwrite=True)
+        except Exception as error:
+            done(error)
+        return None
+
     def _optim_step(self, request: Request) -> Reply:
         model = self.models.require_trained(request.model_id)
         _require_sound(model)
         options = adam_options(request.fields, learning_rate=self._configuration.learning_rate)
         before = self.models.steps(model.model_id)
-        with _giving_up(model):
+        with _changing(model):
             metrics = self._engine.optim_step(model.model_id, options)
         self._gauges.stepped(self.models.steps(model.model_id) - before)
         return Reply(request_id=request.request_id, fields={"metrics": metrics, "type": "optim_step"})
@@ -161,17 +184,32 @@ class Training:
     def _save_weights(self, request: Request) -> None:
         model = self.models.require_trained(request.model_id)
         _require_sound(model)
-        name = request.fields.get("path")
-        step = self.models.steps(model.model_id)
-        label = label_for(Kind.TRAINING, model, interrupted_name(model, step) if name is None else name)
-        plan = self._saving.plan(model, label, request.fields, step=step, overwrite=may_replace(model, request.fields))
+        self._begin_save(
+            model,
+            self._label(model, request.fields.get("path")),
+            request.fields,
+            lambda outcome: self._answer_save(request, outcome),
+            overwrite=may_replace(model, request.fields),
+        )
 
-        def done(outcome: Found | Exception) -> None:
+    def _label(self, model: Model, name: object = None) -> Label:
+        """What a training checkpoint of a model is called; None: nobody named it."""
+        return label_for(
+            Kind.TRAINING, model, interrupted_name(model, self.models.steps(model.model_id)) if name is None else name
+        )
+
+    def _begin_save(
+        self, model: Model, label: Label, fields: Mapping[str, Any], done: Done, *, overwrite: bool
+    ) -> None:
+        step, changes = self.models.steps(model.model_id), model.changes
+        plan = self._saving.plan(model, label, fields, step=step, overwrite=overwrite)
+
+        def ended(outcome: Found | Exception) -> None:
             if not isinstance(outcome, Exception):
-                model.saved_path = label.path
-            self._answer_save(request, outcome)
+                model.saved_path, model.saved_changes = label.path, changes
+            done(outcome)
 
-        self._saving.begin_training(plan, self._engine.state(model.model_id), done)
+        self._saving.begin_training(plan, self._engine.state(model.model_id), ended)
 
     def _save_weights_for_sampler(self, request: Request) -> Reply | None:
         model = self.models.get(request.model_id)
@@ -198,6 +236,7 @@ class Training:
         kind = "delta" if asked == "delta" and model.trained is Trained.ALL else "merged" if merged else "base"
         base = self._base_of_delta(model) if kind == "delta" else None
         label = label_for(Kind.SAMPLER, model, fields["path"])
+        calibration = decision_calibration(fields)
         about = {"sampler_kind": kind, **({"base_checkpoint": base.manifest.checkpoint_id} if base else {})}
         plan = self._saving.plan(model, label, fields, step=step, overwrite=may_replace(model, fields), **about)
         snapshot = self._engine.snapshot(model.model_id)
@@ -209,6 +248,8 @@ class Training:
 
         def export(directory: Path) -> None:
             self._engine.export(snapshot, directory, merged=merged or snapshot.adapter is None)
+            if calibration is not None:
+                (directory / DECISION).write_text(json.dumps(calibration, indent=1))
 
         self._saving.begin_export(plan, export, done, base=base)
         return None
@@ -243,11 +284,11 @@ class Training:
         if found.manifest.kind == Kind.SAMPLER:
             if optimizer:
                 raise EngineError(f"{path} was saved for sampling, without an optimizer: load it without")
-            with self._saving.exported(found) as directory, _giving_up(model):
+            with self._saving.exported(found) as directory, _changing(model):
                 exports.load(self._engine, model.model_id, directory)
         else:
             tree = self._saving.read_tree(found)
-            with _giving_up(model):
+            with _changing(model):
                 self._engine.load_state(model.model_id, tree, optimizer=optimizer)
         model.loaded, model.broken = True, None
 
@@ -264,6 +305,7 @@ class Training:
 _OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
     "create_model": Training._create_model,
     "unload_model": Training._unload_model,
+    "leave_model": Training._leave_model,
     "optim_step": Training._optim_step,
     "save_weights": Training._save_weights,
     "save_weights_for_sampler": Training._save_weights_for_sampler,
@@ -273,8 +315,10 @@ _OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
 
 
 @contextlib.contextmanager
-def _giving_up(*models: Model) -> Iterator[None]:
+def _changing(*models: Model) -> Iterator[None]:
     """Give models up when what changes them fails, unless it was refused: nobody can say how far it came."""
+    for model in models:
+        model.changes += 1
     try:
         yield
     except Exception as error:

@@ -43,6 +43,13 @@ PROTOBUF = "application/x-protobuf"
 MAX_BODY_BYTES = 2 << 30
 """What a compressed body may grow to; protobuf itself ends here."""
 
+REFUSED_OF_SAMPLES = (
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "record_stability_info",
+)
+"""What clients may ask of a sample, and do not get here."""
 _RECORD = "ArrayRecord"
 
 
@@ -63,7 +70,7 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
         EngineError: likewise.
     """
     fields = _json_object(decompressed(body, encoding))
-    for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n"):
+    for name in REFUSED_OF_SAMPLES:
         if fields.get(name):
             raise EngineError(f"{name} is not offered here: leave it out")
     params = fields.get("sampling_params")

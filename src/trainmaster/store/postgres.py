@@ -159,6 +159,8 @@ def meaning(error: BaseException) -> TrainmasterError | None:
 
     if isinstance(error, PoolTimeoutError):
         return StoreUnavailableError("too many requests read the database at once; try again")
+    if isinstance(error, UnicodeEncodeError):  # half a character
+        return RefusedError(f"the database takes no such value ({error})")
     cause = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(cause, psycopg.Error):
         return None

@@ -117,6 +117,8 @@ class Watch:
 
 def meaning(error: BaseException) -> TrainmasterError | None:
     """What an error of the database means for whoever asked; None when it is not the database's."""
+    if isinstance(error, UnicodeEncodeError):  # half a character
+        return RefusedError(f"the database takes no such value ({error})")
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)
     if code is None or (advice := _FAILURES.get(code & 0xFF)) is None:

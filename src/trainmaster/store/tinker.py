@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Select, Table, Update, delete, func, insert, select, tuple_, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint
 from trainmaster.core.retention import COMMITTED
 from trainmaster.core.tinker import (
     PLACE_OF_KIND,
+    SESSION_OVER,
     Category,
     RunState,
     TinkerRun,
@@ -32,6 +33,9 @@ _checkpoints = schema.checkpoints
 
 DOOR = "tinker"
 """What checkpoints say that were asked for through this door."""
+
+_AT_ONCE = 500
+"""Values in one statement: databases take some tens of thousands."""
 
 _SESSIONS = select(*(_sessions.c[name] for name in TinkerSession.__dataclass_fields__))
 _RUNS = select(*(_runs.c[name] for name in TinkerRun.__dataclass_fields__))
@@ -83,7 +87,7 @@ def sessions(
 def finish_session(
     connection: Connection, scope: Scope, session_id: str, *, at: float, finish: Mapping[str, Any]
 ) -> None:
-    """Record that a client is done with its session; what it said first stands.
+    """Record that a client is done with its session, and give up its models that are not made; its first word stands.
 
     Raises:
         NotFoundError: there is no such session in scope.
@@ -91,6 +95,7 @@ def finish_session(
     session = get_session(connection, scope, session_id)
     if session.finished_at is None:
         connection.execute(_change(session).values(finished_at=at, finish=dumps(finish)))
+    abandon_pending(connection, scope, session_id)
 
 
 def end_silent(
@@ -173,14 +178,32 @@ def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
     connection.execute(changed.values(**values))
 
 
-def abandon_pending(connection: Connection, scope: Scope, session_id: str, *, error: str) -> list[str]:
-    """Give up the models of a session that are not made yet; the jobs that no other model waits for."""
-    waiting = [run for run in runs_of_session(connection, scope, session_id) if run.state is RunState.PENDING]
-    for run in waiting:
-        settle_run(connection, scope, replace(run, state=RunState.FAILED, error=error, category=Category.USER))
-    wanted = select(_runs.c.job_id).where(_runs.c.state == RunState.PENDING, _runs.c.job_id.is_not(None))
-    still = set(connection.execute(scope.limit(wanted, _runs.c.account_id)).scalars())
-    return sorted({run.job_id for run in waiting if run.job_id is not None} - still)
+def abandon_pending(connection: Connection, scope: Scope, session_id: str) -> list[str]:
+    """Give up the models of a finished session that are not made yet.
+
+    Returns:
+        The jobs of its models that were never made, but for those that a model of another session waits for: the same
+        ones however often it is asked.
+
+    Raises:
+        NotFoundError: there is no such session in scope.
+    """
+    session = get_session(connection, scope, session_id)
+    of_session = (_runs.c.session_id == session_id, _runs.c.account_id == session.account_id)
+    given_up = {"state": RunState.FAILED, "error": SESSION_OVER, "category": Category.USER}
+    connection.execute(update(_runs).where(*of_session, _runs.c.state == RunState.PENDING).values(**given_up))
+    going_on = select(_sessions.c.session_id).where(
+        _sessions.c.account_id == session.account_id, _sessions.c.finished_at.is_(None)
+    )
+    wanted = select(_runs.c.job_id).where(
+        _runs.c.account_id == session.account_id,
+        _runs.c.state == RunState.PENDING,
+        _runs.c.job_id.is_not(None),
+        _runs.c.session_id.in_(going_on),
+    )
+    failed = (_runs.c.state == RunState.FAILED, _runs.c.job_id.is_not(None))
+    never_made = select(_runs.c.job_id).where(*of_session, *failed)
+    return sorted(set(connection.execute(never_made).scalars()) - set(connection.execute(wanted).scalars()))
 
 
 def note_use(
@@ -316,13 +339,15 @@ def leftovers(
 def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
     """Remove what is left of a session."""
     scope.require(gone.account_id)
-    for table, column, ids in (
-        (_samplers, _samplers.c.sampler_id, gone.sampler_ids),
-        (_runs, _runs.c.model_id, gone.model_ids),
-        (_sessions, _sessions.c.session_id, (gone.session_id,) if gone.whole else ()),
-    ):
-        if ids:
-            connection.execute(delete(table).where(column.in_(ids), table.c.account_id == gone.account_id))
+
+    def remove(table: Table, condition: ColumnElement[bool]) -> None:
+        connection.execute(delete(table).where(condition, table.c.account_id == gone.account_id))
+
+    remove(_samplers, _samplers.c.session_id == gone.session_id)
+    for start in range(0, len(gone.model_ids), _AT_ONCE):
+        remove(_runs, _runs.c.model_id.in_(gone.model_ids[start : start + _AT_ONCE]))
+    if gone.whole:
+        remove(_sessions, _sessions.c.session_id == gone.session_id)
 
 
 def _models_with_weights(connection: Connection, job_ids: set[str]) -> set[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """What a user of `fireworks-ai` does: trainer jobs from their creation to their deletion, and training in between."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -177,10 +178,52 @@ def managed() -> Any:
     service.close()
     again = fireworks.FiretitanServiceClient.from_firetitan_config(**wanted, trainer_job_id=job_id)
     resumed = losses(again.create_training_client_from_state_with_optimizer(path), ADAM, data, 3)
-    found = {"went_on": went_on, "resumed": resumed, "shape": manager.get(job_id).get("trainingShape")}
+    found = {
+        "went_on": went_on,
+        "resumed": resumed,
+        "shape": manager.get(job_id).get("trainingShape"),
+        "others": _other_methods(again, job_id, path),
+    }
     again.close()
     manager.delete(job_id)
     return found
+
+
+def _other_methods(service: Any, job_id: str, path: str) -> Any:
+    """What no other scenario calls, and what is refused; each with how long it took to be."""
+    data = batch(fireworks)
+    trainer = service.create_lora_training_client(base_model=MODEL, rank=8, seed=3)
+    losses(trainer, ADAM, data, 2)
+    saved = trainer.save_weights_for_sampler("of-two-steps").result().path
+    [row] = [one for one in service.list_checkpoints(job_id) if one["promotable"]]
+    model = service.promote_checkpoint(name=row["name"], output_model_id="of-two-steps", base_model=MODEL)["name"]
+    adapted = service.create_lora_training_client(base_model=MODEL, rank=8, seed=4)
+    adapted.load_adapter(model).result()
+    of_state = service.create_training_client_from_state(path)
+    # A service client that made its trainer itself has these two, and they fail within it.
+    direct = service_at(manager.wait_for_existing(job_id, poll_interval_s=0.2, timeout_s=30).base_url)
+    bases = [direct.create_base_training_client(MODEL), trainer.create_base_training_client(MODEL)]
+    refused = {}
+    for name, call in {
+        "forward_projection": lambda: trainer.forward_projection(data).result(),
+        "forward_backward_contrastive": lambda: trainer.forward_backward_contrastive(
+            data, num_queries=2, temperature=0.05
+        ).result(),
+        "weight_sync": lambda: trainer.weight_sync().result(),
+        "create_sampling_client": lambda: service.create_sampling_client(model_path=saved),
+    }.items():
+        began = time.monotonic()
+        refused[name] = {**raised(call), "seconds": time.monotonic() - began}
+    return {
+        "models": [one.model_name for one in direct.get_server_capabilities().supported_models],
+        "base_model": trainer.get_info().model_data.model_name,
+        "resolved": trainer.resolve_checkpoint_path("half", source_job_id=job_id),
+        "trained": logprobs(trainer.forward(data, "cross_entropy").result()),
+        "adapted": logprobs(adapted.forward(data, "cross_entropy").result()),
+        "of_state": len(logprobs(of_state.forward(data, "cross_entropy").result())),
+        "bases": [logprobs(one.forward(data, "cross_entropy").result()) for one in bases],
+        "refused": refused,
+    }
 
 
 def full_parameters() -> Any:

@@ -5,6 +5,7 @@ The trainers wait for a region in which there is no node, so that nothing runs.
 
 import dataclasses
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -129,4 +130,30 @@ def models() -> Any:
     }
 
 
-main(fields, waiting, lists, models)
+def absent() -> Any:
+    """What this server has not: the error of each, and how long it took."""
+    account = f"accounts/{manager.account_id}"
+    session, job = f"{account}/trainingSessions/x", f"{account}/dpoJobs/x"
+    patient = Fireworks(api_key=KEY, base_url=URL, account_id=manager.account_id)
+    deployments = fireworks.DeploymentManager(api_key=KEY, base_url=URL)
+    wanted = fireworks.DeploymentConfig(
+        deployment_id="d", base_model=MODEL, deployment_shape=f"{account}/deploymentShapes/s"
+    )
+    calls: dict[str, Any] = {
+        "trainingSessions": lambda: manager.list_training_session_checkpoints(session),
+        "trainingSessions:promote": lambda: manager.promote_session_checkpoint(f"{session}/checkpoints/c", "m", MODEL),
+        "dpoJobs": lambda: manager.list_training_job_checkpoints(job),
+        "dpoJobs:promote": lambda: manager.promote_training_job_checkpoint(f"{job}/checkpoints/c", "m", MODEL),
+        "deployments": lambda: deployments.create_or_get(wanted),
+        "supervisedFineTuningJobs": lambda: list(patient.supervised_fine_tuning_jobs.list()),
+        "datasets": lambda: list(patient.datasets.list()),
+    }
+    found = {}
+    for name, call in calls.items():
+        began = time.monotonic()
+        found[name] = {**raised(call), "seconds": time.monotonic() - began}
+    manager.delete_training_session(session)  # what is not there needs no deleting
+    return {"errors": found, "deployment": deployments.get("d")}
+
+
+main(fields, waiting, lists, models, absent)

@@ -6,6 +6,7 @@ from typing import Any
 
 import fireworks.training.sdk as fireworks
 from batches import batch, datum, logprobs, losses, sequence
+from fireworks.training.sdk.decision import DecisionCalibration, SamplerCheckpointMetadata
 from fireworks_session import ADAM, MODEL, URL, manager, started, trainer_at
 from scenarios import ask, main, raised
 
@@ -134,5 +135,36 @@ def taken_name() -> Any:
     return {"error": error, "took_s": time.monotonic() - begun, "made": made, "again": promote(first)}
 
 
+def names() -> Any:
+    """States by names that can be loaded and by others, and states and models that are not there."""
+    trainer = trainer_at(started(JOB, lora_rank=8).base_url)
+    losses(trainer, ADAM, batch(fireworks), 1)
+    refused = raised(lambda: trainer.save_state("Step_1").result())
+    saved = trainer.save_state("step-1").result().path
+    went_on = losses(trainer, ADAM, batch(fireworks), 2)
+    missing = {
+        path: raised(lambda: trainer.load_state_with_optimizer(path).result())  # noqa: B023
+        for path in ("nobodys", f"cross_job://{JOB}/nobodys", "cross_job://nobodys/step-1")
+    }
+    model = f"accounts/{manager.account_id}/models/nobodys"
+    missing["model"] = raised(lambda: trainer.load_adapter(model).result())
+    trainer.load_state_with_optimizer(saved).result()
+    rewound = losses(trainer, ADAM, batch(fireworks), 2)
+    trainer.load_state_with_optimizer(f"cross_job://{JOB}/{saved}").result()
+    return {
+        "refused": refused,
+        "saved": saved,
+        "missing": missing,
+        "went_on": went_on,
+        "rewound": rewound,
+        "across": losses(trainer, ADAM, batch(fireworks), 2),
+        "longer": raised(lambda: started("longer", lora_rank=8, max_context_length=4096)),
+        "calibrated": trainer.save_weights_for_sampler_ext(
+            "calibrated",
+            metadata=SamplerCheckpointMetadata(decision_calibration=DecisionCalibration(temperature={"choice": 1.5})),
+        ).path,
+    }
+
+
 if __name__ == "__main__":
-    main(lost_answers, reordered_chunks, mistakes, failed_start, taken_name)
+    main(lost_answers, reordered_chunks, mistakes, failed_start, taken_name, names)

@@ -5,7 +5,7 @@ from typing import Any
 import tinker
 from batches import batch, datum, logprobs, losses, sequence
 from scenarios import ask, main, raised
-from tinker_sampling import base_sampler, nucleus, prompt_logprobs, sample, short_after_long, stop_strings
+from tinker_sampling import base_sampler, copies, nucleus, prompt_logprobs, sample, short_after_long, stop_strings
 from tinker_session import ADAM, MODEL, new_trainer, prompt, sampled
 
 # -- training --
@@ -314,6 +314,7 @@ if __name__ == "__main__":
         prompt_logprobs,
         nucleus,
         base_sampler,
+        copies,
         short_after_long,
         save_and_resume,
         saved_sampler,

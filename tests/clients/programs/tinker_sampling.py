@@ -1,5 +1,11 @@
 """What a user of `tinker` does with a sampling client."""
 
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -120,6 +126,37 @@ def base_sampler() -> Any:
     return {
         "base": sampled(sampler, 2, seed=3),
         "untrained": sampled(untrained, 2, seed=3),
+    }
+
+
+def copies() -> Any:
+    """A sampling client and its copies, pickled and by its handle, in this process and in another one."""
+    trainer = new_trainer()
+    losses(trainer, ADAM, batch(tinker), 2)
+    sampler = trainer.save_weights_and_get_sampling_client()
+    handle = sampler.get_sampler_handle()
+    pickled = pickle.dumps({"client": sampler, "handle": handle})
+    # Where the server says so, clients ask which of their samples have ended, in the place of each for its own.
+    said = json.loads(base64.urlsafe_b64decode(handle))
+    said["holder"]["client_config"]["sample_use_retrieve_futures"] = True
+    polling = base64.urlsafe_b64encode(json.dumps(said).encode()).decode()
+    own = sampled(sampler, 2, seed=7)
+    copy = pickle.loads(pickled)["client"]
+    here = {
+        "pickled": sampled(copy, 2, seed=7),
+        "again": sampled(copy, 2, seed=7),
+        "copy_of_the_copy": sampled(pickle.loads(pickle.dumps(copy)), 2, seed=7),
+        "by_handle": sampled(tinker.SamplingClient.from_sampler_handle(handle), 2, seed=7),
+        "polling": sampled(tinker.SamplingClient.from_sampler_handle(polling), 2, seed=7),
+    }
+    program = Path(__file__).with_name("tinker_copy.py")
+    there = subprocess.run([sys.executable, program], input=pickled, stdout=subprocess.PIPE, check=True, timeout=60)
+    return {
+        "own": own,
+        "here": here,
+        "there": json.loads(there.stdout),
+        "base_model": copy.get_base_model(),
+        "own_afterwards": sampled(sampler, 2, seed=7),
     }
 
 

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER, new_job
 
-from trainmaster.core.errors import NotFoundError
+from trainmaster.core.errors import NotFoundError, RefusedError
 from trainmaster.core.job import Change, Checkpoint
-from trainmaster.core.tinker import RunState, TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.core.tinker import SESSION_OVER, RunState, TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.core.workloads.trainer_service import Mode
-from trainmaster.store import accounts, checkpoints, jobs, tinker
+from trainmaster.store import accounts, checkpoints, jobs, schema, tinker
 from trainmaster.store.database import Database
 
 
@@ -89,6 +89,48 @@ def test_silent_sessions_are_ended_and_no_others(filled: Database) -> None:
 
     assert set(filled.write_now(work)) == {"s0", "s2", "theirs"}
     assert filled.write_now(work) == []
+
+
+def test_models_that_wait_are_given_up_in_the_moment_of_their_sessions_end(filled: Database) -> None:
+    """s0 is finished, s1 is silent; s2 goes on, and waits for one of their jobs."""
+
+    def fill(connection: sa.Connection) -> None:
+        for number in (2, 3):
+            jobs.insert(connection, ACME, Change(job=new_job(f"job-{number}")))
+        for model_id, job_id in (("s0:train:0", "job-1"), ("s0:train:1", "job-2"), ("s1:train:0", "job-2")):
+            tinker.open_run(connection, ACME, run(model_id, job_id=job_id))
+        tinker.open_run(connection, ACME, run("s0:train:2", job_id="job-3", attempt=1, state=RunState.CREATED))
+        tinker.open_run(connection, ACME, run("s2:train:0", job_id="job-1"))
+        tinker.finish_session(connection, ACME, "s0", at=5.0, finish={})
+        tinker.note_use(connection, EVERYTHING, sessions_heard={"s2": 500.0, "theirs": 500.0}, runs_used={})
+        tinker.end_silent(connection, EVERYTHING, before=200.0, at=600.0, finish={})
+
+    filled.write_now(fill)
+    with filled.read() as connection:
+        found = {
+            each.model_id: each
+            for name in ("s0", "s1", "s2")
+            for each in tinker.runs_of_session(connection, ACME, name)
+        }
+    failed = {model_id for model_id, each in found.items() if each.state is RunState.FAILED}
+    assert failed == {"s0:train:0", "s0:train:1", "s1:train:0"}
+    assert {(found[model_id].error, found[model_id].category) for model_id in failed} == {(SESSION_OVER, "user")}
+    # Nobody else waits for job-2; it is told to whoever asks again, too.
+    for _ in range(2):
+        assert filled.write_now(lambda c: tinker.abandon_pending(c, ACME, "s0")) == ["job-2"]
+
+
+def test_model_that_waits_in_a_finished_session_keeps_no_job_from_being_let_go(filled: Database) -> None:
+    """It was asked for in the moment of the end."""
+
+    def fill(connection: sa.Connection) -> list[str]:
+        tinker.open_run(connection, ACME, run("s0:train:0", job_id="job-1"))
+        for session_id in ("s0", "s1"):
+            tinker.finish_session(connection, ACME, session_id, at=5.0, finish={})
+        tinker.open_run(connection, ACME, run("s1:train:0", job_id="job-1"))
+        return tinker.abandon_pending(connection, ACME, "s0")
+
+    assert filled.write_now(fill) == ["job-1"]
 
 
 def test_run_comes_back_as_it_was_settled(filled: Database) -> None:
@@ -232,6 +274,42 @@ def test_what_is_left_of_ended_sessions_goes_but_for_runs_that_saved_something(f
     with filled.read() as connection:
         (third,), _ = tinker.leftovers(connection, EVERYTHING, before=400.0)
         assert (third.session_id, third.model_ids, third.whole) == ("s1", ("s1:train:1",), True)
+
+
+def test_session_of_many_runs_goes_at_once(filled: Database) -> None:
+    """PostgreSQL takes 65,535 values in one statement, and SQLite what it was built for, usually half of them."""
+    count = 70_000
+
+    def fill(connection: sa.Connection) -> None:
+        first = tinker.open_run(connection, ACME, run("s0:train:0", state=RunState.FAILED))
+        tables = (
+            (schema.tinker_runs, {**asdict(first), "request": "{}"}, "model_id"),
+            (
+                schema.tinker_samplers,
+                {"account_id": "acme", "session_id": "s0", "base_model": "m", "created_at": 1.0},
+                "sampler_id",
+            ),
+        )
+        for table, row, key in tables:
+            connection.execute(sa.insert(table), [{**row, key: f"many-{number}"} for number in range(count)])
+        tinker.finish_session(connection, ACME, "s0", at=5.0, finish={})
+
+    filled.write_now(fill)
+    with filled.read() as connection:
+        ((gone,), _) = tinker.leftovers(connection, EVERYTHING, before=400.0)
+    assert (len(gone.model_ids), len(gone.sampler_ids)) == (count + 1, count)
+    filled.write_now(lambda c: tinker.forget(c, ACME, gone))
+    with filled.read() as connection:
+        for table in (schema.tinker_runs, schema.tinker_samplers):
+            assert connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 0
+        assert "s0" not in {each.session_id for each in tinker.sessions(connection, EVERYTHING, limit=9)}
+
+
+def test_half_a_character_is_refused(filled: Database) -> None:
+    with pytest.raises(RefusedError), filled.read() as connection:
+        tinker.get_run(connection, ACME, "\ud800")
+    with pytest.raises(RefusedError):
+        filled.write_now(lambda c: tinker.open_run(c, ACME, run("s0:train:0", base_model="\ud800")))
 
 
 def test_nothing_is_written_out_of_scope(filled: Database) -> None:

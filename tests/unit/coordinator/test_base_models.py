@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from model_config import model_config
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.coordinator.shape_files import ShapeFileError, load_shapes
@@ -22,7 +25,7 @@ from trainmaster.settings import NamedPath
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return make(tmp_path / "model", max_position_embeddings=512)
+    return make(tmp_path / "model", **model_config())
 
 
 def make(directory: Path, **config: Any) -> Path:
@@ -60,8 +63,44 @@ def test_context_of_a_shape_is_no_more_than_the_models(model: Path) -> None:
 
     assert context(max_context_length=4096, training_shape="s") == 512
     assert context(max_context_length=64, training_shape="s") == 64
-    # By hand: whoever asks for more knows why.
-    assert context(max_context_length=4096) == 4096
+    assert context(max_context_length=512) == 512
+    with pytest.raises(RefusedError, match="max_context_length: is 513, and a was made for 512 tokens"):
+        context(max_context_length=513)
+
+
+def test_stretched_context_is_the_models(tmp_path: Path) -> None:
+    """As a trainer reads it: files often still name the length before."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    models = BaseModels([NamedPath("a", make(tmp_path / "yarn", **model_config(rope_scaling=yarn)))])
+    assert spec_of(models.named(request("a"), "x")).max_context_length == 2048
+    assert spec_of(models.named(request("a", max_context_length=2048), "x")).max_context_length == 2048
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (model_config(model_type="mamba"), "architecture 'mamba' is not among gemma"),
+        (model_config(quantization_config={"bits": 4}), "quantized"),
+        (model_config(hidden_size="many"), "hidden_size is 'many'"),
+        (model_config(rope_scaling=[1]), "a/config.json makes no sense"),
+        (model_config(max_position_embeddings=float("inf")), "a/config.json makes no sense"),
+        ({}, "no config.json that can be read"),
+    ],
+)
+def test_model_that_no_trainer_can_hold_is_refused_with_the_reason(
+    tmp_path: Path, config: dict[str, Any], why: str
+) -> None:
+    models = BaseModels([NamedPath("a", make(tmp_path / "odd", **config))])
+    with pytest.raises(RefusedError, match=why) as refused:
+        models.named(request("a"), "x")
+    # Where it lies is the operator's affair.
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_models_are_read_without_numpy_and_torch() -> None:
+    """A server has neither, unless it trains itself."""
+    code = "import sys, trainmaster.coordinator.base_models; sys.exit(bool({'numpy', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_unknown_name_says_what_there_is(model: Path) -> None:
@@ -112,7 +151,7 @@ def decided(workload: dict[str, Any], admission: Admission, account_id: str = "x
 
 
 def test_models_that_the_server_offers_are_admitted_at_once(model: Path, tmp_path: Path) -> None:
-    promoted = make(tmp_path / "models" / "x" / "m")
+    promoted = make(tmp_path / "models" / "x" / "m", **model_config())
     models = BaseModels([NamedPath("a", model)], artifacts=tmp_path)
     admission = Admission(data_roots=[tmp_path / "elsewhere"], models=models)
     for path in (model, promoted):
@@ -130,6 +169,11 @@ def test_own_path_is_looked_at_before_it_is_queued(model: Path, tmp_path: Path) 
     assert "outside" in (outside.message or "")
     _, empty = decided({"model_path": str(tmp_path)}, Admission(data_roots=[tmp_path]))
     assert "no config.json" in (empty.message or "")
+    _, longer = decided({"model_path": str(model), "max_context_length": 513}, Admission(data_roots=[tmp_path]))
+    assert "max_context_length: is 513" in (longer.message or "")
+    odd = make(tmp_path / "odd", **model_config(model_type="mamba"))
+    _, unknown = decided({"model_path": str(odd)}, Admission(data_roots=[tmp_path]))
+    assert "architecture 'mamba'" in (unknown.message or "")
 
 
 @pytest.mark.parametrize(

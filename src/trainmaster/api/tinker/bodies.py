@@ -7,16 +7,18 @@ it elsewhere is decoded after all.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from trainmaster.api.errors import RateLimitedError, TooLargeError
+from trainmaster.api.errors import RateLimitedError, StalledError, TooLargeError
 from trainmaster.core.errors import Problem, SpecError
 
 PROTOBUF = frozenset({"application/x-protobuf", "application/protobuf"})
@@ -29,7 +31,10 @@ MAX_BODY_BYTES = 512 << 20
 MAX_WHOLE_BYTES = 128 << 20
 """Of one that has to be here as a whole before it is known for whom it is."""
 MAX_WHOLE_BYTES_IN_ALL = 1 << 30
-"""Of all of these at a time, in one server; clients with more are asked to come back, which they do."""
+"""Of all of these at a time, in one server; clients with more are asked to come back, which they do. A quarter of it is
+the most that one account has, so that nobody shuts the others out."""
+PATIENCE_S = 60.0
+"""For the next piece of a body: a client that sends nothing for so long is gone, or wants to be in the way."""
 MAX_DECODED_BYTES = 8 << 20
 """Of one that is decoded in search of the field: what JSON says in two bytes may take a hundred here."""
 COMPRESSED_WINDOW_BYTES = 192 << 10
@@ -39,35 +44,53 @@ _MOST_CANDIDATES = 8
 """Of places in a window that look like the field; a body with more of them was made to be slow."""
 LONGEST_ID = 32 << 10
 """Futures that failed at once hold their message."""
-_LONE = re.compile("[\ud800-\udfff]")
-"""Halves of characters: JSON can hold them, and UTF-8 cannot."""
+_NOT_PLAIN = re.compile("[\0\ud800-\udfff]")
+"""Halves of characters, which JSON can hold and UTF-8 cannot, and the one that not every database takes."""
 _LENGTH_DELIMITED = 2
 _MODEL_ID_FIELD = 1
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Body:
-    """A body that is on its way: what came so far, and the rest when it is asked for."""
+    """A body that is on its way: what came so far, and the rest when it is asked for. It ends with the exit."""
 
     request: Request
+    account_id: str
+    """Who sends it."""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     _stream: AsyncIterator[bytes] | None = None
     complete: bool = False
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # By hand: an error on its way out refers to us, and nobody knows how long it is kept.
+        self._let_go()
+
     async def more(self) -> bool:
-        """Wait for another piece; False when there is none."""
-        if self._stream is None:
-            self._stream = self.request.stream()
-        async for piece in self._stream:
-            if piece:
-                self.size += len(piece)
-                if self.size > MAX_BODY_BYTES:
-                    raise TooLargeError(f"the body may have at most {MAX_BODY_BYTES} bytes")
-                self.pieces.append(piece)
-                return True
-        self.complete = True
-        return False
+        """Wait for another piece; False when there is none.
+
+        Raises:
+            TooLargeError: it is one too many.
+            StalledError: none has come for long.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                piece = await self._next()
+        except TimeoutError:
+            raise StalledError(f"no more of the body came for {PATIENCE_S:.0f} s") from None
+        if piece is None:
+            self.complete = True
+            return False
+        self.size += len(piece)
+        if self.size > MAX_BODY_BYTES:
+            raise TooLargeError(f"the body may have at most {MAX_BODY_BYTES} bytes")
+        self.pieces.append(piece)
+        return True
 
     async def content(self) -> bytes | AsyncIterator[bytes]:
         """All of it: at once where it is small, else as it comes."""
@@ -88,9 +111,8 @@ class Body:
                 raise TooLargeError(message)
             if self.size > SMALL_BYTES:
                 _whole.add(self)
-                if sum(body.size for body in _whole) > MAX_WHOLE_BYTES_IN_ALL:
-                    _whole.discard(self)
-                    self.pieces.clear()
+                if not self._has_room():
+                    self._let_go()
                     await self.drain()  # a client hears no answer before it has said everything
                     raise RateLimitedError("many large bodies that do not name their model in front are under way", 1)
         if len(self.pieces) > 1:
@@ -107,8 +129,24 @@ class Body:
             if self.complete or not await self.more():
                 return
 
+    async def _next(self) -> bytes | None:
+        if self._stream is None:
+            self._stream = self.request.stream()
+        async for piece in self._stream:
+            if piece:
+                return piece
+        return None
 
-_whole: weakref.WeakSet[Body] = weakref.WeakSet()
+    def _has_room(self) -> bool:
+        of_account = sum(body.size for body in _whole if body.account_id == self.account_id)
+        return of_account <= MAX_WHOLE_BYTES_IN_ALL // 4 and sum(body.size for body in _whole) <= MAX_WHOLE_BYTES_IN_ALL
+
+    def _let_go(self) -> None:
+        _whole.discard(self)
+        self.pieces.clear()
+
+
+_whole: set[Body] = set()
 """Those that are here as a whole, or will be: each takes memory until its request is over."""
 
 
@@ -118,6 +156,7 @@ async def text_field(body: Body, name: str) -> str:
     Raises:
         SpecError: there is none, or the body is neither.
         RateLimitedError: there is no room for such a body now.
+        StalledError: it does not come.
     """
     if body.request.headers.get("content-type", "").partition(";")[0].strip().lower() in PROTOBUF:
         return plain_id(await _first_text(body, name), name)
@@ -132,9 +171,14 @@ def plain_id(found: object, name: str) -> str:
     """
     if not isinstance(found, str):
         raise SpecError([Problem(field=name, message="required: a text")])
-    if len(found) > LONGEST_ID or "\0" in found or _LONE.search(found):
+    if len(found) > LONGEST_ID or not is_plain(found):
         raise SpecError([Problem(field=name, message=f"must have up to {LONGEST_ID} characters, of Unicode")])
     return found
+
+
+def is_plain(text: str) -> bool:
+    """Whether a database takes a text: it is in Unicode, and has no NUL."""
+    return _NOT_PLAIN.search(text) is None
 
 
 async def _first_text(body: Body, name: str) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import Connection
@@ -22,7 +23,7 @@ from trainmaster.api.tinker.sessions import Sessions
 from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
 from trainmaster.coordinator.tinker import Standing, TinkerTrainers, TrainerFailedError, TrainerLetGoError
 from trainmaster.core.job import Job
-from trainmaster.core.tinker import Category, RunState, TinkerRun, Trainer
+from trainmaster.core.tinker import SESSION_OVER, Category, RunState, TinkerRun, Trainer
 from trainmaster.core.workloads.trainer_service import Mode
 from trainmaster.store import tinker
 from trainmaster.store.scope import Scope
@@ -31,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"trainer")]
-SESSION_OVER = "its session ended before its trainer was ready"
 _DEFAULT_RANK = 32
 """Of an adapter whose client names none, as the public client has it."""
 
@@ -82,7 +82,7 @@ class Creations:
         scope = Scope(account_id)
 
         def work(connection: Connection) -> list[str]:
-            return tinker.abandon_pending(connection, scope, session_id, error=SESSION_OVER)
+            return tinker.abandon_pending(connection, scope, session_id)
 
         for job_id in await self._context.write(work):
             _log.info("session %s has ended, and nobody else waits for job %s", session_id, job_id)
@@ -90,7 +90,7 @@ class Creations:
 
     async def _make(self, run: TinkerRun, created_by: str) -> TinkerRun:
         while True:
-            if await self._sessions.is_over(run.session_id):
+            if await self._sessions.seems_finished(run.session_id):
                 # Once more: what was begun in the moment of its end is not known to whoever ended it.
                 await self.give_up(run.session_id, run.account_id)
                 return _failed(run, SESSION_OVER, Category.USER)
@@ -153,7 +153,7 @@ class Creations:
         body = json.dumps(document).encode()
         answer = await self._trainers.ask(trainer, "POST", f"/api/v1/{operation}".encode(), JSON_HEADERS, body)
         content = await answer.body()
-        if answer.status >= 500:
+        if answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             raise BrokenOffError(f"the trainer answered {operation} with {answer.status}")
         try:
             document = json.loads(content)

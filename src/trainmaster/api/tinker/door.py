@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +21,7 @@ from trainmaster.api.tinker.sessions import Sessions
 from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
 from trainmaster.api.tinker.use import Use
 from trainmaster.coordinator.tinker import TinkerTrainers
-from trainmaster.core.errors import NotFoundError
+from trainmaster.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.core.job import Checkpoint
 from trainmaster.core.tinker import PLACE_OF_KIND, TinkerRun, Trainer, WeightsPath
 from trainmaster.storage import URI
@@ -27,6 +29,10 @@ from trainmaster.store import tinker
 from trainmaster.store.scope import Scope
 
 _log = logging.getLogger(__name__)
+
+FAREWELL_AGAIN_S = 1.0
+"""After which a trainer is told again that a session is over, when it did not hear; twice as long at every time."""
+FAREWELL_AGAIN_AT_MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +59,9 @@ class TinkerDoor:
         self.trainers = Trainers(context)
         self.sessions = Sessions(context)
         self.creations = Creations(context, self.supply, self.trainers, self.sessions, self._made)
-        self.use = Use(context, self.end_session)
+        self.use = Use(context, self._end_session)
         self._gate = gate
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._farewells: dict[tuple[str, Trainer], asyncio.Task[None]] = {}
 
     def open(self) -> None:
         """Look after the sessions that are there, whether a client comes or not. Called in the event loop."""
@@ -65,7 +71,7 @@ class TinkerDoor:
         """Let go of everything; another server goes on with what is under way. Called in the event loop."""
         self.creations.close()
         self.use.close()
-        for task in self._farewells:
+        for task in self._farewells.values():
             task.cancel()
         self.trainers.close()
 
@@ -129,30 +135,49 @@ class TinkerDoor:
 
         return await run_in_threadpool(question)
 
-    async def end_session(self, session_id: str) -> None:
+    async def _end_session(self, session_id: str) -> None:
         """Let go of what a session waits for, and tell trainers that it is over; one that has ended let go itself."""
         known = await self.sessions.end(session_id)
         await self.creations.give_up(session_id, known.account_id)
         for trainer in known.trainers:
-            task = asyncio.ensure_future(self._farewell(session_id, trainer))
-            self._farewells.add(task)
-            task.add_done_callback(self._farewells.discard)
+            key = (session_id, trainer)
+            if (earlier := self._farewells.get(key)) is not None:
+                earlier.cancel()  # the trainer may have got something more of the session since that was sent
+            task = self._farewells[key] = asyncio.ensure_future(self._farewell(*key, known.finish_reason))
+            task.add_done_callback(functools.partial(self._said_farewell, key))
 
     async def _made(self, run: TinkerRun) -> None:
         """A model was made. Where its session was finished meanwhile, nobody else tells the trainer to let go of it."""
         self.sessions.joined(run.session_id, run.trainer)
         if await self.sessions.is_finished(run.session_id):
-            await self.end_session(run.session_id)
+            await self.use.end(run.session_id)
 
-    async def _farewell(self, session_id: str, trainer: Trainer) -> None:
-        body = json.dumps({"reason": {"type": "success"}}).encode()
+    def _said_farewell(self, key: tuple[str, Trainer], task: asyncio.Task[None]) -> None:
+        if self._farewells.get(key) is task:
+            del self._farewells[key]
+
+    async def _farewell(self, session_id: str, trainer: Trainer, reason: str) -> None:
+        """Tell a trainer that a session is over, for as long as it lives and has not heard: nobody else will.
+
+        It saves the models of one that was interrupted before it lets go of them.
+        """
+        body = json.dumps({"reason": {"type": reason}}).encode()
         target = f"/api/v1/sessions/{session_id}/finish".encode()
-        try:
-            await (await self.trainers.ask(trainer, "POST", target, JSON_HEADERS, body)).body()
-        except TrainerGoneError:
-            return
-        except BrokenOffError as error:
-            _log.info("a trainer was not told that session %s is over: %s", session_id, error)
+        wait_s = FAREWELL_AGAIN_S
+        while True:
+            try:
+                answer = await self.trainers.ask(trainer, "POST", target, JSON_HEADERS, body, counts=False)
+                await answer.body()
+                if answer.status < 500 and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    return
+                why = f"it answered with {answer.status}"
+            except TrainerGoneError:
+                return
+            except (BrokenOffError, StoreUnavailableError) as error:
+                why = str(error)
+            _log.info("a trainer was not told yet that session %s is over: %s", session_id, why)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, FAREWELL_AGAIN_AT_MOST_S)
 
 
 def path_of(checkpoint: Checkpoint) -> str:

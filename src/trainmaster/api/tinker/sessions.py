@@ -26,6 +26,8 @@ class KnownSession:
     account_id: str
     until: float
     finished: bool
+    finish_reason: str = ""
+    """Why it is: `interrupted` where its client fell silent."""
     trainers: set[Trainer] = field(default_factory=set)
     """That have something of it."""
 
@@ -74,12 +76,15 @@ class Sessions:
         self._sessions.pop(session_id, None)
         return await self._context.read(lambda connection: _known(connection, session_id))
 
-    async def is_over(self, session_id: str) -> bool:
-        """Whether a session's client is done, as far as it is known here; cheap enough to be asked again and again."""
+    async def seems_finished(self, session_id: str) -> bool:
+        """Whether a session's client is done, as far as it is remembered: what it told another server is heard late.
+
+        Cheap enough to be asked again and again.
+        """
         return (await self._remembered(session_id)).finished
 
     async def is_finished(self, session_id: str) -> bool:
-        """Whether a session's client is done, whichever server it told."""
+        """Whether a session's client is done, whichever server it told; asks the database."""
         return (await self._context.read(lambda connection: _known(connection, session_id))).finished
 
     def joined(self, session_id: str, trainer: Trainer | None) -> None:
@@ -109,5 +114,6 @@ def _known(connection: Connection, session_id: str) -> KnownSession:
         account_id=session.account_id,
         until=time.monotonic() + REMEMBER_S,
         finished=session.finished_at is not None,
+        finish_reason=str((session.finish.get("reason") or {}).get("type") or ""),
         trainers={trainer for trainer in (*runs, *samplers) if trainer is not None},
     )

@@ -37,6 +37,7 @@ MOST_REMEMBERED = 16_384
 DOOR = b"x-trainmaster-door"
 TINKER = b"tinker"
 SOURCE = b"x-trainmaster-source"
+REFUSAL = b"x-trainmaster-refusal"
 OURS = b"x-trainmaster-"
 """How headers begin that only the server may set."""
 _STAYS = frozenset(
@@ -85,6 +86,8 @@ class Trainers:
         self._context = context
         self._activity = Activity(context)
         self._connections = Connections()
+        self._urgent = Connections()
+        """Of heartbeats alone: they must not stand in line behind a burst that takes all that are open."""
         self._owners: dict[str, str] = {}
         self._seen: dict[str, _Seen] = {}
         self._looks: dict[str, asyncio.Task[Job | None]] = {}
@@ -92,6 +95,7 @@ class Trainers:
     def close(self) -> None:
         """Let go of all connections that nobody uses."""
         self._connections.close()
+        self._urgent.close()
 
     async def require(self, account_id: str, job_id: str) -> None:
         """See that a job is an account's, and a trainer: what other services answer is no business of the doors.
@@ -122,10 +126,12 @@ class Trainers:
         use: contextlib.ExitStack | None = None,
         door: bytes = TINKER,
         counts: bool = True,
+        urgent: bool = False,
     ) -> Answer:
         """Send a request to a trainer; `use` is where its use ends, or else with the head of the answer.
 
-        `door` is what clients came by, and `counts` whether it is use of the trainer at all.
+        `door` is what clients came by, `counts` whether it is use of the trainer at all, and `urgent` whether it goes
+        past all others.
 
         Raises:
             TrainerGoneError: that attempt does not run any more.
@@ -135,15 +141,16 @@ class Trainers:
             if counts:
                 (use or within).enter_context(self._activity.use(trainer.job_id))
             whole = [*headers, (DOOR, door)]
-            kept = self._connections.kept(trainer)
+            pool = self._urgent if urgent else self._connections
+            kept = pool.kept(trainer)
             if kept is not None:
                 try:
-                    return await self._connections.exchange(kept, method, target, whole, body)
+                    return await pool.exchange(kept, method, target, whole, body)
                 except BrokenOffError:
                     # It may have been closed just now. Trainers carry out what they are sent twice once.
                     if not isinstance(body, bytes):
                         raise
-            return await self._connections.exchange(await self._open(trainer), method, target, whole, body)
+            return await pool.exchange(await self._open(trainer, pool), method, target, whole, body)
 
     async def pass_on(
         self,
@@ -155,6 +162,7 @@ class Trainers:
         target: bytes | None = None,
         door: bytes = TINKER,
         counts: bool = True,
+        urgent: bool = False,
     ) -> Response:
         """The answer of a trainer to a client's request; `target` is the path there, where it is another one.
 
@@ -166,16 +174,18 @@ class Trainers:
         headers += (extra or {}).items()
         with contextlib.ExitStack() as use:
             whither = target_of(request) if target is None else target
-            answer = await self.ask(trainer, request.method, whither, headers, body, use=use, door=door, counts=counts)
+            answer = await self.ask(
+                trainer, request.method, whither, headers, body, use=use, door=door, counts=counts, urgent=urgent
+            )
             if answer.length is not None and answer.length <= _WHOLE_BYTES:
                 response = Response(await answer.body(), status_code=answer.status)
                 response.raw_headers = _back_headers(answer.headers)
                 return response
             return _Streamed(answer, use.pop_all())
 
-    async def _open(self, trainer: Trainer) -> Connection:
+    async def _open(self, trainer: Trainer, pool: Connections) -> Connection:
         try:
-            return await self._connections.open(trainer, *await self._address(trainer))
+            return await pool.open(trainer, *await self._address(trainer))
         except BrokenOffError:
             # It may have ended since it was last looked at.
             self._seen.pop(trainer.job_id, None)

@@ -29,13 +29,15 @@ class Use:
     """Collects signs of life; belongs to one event loop."""
 
     def __init__(self, context: ApiContext, end_session: Callable[[str], Awaitable[None]]) -> None:
-        """Take what is done with a session whose client is gone."""
+        """Take what is done with a session that is finished; it may be done again."""
         self._context = context
         self._end_session = end_session
         self._silent_s = context.tinker_silent_s
         """Clients beat every ten seconds, and complain after two minutes."""
         self._sessions: dict[str, float] = {}
         self._runs: dict[str, float] = {}
+        self._ending: set[str] = set()
+        """Finished sessions of which not everybody knows."""
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -58,6 +60,15 @@ class Use:
         self._runs[model_id] = self._context.clock()
         self.begin()
 
+    async def end(self, session_id: str) -> None:
+        """See to it that all let go of a session that is finished: now, or once the database can be asked again."""
+        try:
+            await self._end_session(session_id)
+        except StoreUnavailableError as error:
+            _log.warning("session %s is finished, and not everybody knows yet: %s", session_id, error.message)
+            self._ending.add(session_id)
+            self.begin()
+
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         look_at = loop.time() + min(LOOK_EVERY_S, self._silent_s)
@@ -67,9 +78,12 @@ class Use:
                 await self._write()
                 if loop.time() > look_at:
                     look_at = loop.time() + min(LOOK_EVERY_S, self._silent_s / 4)
-                    await self._end_silent()
+                    await self._find_silent()
+                await self._end_others()
             except StoreUnavailableError as error:
                 _log.warning("signs of life of Tinker clients could not be recorded: %s", error.message)
+            except Exception:
+                _log.exception("something is wrong with the sessions of Tinker clients")
 
     async def _write(self) -> None:
         sessions, self._sessions, runs, self._runs = self._sessions, {}, self._runs, {}
@@ -77,15 +91,27 @@ class Use:
         def work(connection: Connection) -> None:
             tinker.note_use(connection, Scope.everything(), sessions_heard=sessions, runs_used=runs)
 
-        if sessions or runs:
+        if not sessions and not runs:
+            return
+        try:
             await self._context.write(work)
+        except StoreUnavailableError:
+            # Who was heard of is not silent, whenever that can be written.
+            self._sessions, self._runs = sessions | self._sessions, runs | self._runs
+            raise
 
-    async def _end_silent(self) -> None:
+    async def _find_silent(self) -> None:
         now = self._context.clock()
         finish = {"reason": {"type": "interrupted"}, "detail": f"its client was silent for {self._silent_s:.0f} s"}
 
         def work(connection: Connection) -> list[str]:
             return tinker.end_silent(connection, Scope.everything(), before=now - self._silent_s, at=now, finish=finish)
 
-        for session_id in await self._context.write(work):
-            await self._end_session(session_id)
+        self._ending.update(await self._context.write(work))
+
+    async def _end_others(self) -> None:
+        for session_id in list(self._ending):
+            self._ending.discard(session_id)
+            await self.end(session_id)
+            if session_id in self._ending:
+                return

@@ -6,17 +6,17 @@ import argparse
 import contextlib
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import uvicorn
 
 from trainmaster.protocol import environment
+from trainmaster.service.bodies import allow_many_descriptors
 from trainmaster.service.front.app import make_app
 from trainmaster.service.front.identifiers import Attempt
 from trainmaster.service.front.state import Front, Settings
@@ -44,9 +44,10 @@ def main() -> int:
 
 def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token: str = "") -> int:
     """Serve until the engine at the other end is gone; 0 when it went in order."""
-    _allow_many_connections()
+    # Half of them for bodies; every sample that waits is a connection.
+    descriptors = allow_many_descriptors()
     _collect_rarely()
-    front = Front(settings)
+    front = Front(replace(settings, max_held=min(settings.max_held, descriptors // 2)))
 
     def stop() -> None:
         server.should_exit = True
@@ -85,12 +86,6 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
-
-
-def _allow_many_connections() -> None:
-    """Every sample that waits is a connection."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

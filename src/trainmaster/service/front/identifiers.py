@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
+MAX_COUNT = 2**63 - 1
+"""Copies of a sampling client count from a random multiple of 10^9 on, up to 10^18."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
@@ -50,4 +53,4 @@ def owner_of(future_id: str) -> str:
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether something that a client sent can be a number in a sequence."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT

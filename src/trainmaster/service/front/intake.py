@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import json
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,11 @@ from starlette.requests import Request
 from trainmaster.service.bodies import INLINE_BYTES, SharedBody
 from trainmaster.service.front.refusals import BusyError, StoppedError
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOENT})
+"""ENOENT: no directory for temporary files can be written to, which is how a disk that was full at the first try
+reads."""
+_VALUE_BYTES = 200
+"""What a value takes once it is decoded, with its key and its place in what holds it; rather more than less."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,15 +42,19 @@ class Received:
 
 
 class Intake:
-    """Reads bodies, and minds how much of them is held at a time: while they come, wait, and are worked on."""
+    """Reads bodies, and minds how much of them is held at a time: while they come, wait, and are worked on.
 
-    def __init__(self, *, memory_bytes: int, max_held_bytes: int, max_body_bytes: int) -> None:
-        """Hold up to `memory_bytes` of large bodies in memory, more on disk, and `max_held_bytes` in all."""
+    What has come is released when its work has ended, also by those who hold it in another form by then.
+    """
+
+    def __init__(self, *, memory_bytes: int, max_held: int, max_held_bytes: int, max_body_bytes: int) -> None:
+        """Hold up to `max_held` bodies with `max_held_bytes`, from `memory_bytes` on the large ones on disk."""
         self._memory_bytes = memory_bytes
+        self._max_held = max_held
         self._max_held_bytes = max_held_bytes
         self._max_body_bytes = max_body_bytes
+        self.held = 0
         self.held_bytes = 0
-        """Of large bodies that came in and are not `released`."""
         self._reading: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
@@ -74,36 +85,42 @@ class Intake:
         checksum = 0
         pieces: list[bytes] = []
         shared: SharedBody | None = None
-        size = kept = held = 0
-        no_room = ""
+        size = kept = 0
+        busy: BusyError | None = None
+        self.add(0)
         try:
             async for piece in request.stream():
                 size += len(piece)
-                if no_room or size > self._max_body_bytes:
+                if busy is not None or size > self._max_body_bytes:
                     continue  # read on: a client hears no answer before it has said everything
                 kept = size
+                self.held_bytes += len(piece)
                 checksum = zlib.crc32(piece, checksum)
                 if shared is None:
                     pieces.append(piece)
                     if size <= INLINE_BYTES:
                         continue
-                    shared = SharedBody(on_disk=self.held_bytes > self._memory_bytes)
                     piece = b"".join(pieces)
                     pieces.clear()
-                self.held_bytes += len(piece)
-                held += len(piece)
-                no_room = self._written(shared, piece)
-                if no_room:
-                    self.release(held)
-                    held = 0
-                    shared.close()
-        except BaseException:  # the client left, or the front goes
+                try:
+                    self.require_room()
+                    with room():
+                        if shared is None:
+                            shared = SharedBody(on_disk=self.held_bytes > self._memory_bytes)
+                        shared.write(piece)
+                except BusyError as error:
+                    busy = error
+                    self.held_bytes -= kept
+                    kept = 0
+                    if shared is not None:
+                        shared.close()
+            if busy is not None:
+                raise busy
+        except BaseException:  # there is no room, the client left, or the front goes
+            self.release(kept)
             if shared is not None:
-                self.release(held)
                 shared.close()
             raise
-        if no_room:
-            raise BusyError(no_room)
         return Received(
             data=b"".join(pieces),
             shared=shared,
@@ -114,13 +131,43 @@ class Intake:
 
     def drop(self, received: Received) -> None:
         """Let go of a body that nobody wants."""
+        self.release(received.size)
         if received.shared is not None:
-            self.release(received.shared.size)
             received.shared.close()
 
+    def add(self, size: int) -> None:
+        """Count something that is held in another form."""
+        self.held += 1
+        self.held_bytes += size
+
+    def hold(self, size: int) -> None:
+        """Likewise, where there is room for it.
+
+        Raises:
+            BusyError: there is none.
+        """
+        self.add(size)
+        try:
+            self.require_room()
+        except BusyError:
+            self.release(size)
+            raise
+
     def release(self, size: int) -> None:
-        """A large body of this size is not needed any more."""
+        """A body, or something else, of this size is not needed any more."""
+        self.held -= 1
         self.held_bytes -= size
+
+    def require_room(self) -> None:
+        """Have no more than there may be, with what came last.
+
+        Raises:
+            BusyError: there is more.
+        """
+        if self.held > self._max_held:
+            raise BusyError(f"the trainer holds {self._max_held} requests already")
+        if self.held_bytes > self._max_held_bytes:
+            raise BusyError(f"the trainer holds {self._max_held_bytes} bytes of request bodies already")
 
     def stop(self) -> None:
         """Wait for no body any more."""
@@ -128,14 +175,23 @@ class Intake:
         for task in self._reading:
             task.cancel()
 
-    def _written(self, shared: SharedBody, piece: bytes) -> str:
-        """Append to a body; says why there is no room for more, and nothing where there is."""
-        if self.held_bytes > self._max_held_bytes:
-            return f"the trainer holds {self._max_held_bytes} bytes of request bodies already"
-        try:
-            shared.write(piece)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            return f"the trainer has no room for more request bodies: {error.strerror}"
-        return ""
+
+def size_of_fields(fields: Mapping[str, Any]) -> int:
+    """What fields take in memory, about, which may be many times what they take in writing."""
+    text = json.dumps(fields)
+    return len(text) + _VALUE_BYTES * sum(map(text.count, ",[{"))
+
+
+@contextlib.contextmanager
+def room() -> Iterator[None]:
+    """What there is no room for here can be asked for again.
+
+    Raises:
+        BusyError: there is none.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise BusyError(f"the trainer has no room for more request bodies: {error.strerror}") from error

@@ -44,7 +44,12 @@ class Link:
             if (future := self._futures.get(request.request_id)) is not None:
                 self.lose(future)
         else:
-            self._channel.send(request, shared)
+            try:
+                self._channel.send(request, shared)
+            except OSError as error:
+                # Large fields are shared only here, and what they need was short. Its place in the order is used up.
+                reason = f"the trainer had no room for this request: {error.strerror}"
+                self._futures.finish(request.request_id, Outcome(error=reason))
 
     def lose(self, future: Future) -> None:
         """Tell whoever waits for it that the engine is gone."""

@@ -37,16 +37,20 @@ class Order(Generic[Item]):
         self._waiting: dict[int, tuple[Item, int]] = {}
         self._digests: dict[int, bytes] = {}
 
-    def place(self, seq_id: int, digest: bytes, item: Item, *, size: int = 0, room: int | None = None) -> Placement:
+    def knows(self, seq_id: int) -> bool:
+        """Whether an operation is here or was here."""
+        return seq_id < self.next_seq_id or seq_id in self._waiting
+
+    def place(self, seq_id: int, digest: bytes, item: Item, *, size: int, room: bool) -> Placement:
         """Take an operation in, unless it is here or was here; `digest` tells it from others.
 
-        The one that all others wait for is always taken in. Another one takes `size` bytes, of which there is `room`
-        for so many.
+        The one that all others wait for is always taken in. Another one takes `size` bytes, and is taken in where
+        there is `room` among those of other models.
         """
-        if seq_id < self.next_seq_id or seq_id in self._waiting:
+        if self.knows(seq_id):
             known = self._digests.get(seq_id, digest)
             return Placement.REPEAT if known == digest else Placement.CONFLICT
-        if seq_id > self.next_seq_id and not self._has_room(size, room):
+        if seq_id > self.next_seq_id and not (room and self._has_room(size)):
             return Placement.FULL
         self._waiting[seq_id] = (item, size)
         self.waiting_bytes += size
@@ -69,9 +73,8 @@ class Order(Generic[Item]):
         self.waiting_bytes = 0
         return waiting
 
-    def _has_room(self, size: int, room: int | None) -> bool:
-        left = self._max_waiting_bytes - self.waiting_bytes
-        return len(self._waiting) < self._max_waiting and size <= (left if room is None else min(left, room))
+    def _has_room(self, size: int) -> bool:
+        return len(self._waiting) < self._max_waiting and self.waiting_bytes + size <= self._max_waiting_bytes
 
     @property
     def waiting(self) -> int:

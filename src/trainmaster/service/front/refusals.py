@@ -12,7 +12,10 @@ class RefusedError(Exception):
 
 
 class BusyError(Exception):
-    """It cannot be taken in now: its client comes back for as long as it hears a status of 429."""
+    """It cannot be taken in now: its client hears a status of 429, and comes back.
+
+    The public ones do so for as long as it takes with a sample, and for five minutes with anything else.
+    """
 
 
 class StoppedError(Exception):

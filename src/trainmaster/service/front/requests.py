@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 
+from trainmaster.protocol.nesting import is_deeper
 from trainmaster.service import wire
 from trainmaster.service.front.refusals import RefusedError
 from trainmaster.service.front.state import Front
@@ -16,9 +18,13 @@ DOOR = "x-trainmaster-door"
 """Which door the server let a request in by; it takes the header out of what clients send."""
 SOURCE = "x-trainmaster-source"
 """Where the checkpoint lies that a request names, as the server found it; likewise."""
+REFUSAL = "x-trainmaster-refusal"
+"""Why a request cannot be done, where the server knows that, in percent-encoding; likewise."""
 
 _MAX_FIELDS_BYTES = 4 << 20
 """Of a body that is decoded here."""
+_MAX_VALUES = 100_000
+"""Of what such a body holds, as in the server: each takes a hundred times its length."""
 _MAX_DEPTH = 64
 """Of what such a body holds: it is written and read again on its way to the engine, deep inside other calls."""
 
@@ -38,6 +44,11 @@ def source_of(request: Request) -> str:
     """Where the checkpoint lies that a request names; empty where the server did not say."""
     # A path in UTF-8, which headers are not read as.
     return request.headers.get(SOURCE, "").encode("latin-1").decode("utf-8", "replace")
+
+
+def refusal_of(request: Request) -> str:
+    """Why the server says that a request cannot be done; empty: it can."""
+    return unquote(request.headers.get(REFUSAL, ""))
 
 
 def operation_of(request: Request) -> str:
@@ -78,10 +89,13 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """The members of a JSON object, none where nothing is written.
 
     Raises:
-        RefusedError: it is none, or goes too deep.
+        RefusedError: it is none, holds too much, or goes too deep.
     """
     if not body:
         return {}
+    # A value is the first in a bracket, or comes behind a comma.
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise RefusedError(f"the body may hold {_MAX_VALUES} values, and this one holds more")
     try:
         fields = json.loads(body)
     except RecursionError:
@@ -90,23 +104,9 @@ def fields_of(body: bytes) -> dict[str, Any]:
         raise RefusedError(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise RefusedError(f"the body must be a JSON object, not {shown(fields)}")
-    if body.count(b"[") + body.count(b"{") > _MAX_DEPTH and _is_deep(fields):
+    if body.count(b"[") + body.count(b"{") > _MAX_DEPTH and is_deeper(fields, _MAX_DEPTH):
         raise RefusedError(_TOO_DEEP)
     return fields
 
 
 _TOO_DEEP = f"the body goes more than {_MAX_DEPTH} levels deep"
-
-
-def _is_deep(fields: dict[str, Any]) -> bool:
-    level: list[dict[str, Any] | list[Any]] = [fields]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True

@@ -52,10 +52,12 @@ async def session_heartbeat(request: Request) -> Response:
 
 
 async def finish_session(request: Request) -> Response:
-    """A session ends; so do its models."""
+    """A session ends; so do its models. What was interrupted, as by silence, may be gone on with: it is saved first."""
     front = front_of(request)
-    await read_fields(request, front)
-    front.end_session(request.path_params["session_id"], "was finished by its client")
+    reason = (await read_fields(request, front)).get("reason")
+    interrupted = isinstance(reason, dict) and reason.get("type") == "interrupted"
+    why = "was interrupted" if interrupted else "was finished by its client"
+    front.end_session(request.path_params["session_id"], why, save=interrupted)
     return negotiation.as_json({"status": "finished"})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainmaster.service.front.futures import Form, Future, Futures, Outcome, Waiters, wake
 from trainmaster.service.front.identifiers import Attempt, is_count
-from trainmaster.service.front.intake import Intake, Received
+from trainmaster.service.front.intake import Intake, Received, size_of_fields
 from trainmaster.service.front.link import Link
 from trainmaster.service.front.refusals import BusyError, RefusedError, StoppedError
 from trainmaster.service.messages import Request
@@ -89,9 +89,11 @@ class Samples:
         """
         request_id = self._attempt.future_id(session.sampling_session_id, "open")
         if not session.opened:
-            session.opened = True
-            self._futures.open(request_id, owner=session.sampling_session_id)
             told = {**fields, "sampling_session_id": session.sampling_session_id}
+            size = size_of_fields(told)
+            self._intake.hold(size)
+            session.opened = True
+            self._futures.open(request_id, owner=session.sampling_session_id, then=lambda _: self._intake.release(size))
             self._link.send(
                 Request(request_id=request_id, op="create_sampling_session", fields=told, door=door, source=source)
             )
@@ -130,6 +132,8 @@ class Samples:
         size, shared = received.size, received.shared
         if self.pending >= self._max_pending or self.pending_bytes + size > max(self._max_pending_bytes, size):
             raise BusyError(f"{self.pending} samples wait already: ask again soon")
+        if shared is None:
+            self._intake.release(size)  # small ones are bounded here, apart from what is trained
         self.pending += 1
         self.pending_bytes += size
         self._futures.open(
@@ -141,7 +145,8 @@ class Samples:
         )
         fields = {"sampling_session_id": sampling_session_id}
         self._link.send(
-            Request(request_id=request_id, op="asample", fields=fields, body=received.data, encoding=encoding), shared
+            Request(request_id=request_id, op="asample", fields=fields, body=received.data, encoding=encoding),
+            shared,
         )
         return ack
 

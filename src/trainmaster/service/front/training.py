@@ -16,7 +16,7 @@ from typing import Any
 from trainmaster.service.bodies import SharedBody
 from trainmaster.service.front.futures import Form, Futures, Outcome
 from trainmaster.service.front.identifiers import Attempt, is_count, model_id_of
-from trainmaster.service.front.intake import Intake
+from trainmaster.service.front.intake import Intake, size_of_fields
 from trainmaster.service.front.link import Link
 from trainmaster.service.front.ordering import Order, Placement
 from trainmaster.service.front.refusals import BusyError
@@ -37,7 +37,7 @@ class Operation:
     request: Request
     digest: bytes
     size: int
-    """Of what came with it, in bytes."""
+    """In bytes, of what came with it; held in the intake until it has ended."""
     shared: SharedBody | None = None
     """The body, where it is large."""
     refusal: str = ""
@@ -72,11 +72,13 @@ class Training:
         saved: Saved,
         max_waiting: int,
         max_waiting_bytes: int,
+        max_waiting_in_all: int,
         max_waiting_bytes_in_all: int,
     ) -> None:
         """None yet; so many operations of a model may wait for an earlier one, with so much of what came with them."""
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_in_all = max_waiting_in_all
         self._max_waiting_bytes_in_all = max_waiting_bytes_in_all
         self._attempt = attempt
         self._link = link
@@ -85,13 +87,19 @@ class Training:
         self._saved = saved
         self._models: dict[str, Model] = {}
         self._gone: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        """Models that are gone for their clients, and that the engine has not saved yet."""
 
     def get(self, model_id: str) -> Model | None:
         """The model with this id, if it is here."""
         return self._models.get(model_id)
 
     def create(self, fields: Mapping[str, Any], *, door: str, source: str, refusal: str) -> Ack:
-        """Make a model, once for each number that its session counts; `refusal` says why it cannot be."""
+        """Make a model, once for each number that its session counts; `refusal` says why it cannot be.
+
+        Raises:
+            BusyError: the engine has too much to do; to be asked again.
+        """
         session_id, number = fields.get("session_id"), fields.get("model_seq_id")
         if not isinstance(session_id, str) or not is_count(number):
             return self.refuse("create_model needs a session_id and a model_seq_id")
@@ -100,7 +108,9 @@ class Training:
         ack = {"request_id": request_id, "model_id": model_id}
         if model_id in self._models or self._futures.get(request_id) is not None:
             return ack
-        self._futures.open(request_id, owner=model_id, then=lambda done: self._made(model_id, done))
+        size = size_of_fields(fields)
+        self._intake.hold(size)
+        self._futures.open(request_id, owner=model_id, then=lambda done: self._made(model_id, done, size))
         if refusal:
             self._futures.finish(request_id, Outcome(error=refusal))
             return ack
@@ -118,7 +128,7 @@ class Training:
         """Take an operation of a model in.
 
         Raises:
-            BusyError: too many wait for an earlier one; to be sent again.
+            BusyError: too many wait for an earlier one, or for the engine; to be sent again.
         """
         request = operation.request
         ack = {"request_id": request.request_id, "model_id": request.model_id}
@@ -132,7 +142,11 @@ class Training:
                 else:
                     self._link.lose(future)
             return ack
-        placement = self._place(model, operation)
+        try:
+            placement = self._place(model, operation)
+        except BusyError:
+            self._drop(operation)
+            raise
         if placement is Placement.NEW:
             self._open(operation)
             for due in model.order.leave():
@@ -170,10 +184,24 @@ class Training:
 
     def end_session(self, session_id: str, why: str) -> list[str]:
         """Give up the models of a session; those that were."""
-        model_ids = [model.model_id for model in self._models.values() if model.session_id == session_id]
+        model_ids = self._of_session(session_id)
         for model_id in model_ids:
             self._forget(model_id, why)
         return model_ids
+
+    def leave_session(self, session_id: str, why: str) -> None:
+        """Give up the models of a session whose client is gone; the engine saves what would be lost with them."""
+        for model_id in self._of_session(session_id):
+            self._leaving.add(model_id)
+            self._forget(model_id, why)
+            self._leave(model_id)
+
+    def leave_again(self) -> None:
+        """Ask for what could not be saved once more."""
+        for model_id in self._leaving:
+            future = self._futures.get(self._leave_id(model_id))
+            if future is None or future.outcome is not None:
+                self._leave(model_id)
 
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
         """Answer with a future of its own that has failed already."""
@@ -187,7 +215,11 @@ class Training:
         why = self._gone.get(model_id) or (
             f"is not in this trainer, which has started {self._attempt.number} times; each start begins without models"
         )
-        return Outcome(error=f"{model_id} {why}. {self._saved.advice(model_id)}".rstrip())
+        if model_id in self._leaving and not self._link.gone:
+            advice = "Its state is being saved: ask again in a moment to hear under which name."
+        else:
+            advice = self._saved.advice(model_id)
+        return Outcome(error=f"{model_id} {why}. {advice}".rstrip())
 
     def why_waiting(self, model_id: str) -> str:
         """What an operation of a model may wait for beside the engine; empty: nothing."""
@@ -197,22 +229,24 @@ class Training:
         return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not come yet"
 
     def _place(self, model: Model, operation: Operation) -> Placement:
-        waiting_bytes = sum(each.order.waiting_bytes for each in self._models.values())
-        return model.order.place(
-            operation.request.seq_id,
-            operation.digest,
-            operation,
-            size=operation.size,
-            room=self._max_waiting_bytes_in_all - waiting_bytes,
+        seq_id = operation.request.seq_id
+        if not model.order.knows(seq_id):
+            # Also of the one that others wait for. It gets in when it comes again: what waits takes half of the room at
+            # most, and the engine ends the rest without it.
+            self._intake.require_room()
+        orders = [each.order for each in self._models.values()]
+        room = (
+            sum(order.waiting for order in orders) < self._max_waiting_in_all
+            and sum(order.waiting_bytes for order in orders) + operation.size <= self._max_waiting_bytes_in_all
         )
+        return model.order.place(seq_id, operation.digest, operation, size=operation.size, room=room)
 
     def _open(self, operation: Operation) -> None:
         request = operation.request
-        held = 0 if operation.shared is None else operation.shared.size
-        done = operation.done
+        size, done = operation.size, operation.done
 
         def then(outcome: Outcome) -> None:
-            self._intake.release(held)
+            self._intake.release(size)
             if done is not None and not outcome.error:
                 done()
 
@@ -230,11 +264,12 @@ class Training:
 
     def _drop(self, operation: Operation) -> None:
         """An operation that is not taken in leaves nothing behind."""
+        self._intake.release(operation.size)
         if operation.shared is not None:
-            self._intake.release(operation.shared.size)
             operation.shared.close()
 
-    def _made(self, model_id: str, outcome: Outcome) -> None:
+    def _made(self, model_id: str, outcome: Outcome, size: int) -> None:
+        self._intake.release(size)
         model = self._models.get(model_id)
         if outcome.error:
             self._forget(model_id, f"could not be made: {outcome.error}")
@@ -244,6 +279,21 @@ class Training:
     def _unloaded(self, model_id: str, outcome: Outcome) -> None:
         if not outcome.error:
             self._forget(model_id, "was unloaded")
+
+    def _of_session(self, session_id: str) -> list[str]:
+        return [model.model_id for model in self._models.values() if model.session_id == session_id]
+
+    def _leave_id(self, model_id: str) -> str:
+        return self._attempt.future_id(model_id, "leave")
+
+    def _leave(self, model_id: str) -> None:
+        request_id = self._leave_id(model_id)
+        self._futures.open(request_id, owner=model_id, then=lambda done: self._left(model_id, done))
+        self._link.send(Request(request_id=request_id, op="leave_model", model_id=model_id))
+
+    def _left(self, model_id: str, outcome: Outcome) -> None:
+        if not outcome.error:
+            self._leaving.discard(model_id)
 
     def _forget(self, model_id: str, why: str) -> None:
         self._gone[model_id] = why
@@ -256,11 +306,10 @@ class Training:
                 operation.shared.close()
 
 
-def digest_of_fields(op: str, fields: Mapping[str, Any]) -> tuple[bytes, int]:
-    """What tells an operation from another one under the same number, and how long its fields are in writing.
+def digest_of_fields(op: str, fields: Mapping[str, Any]) -> bytes:
+    """What tells an operation from another one under the same number.
 
     A client that repeats a save for sampling counts on and names another sampling session: that is the same save.
     """
     told = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
-    text = json.dumps([op, told], sort_keys=True).encode()
-    return hashlib.blake2b(text, digest_size=16).digest(), len(text)
+    return hashlib.blake2b(json.dumps([op, told], sort_keys=True).encode(), digest_size=16).digest()

@@ -13,7 +13,7 @@ from trainmaster.service import wire
 from trainmaster.service.front import negotiation, peeking
 from trainmaster.service.front.futures import Future
 from trainmaster.service.front.identifiers import is_count, owner_of
-from trainmaster.service.front.intake import Received
+from trainmaster.service.front.intake import Received, room, size_of_fields
 from trainmaster.service.front.refusals import BusyError, RefusedError
 from trainmaster.service.front.requests import (
     content_type_of,
@@ -22,6 +22,7 @@ from trainmaster.service.front.requests import (
     front_of,
     operation_of,
     read_fields,
+    refusal_of,
     source_of,
 )
 from trainmaster.service.front.state import Front
@@ -85,6 +86,9 @@ async def passes(request: Request) -> Response:
     except RefusedError as refused:
         front.intake.drop(received)
         raise RefusedError(too_large or str(refused)) from None
+    except BusyError:
+        front.intake.drop(received)
+        raise
     operation = Operation(
         request=EngineRequest(
             request_id=front.attempt.future_id(model_id, seq_id),
@@ -113,7 +117,7 @@ async def steps(request: Request) -> Response:
     if op == "load_weights" and "model_id" not in fields:
         raise RefusedError("a model is not made by loading weights here: create_model, then load_weights")
     model_id, seq_id = _place(fields, None, op)
-    digest, size = digest_of_fields(op, fields)
+    digest, size = digest_of_fields(op, fields), size_of_fields(fields)
     told, done = fields, None
     model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
     if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
@@ -137,9 +141,10 @@ async def steps(request: Request) -> Response:
         ),
         digest=digest,
         size=size,
-        refusal=_NOT_OFFERED.get(op, ""),
+        refusal=_NOT_OFFERED.get(op) or refusal_of(request),
         done=done,
     )
+    front.intake.add(size)
     return negotiation.as_json(_accept(front, operation))
 
 
@@ -265,7 +270,8 @@ def _peek(received: Received, content_type: str, encoding: str) -> dict[str, Any
             return look(received.read, received.size)
         if encoding != "zstd" or content_type != wire.PROTOBUF:
             raise RefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
-        view = memoryview(received.data) if received.shared is None else received.shared.map()
+        with room():
+            view = memoryview(received.data) if received.shared is None else received.shared.map()
         return peeking.compressed_protobuf_fields(view)
     except peeking.PeekError as error:
         raise RefusedError(str(error)) from error

@@ -92,8 +92,13 @@ class FireworksDoor:
         def find(connection: Connection) -> str | None:
             if path.startswith(CROSS_JOB):
                 job_name, _, name = path.removeprefix(CROSS_JOB).partition("/")
+                if not job_name or not name:
+                    raise NotFoundError(f"{path} is not {CROSS_JOB}JOB/NAME")
                 job = trainer_job(connection, scope, job_name)
-                return self._place(checkpoints.by_name(connection, scope, job.job_id, kind, name))
+                try:
+                    return self._place(checkpoints.by_name(connection, scope, job.job_id, kind, name))
+                except NotFoundError:
+                    raise NotFoundError(f"trainer {job_name} has no {kind} checkpoint {name!r}") from None
             match path.split("/"):
                 case ["accounts", account_id, "models", model_id] if account_id == scope.account:
                     found = promoted.get(connection, scope, model_id)

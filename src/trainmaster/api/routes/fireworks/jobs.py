@@ -80,6 +80,7 @@ _THEIR_WORDS = {
     "scheduling_config.queue": "reservationTarget",
     "workload.extra_args": "trainingConfig.extraArgs",
     "workload.base_model": "trainingConfig.baseModel",
+    "workload.max_context_length": "trainingConfig.maxContextLength",
     "page_token": "pageToken",
 }
 """Fields of a job and of a list, by what the clients call them."""

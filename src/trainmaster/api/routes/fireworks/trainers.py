@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -22,9 +23,9 @@ from trainmaster.api.routes.fireworks.door import DOOR, FireworksDoor, door_of, 
 from trainmaster.api.routes.fireworks.finding import answer, own
 from trainmaster.api.routing import Handler
 from trainmaster.api.tinker.answers import MAX_SMALL_BYTES, accepted_failure, failed, try_again
-from trainmaster.api.tinker.bodies import Body, text_field
+from trainmaster.api.tinker.bodies import Body, is_plain, text_field
 from trainmaster.api.tinker.connections import BrokenOffError
-from trainmaster.api.tinker.trainers import SOURCE, TrainerGoneError
+from trainmaster.api.tinker.trainers import REFUSAL, SOURCE, TrainerGoneError
 from trainmaster.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
@@ -56,7 +57,9 @@ WORK = frozenset(
 )
 """Operations on a model, whose outcome is told through a future."""
 HEALTH = "healthz"
+HEARTBEAT = "session_heartbeat"
 FUTURE = "retrieve_future"
+_MAX_REFUSAL = 1000
 
 _ADDRESS = re.compile(PREFIX.encode() + rb"/[^/]+/[^/]+(?P<rest>/.*)", re.DOTALL)
 
@@ -86,26 +89,35 @@ async def serve(request: Request) -> Response:
     try:
         if operation == FUTURE:
             return await _future(request, door, job)
-        return await _passed_on(request, door, job, operation, scope)
+        async with Body(request, scope.account) as body:
+            return await _passed_on(request, door, job, operation, scope, body)
     except BrokenOffError as error:
         raise BadGatewayError(str(error)) from None
 
 
-async def _passed_on(request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope) -> Response:
-    trainer, body = trainer_of(job), Body(request)
+async def _passed_on(
+    request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: Body
+) -> Response:
+    trainer = trainer_of(job)
     if trainer is None:
         return await _absent(door, job, operation, body)
     content: bytes | AsyncIterator[bytes]
     extra: dict[bytes, bytes] = {}
     if operation in LOADS:
         content = await body.whole()
-        source = await _source(door, scope, content, *LOADS[operation])
-        extra = {SOURCE: source.encode()} if source is not None else {}
+        extra = await _source(door, scope, content, *LOADS[operation])
     else:
         content = await body.content()
     try:
         return await door.trainers.pass_on(
-            request, trainer, content, extra=extra, target=_target(request), door=DOOR, counts=operation != HEALTH
+            request,
+            trainer,
+            content,
+            extra=extra,
+            target=_target(request),
+            door=DOOR,
+            counts=operation != HEALTH,
+            urgent=operation == HEARTBEAT,
         )
     except TrainerGoneError:
         job = await door.job(scope, job.handle or job.job_id, anew=True)
@@ -143,7 +155,7 @@ async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> 
         model_id = await _model_id(body)
         await body.drain()
         return accepted_failure(await door.epitaph(job, model_id), Category.SERVER)
-    if operation == "session_heartbeat":
+    if operation == HEARTBEAT:
         raise SessionEndedError(await door.epitaph(job))
     if operation == "telemetry":
         await body.drain()
@@ -171,21 +183,24 @@ async def _model_id(body: Body) -> str:
         return ""
 
 
-async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> str | None:
+async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> dict[bytes, bytes]:
+    """What a trainer is told of the weights that a request names."""
     try:
-        return await door.source(scope, _text(body, member), kind)
-    except NotFoundError:
-        return None  # its trainer says so through the future, and counts the request
+        source = await door.source(scope, _text(body, member), kind)
+    except NotFoundError as error:
+        # Through the future, by the trainer, which counts the request.
+        return {REFUSAL: quote(error.message[:_MAX_REFUSAL]).encode()}
+    return {} if source is None else {SOURCE: source.encode()}
 
 
 def _text(body: bytes, member: str) -> str:
-    """A text in a small JSON object; an empty one where there is none."""
+    """A text in a small JSON object; an empty one where there is none, or one that nothing can be called."""
     try:
         document = parse_json(body) if len(body) <= MAX_SMALL_BYTES else None
     except SpecError:
         return ""
     found = document.get(member) if isinstance(document, dict) else None
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found, str) and is_plain(found) else ""
 
 
 def _target(request: Request) -> bytes:

@@ -45,13 +45,13 @@ async def telemetry(request: Request, door: TinkerDoor, principal: Principal) ->
 
 @answer("GET", "/get_server_capabilities", KeyScope.VIEW, note="the names that the operator gave with --model-alias")
 async def get_server_capabilities(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """The base models that can be asked for."""
+    """The base models that can be asked for; without those that no trainer can hold."""
 
     def look() -> list[dict[str, Any]]:
         return [
-            {"model_name": name, "max_context_length": model.context_length, "trainable": True, "sampleable": True}
+            {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
             for name in door.context.models.names
-            if (model := door.context.models.find(name, principal.account_id)) is not None
+            if (length := door.supply.context_length(principal.scope, name)) is not None
         ]
 
     # Models may lie on a disk that does not answer, which must not keep everybody else waiting.

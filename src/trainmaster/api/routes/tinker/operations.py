@@ -17,7 +17,7 @@ from starlette.responses import Response
 from trainmaster.api.auth import Principal
 from trainmaster.api.requests import parse_json, read_body
 from trainmaster.api.tinker.answers import MAX_SMALL_BYTES, accepted_failure, failed, ok, read_document, try_again
-from trainmaster.api.tinker.bodies import Body, plain_id, text_field
+from trainmaster.api.tinker.bodies import Body, is_plain, plain_id, text_field
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.tinker.routing import By, answer
@@ -52,9 +52,9 @@ _SAVES = frozenset({"SaveWeights", "SaveWeightsForSampler"})
 @answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A pass through a model."""
-    body = Body(request)
-    run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
-    return await _passed(request, door, run, body)
+    async with Body(request, principal.account_id) as body:
+        run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
+        return await _passed(request, door, run, body)
 
 
 @answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.25")
@@ -111,7 +111,8 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     extra: dict[bytes, bytes] = {}
     try:
         path = str(document.get("path"))
-        found = await door.weights(principal.scope, path, access_token=token if isinstance(token, str) else None)
+        lent_by = token if isinstance(token, str) and is_plain(token) else None
+        found = await door.weights(principal.scope, path, access_token=lent_by)
         extra[SOURCE] = door.source(found.checkpoint).encode()
     except NotFoundError:
         pass  # its trainer says so through the future, and counts the request

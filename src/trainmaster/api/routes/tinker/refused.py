@@ -46,5 +46,6 @@ async def trace_export(request: Request, door: TinkerDoor, principal: Principal)
 @answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=By.UNUSED, note=_NO_CUSTOM_LOSSES)
 async def create_custom_loss(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Refused through its future, where clients look for errors."""
-    await Body(request).drain()
+    async with Body(request, principal.account_id) as body:
+        await body.drain()
     return accepted_failure(_NO_CUSTOM_LOSSES, Category.USER)

@@ -83,14 +83,14 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
 @answer("POST", "/asample", KeyScope.MANAGE, by=By.TRAINER)
 async def asample(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Sample."""
-    body = Body(request)
-    sampler_id = await text_field(body, "sampling_session_id")
-    trainer = await _trainer(door, principal, sampler_id)
-    try:
-        return await door.trainers.pass_on(request, trainer, await body.content())
-    except TrainerGoneError as gone:
-        message = await door.epitaph(gone, principal.account_id, sampler_id)
-        return accepted_failure(message, Category.SERVER, sample_sequence_ids=_sequence_ids(await body.whole()))
+    async with Body(request, principal.account_id) as body:
+        sampler_id = await text_field(body, "sampling_session_id")
+        trainer = await _trainer(door, principal, sampler_id)
+        try:
+            return await door.trainers.pass_on(request, trainer, await body.content())
+        except TrainerGoneError as gone:
+            message = await door.epitaph(gone, principal.account_id, sampler_id)
+            return accepted_failure(message, Category.SERVER, sample_sequence_ids=_sequence_ids(await body.whole()))
 
 
 @answer("POST", "/retrieve_futures", KeyScope.VIEW, by=By.TRAINER)

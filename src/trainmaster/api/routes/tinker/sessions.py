@@ -80,7 +80,7 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
         tinker.finish_session(connection, principal.scope, session_id, at=now, finish=finish)
 
     await door.context.write(work)
-    await door.end_session(session_id)
+    await door.use.end(session_id)
     return ok({})
 
 
