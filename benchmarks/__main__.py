@@ -20,6 +20,7 @@ from benchmarks import (
     live,
     saving,
     scheduling,
+    service_doors,
     service_front,
     service_steps,
     submissions,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "live": live.measure,
         "scheduling": scheduling.measure,
         "saving": saving.measure,
+        "service_doors": service_doors.measure,
         "service_front": service_front.measure,
         "service_steps": service_steps.measure,
         "training": training.measure,
@@ -56,11 +58,15 @@ def main() -> int:
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir()),
-        help="where servers keep their data; should be on the disk that counts",
+        help="where servers keep their data, made if it is not there; should be on the disk that counts",
     )
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--directory {options.directory} cannot be made: {error.strerror}")
 
     on = machine(options.directory)
     print(", ".join(f"{name} {value}" for name, value in on.items()), flush=True)

@@ -11,15 +11,13 @@ import contextlib
 import heapq
 import itertools
 import json
-import os
-import resource
 import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,16 @@ from benchmarks.apart import apart
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
 from benchmarks.server import environment as clean_environment
 from benchmarks.server import resident_mb
+from benchmarks.service_client import (
+    Connection,
+    Door,
+    Manners,
+    allow_many_connections,
+    beats,
+    draw,
+    model_and_sampler,
+    new_session,
+)
 from trainmaster.engine.types import PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.protocol import environment
 from trainmaster.service import channel, schema, wire
@@ -46,7 +54,6 @@ SAMPLE_TOKENS = 256
 PROMPT_TOKENS = 1_000
 UPLOADS_AT_ONCE = 15
 """The public client has 50 MB on their way at a time."""
-BEATS_EVERY_S = 0.02
 HEARTBEAT_TARGET_MS = 50.0
 
 PAIRS = 20
@@ -84,11 +91,11 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
 def _storm(directory: Path, progress: Progress) -> Sequence[Figure]:
     progress(f"{PASSES} passes of 3.3 MB and {SAMPLES} samples at once")
     with _front(directory, pass_s=0.01, sample_s=0.2) as front:
-        session_id = uvloop.run(_new_session(front.port))
-        quiet = _beats(front, session_id, lambda: time.sleep(3))
+        session_id = uvloop.run(new_session(front.door))
+        quiet = beats(front.door, session_id, lambda: time.sleep(3))
         took_s: list[float] = []
-        storm = [(front.port, session_id)]
-        loud = _beats(front, session_id, lambda: took_s.extend(apart(train_and_sample, storm)))
+        storm = [(front.door, session_id)]
+        loud = beats(front.door, session_id, lambda: took_s.extend(apart(train_and_sample, storm)))
         peak_mb = front.peak_mb()
         done = list(front.done)
     if done != list(range(1, PASSES + 1)):
@@ -110,10 +117,10 @@ def _many_samples(directory: Path, progress: Progress) -> Sequence[Figure]:
     progress(f"{MANY_SAMPLES:,} samples at once")
     with _front(directory, pass_s=0.0, sample_s=2.0, session_expires_s=5) as front:
         before_mb = resident_mb(front.pid)
-        session_id = uvloop.run(_new_session(front.port))
+        session_id = uvloop.run(new_session(front.door))
         results: list[tuple[float, int]] = []
-        storm = [(front.port, session_id)]
-        loud = _beats(front, session_id, lambda: results.extend(apart(sample_many, storm)))
+        storm = [(front.door, session_id)]
+        loud = beats(front.door, session_id, lambda: results.extend(apart(sample_many, storm)))
         peak_mb = front.peak_mb()
     took_s, sent_away = results[0]
     return [
@@ -132,7 +139,10 @@ def _pipelined(directory: Path, progress: Progress) -> Figure:
     progress(f"{PAIRS} pipelined steps through the tinker client")
     with _front(directory, pass_s=PASS_S, sample_s=0.0) as front:
         ran = subprocess.run(
-            [TINKER, "-c", _TINKER_LOOP, f"http://127.0.0.1:{front.port}"], check=True, capture_output=True, text=True
+            [TINKER, "-c", _TINKER_LOOP, f"http://127.0.0.1:{front.door.port}"],
+            check=True,
+            capture_output=True,
+            text=True,
         )
     took_s = float(ran.stdout.splitlines()[-1])
     return Figure(
@@ -197,7 +207,7 @@ class _RunningFront:
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, engine: _NullEngine) -> None:
         self.pid = process.pid
-        self.port = port
+        self.door = Door(port=port)
         self.done = engine.done
 
     def peak_mb(self) -> float:
@@ -227,7 +237,7 @@ def _front(directory: Path, *, pass_s: float, sample_s: float, **settings: float
     end = EngineChannel(near)
     try:
         engine = _NullEngine(end, pass_s, sample_s)
-        uvloop.run(_until_ready(port))
+        uvloop.run(_until_ready(Door(port=port)))
         yield _RunningFront(process, port, engine)
     finally:
         end.close()
@@ -238,70 +248,30 @@ def _front(directory: Path, *, pass_s: float, sample_s: float, **settings: float
             process.wait()
 
 
-async def _until_ready(port: int) -> None:
+async def _until_ready(door: Door) -> None:
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(OSError):
-                async with _Connection.to(port) as connection:
+                async with Connection.to(door) as connection:
                     if (await connection.ask("GET", "healthz"))[0] == 200:
                         return
             await asyncio.sleep(0.05)
 
 
-def _beats(front: _RunningFront, session_id: str, load: Callable[[], object]) -> list[float]:
-    """How long heartbeats took while `load` ran."""
-    reading, writing = os.pipe()
-    os.set_inheritable(reading, True)
-    beating = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.service_front", str(front.port), session_id, str(reading)],
-        pass_fds=[reading],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    os.close(reading)
-    try:
-        load()
-    finally:
-        os.close(writing)
-        told, _ = beating.communicate(timeout=60)
-    if beating.returncode:
-        raise WrongResultError("a heartbeat was refused")
-    times: list[float] = json.loads(told)
-    return times
-
-
-async def beat(port: int, session_id: str, stop: int) -> list[float]:
-    """Heartbeats of a session until `stop` is closed at its other end."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(stop, lambda: ended.done() or ended.set_result(None))
-    times = []
-    async with _Connection.to(port) as connection:
-        body = json.dumps({"session_id": session_id}).encode()
-        while not ended.done():
-            began = time.perf_counter()
-            status, _ = await connection.ask("POST", "session_heartbeat", body)
-            times.append(time.perf_counter() - began)
-            if status != 200:
-                raise WrongResultError(f"a heartbeat was answered with {status}")
-            await asyncio.sleep(BEATS_EVERY_S)
-    return times
-
-
-def train_and_sample(port: int, session_id: str) -> float:
+def train_and_sample(door: Door, session_id: str) -> float:
     """Send everything at once and see that it comes back; how long that took."""
-    _allow_many_connections()
-    return uvloop.run(_train_and_sample(port, session_id))
+    allow_many_connections()
+    return uvloop.run(_train_and_sample(door, session_id))
 
 
-def sample_many(port: int, session_id: str) -> tuple[float, int]:
+def sample_many(door: Door, session_id: str) -> tuple[float, int]:
     """Likewise, samples alone; and how many were sent away at first."""
-    _allow_many_connections()
-    return uvloop.run(_sample_many(port, session_id))
+    allow_many_connections()
+    return uvloop.run(_sample_many(door, session_id))
 
 
-async def _train_and_sample(port: int, session_id: str) -> float:
-    model_id, sampler = await _model_and_sampler(port, session_id)
+async def _train_and_sample(door: Door, session_id: str) -> float:
+    model_id, sampler = await model_and_sampler(door, session_id, "null")
     message = schema.ForwardBackwardRequest(loss_fn="cross_entropy")
     datum = message.data.add()
     datum.model_input.add().encoded_text.tokens = bytes(4 * PASS_TARGETS)
@@ -311,7 +281,7 @@ async def _train_and_sample(port: int, session_id: str) -> float:
     places = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def train(seq_id: int) -> None:
-        async with _Connection.to(port) as connection:
+        async with Connection.to(door) as connection:
             async with places:
                 head = schema.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id).SerializeToString()
                 _, ack = await connection.ask("POST", "forward_backward", head + data, wire.PROTOBUF)
@@ -322,69 +292,26 @@ async def _train_and_sample(port: int, session_id: str) -> float:
     began = time.perf_counter()
     # Chunks come out of order: the first of each group of four comes last.
     order = [group + place for group in range(1, PASSES + 1, 4) for place in (1, 2, 3, 0)]
-    manners = _Manners()
+    manners = Manners()
     async with asyncio.timeout(300):
         await asyncio.gather(
-            *(train(seq_id) for seq_id in order), *(_draw(port, sampler, number, manners) for number in range(SAMPLES))
+            *(train(seq_id) for seq_id in order), *(_draw(door, sampler, number, manners) for number in range(SAMPLES))
         )
     return time.perf_counter() - began
 
 
-async def _sample_many(port: int, session_id: str) -> tuple[float, int]:
-    _, sampler = await _model_and_sampler(port, session_id)
-    clients = [_Manners() for _ in range(CLIENTS)]
+async def _sample_many(door: Door, session_id: str) -> tuple[float, int]:
+    _, sampler = await model_and_sampler(door, session_id, "null")
+    clients = [Manners() for _ in range(CLIENTS)]
     began = time.perf_counter()
     async with asyncio.timeout(300):
         sent_away = await asyncio.gather(
-            *(_draw(port, sampler, number, clients[number % CLIENTS]) for number in range(MANY_SAMPLES))
+            *(_draw(door, sampler, number, clients[number % CLIENTS]) for number in range(MANY_SAMPLES))
         )
     return time.perf_counter() - began, sum(sent_away)
 
 
-async def _new_session(port: int) -> str:
-    async with _Connection.to(port) as connection:
-        session_id: str = json.loads((await connection.ask("POST", "create_session", b"{}"))[1])["session_id"]
-        return session_id
-
-
-async def _model_and_sampler(port: int, session_id: str) -> tuple[str, str]:
-    async with _Connection.to(port) as connection:
-        fields = {"session_id": session_id, "model_seq_id": 0, "base_model": "null"}
-        ack = json.loads((await connection.ask("POST", "create_model", json.dumps(fields).encode()))[1])
-        await connection.result(ack["request_id"])
-        fields = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "null"}
-        answer = (await connection.ask("POST", "create_sampling_session", json.dumps(fields).encode()))[1]
-        return ack["model_id"], json.loads(answer)["sampling_session_id"]
-
-
-class _Manners:
-    """How a public client sends samples: 400 at a time; when it is sent away, it waits, then sends ten at a time."""
-
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(400)
-        self._few_places = asyncio.Semaphore(10)
-        self._wait_until = float("-inf")
-
-    @contextlib.asynccontextmanager
-    async def sending(self) -> AsyncIterator[None]:
-        """When it is this one's turn."""
-        async with contextlib.AsyncExitStack() as turn:
-            await turn.enter_async_context(self._places)
-            if time.monotonic() - self._wait_until < 10:
-                await turn.enter_async_context(self._few_places)
-            yield
-
-    async def wait(self) -> None:
-        """Not before a second after anybody was sent away."""
-        while time.monotonic() < self._wait_until:
-            await asyncio.sleep(1)
-
-    def sent_away(self) -> None:
-        """Nobody shall come for a second."""
-        self._wait_until = time.monotonic() + 1
-
-
-async def _draw(port: int, sampler: str, number: int, manners: _Manners) -> int:
+async def _draw(door: Door, sampler: str, number: int, manners: Manners) -> int:
     """One sample; how often it was sent away."""
     fields = {
         "num_samples": 1,
@@ -393,73 +320,8 @@ async def _draw(port: int, sampler: str, number: int, manners: _Manners) -> int:
         "sampling_session_id": sampler,
         "seq_id": number,
     }
-    body = json.dumps(fields).encode()
-    sent_away = 0
-    async with contextlib.AsyncExitStack() as scope:
-        async with manners.sending():
-            connection = await scope.enter_async_context(_Connection.to(port))
-            while True:
-                await manners.wait()
-                status, ack = await connection.ask("POST", "asample", body)
-                if status == 200:
-                    break
-                if status != 429:
-                    raise WrongResultError(f"a sample was answered with {status}")
-                sent_away += 1
-                manners.sent_away()
-        result = schema.SampleResponse.FromString(await connection.result(json.loads(ack)["request_id"]))
+    body, sent_away = await draw(door, manners, fields)
+    result = schema.SampleResponse.FromString(body)
     if np.frombuffer(result.sequences[0].tokens, "<i4").tolist() != [number] * SAMPLE_TOKENS:
         raise WrongResultError(f"sample {number} has the result of another one")
     return sent_away
-
-
-class _Connection:
-    """The plainest client: it must not be what is measured."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def to(cls, port: int) -> AsyncIterator[_Connection]:
-        """Connect."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        try:
-            yield cls(reader, writer)
-        finally:
-            writer.close()
-
-    async def ask(
-        self, method: str, path: str, body: bytes = b"", kind: str = wire.JSON, accept: str = wire.JSON
-    ) -> tuple[int, bytes]:
-        """The status and the body of an answer."""
-        head = (
-            f"{method} /api/v1/{path} HTTP/1.1\r\nHost: front\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        self._writer.write(head.encode())
-        self._writer.write(body)
-        await self._writer.drain()
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        return int(answer.split(b" ", 2)[1]), await self._reader.readexactly(length)
-
-    async def result(self, request_id: str) -> bytes:
-        """What came of a future."""
-        body = json.dumps({"request_id": request_id}).encode()
-        while True:
-            status, answer = await self.ask("POST", "retrieve_future", body, accept=wire.PROTOBUF)
-            if status != 200 or b'"error"' in answer[:20]:
-                raise WrongResultError(f"{request_id} was answered with {status} {answer[:200]!r}")
-            if not answer.startswith(b'{"type":"try_again"'):
-                return answer
-
-
-def _allow_many_connections() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-if __name__ == "__main__":
-    print(json.dumps(uvloop.run(beat(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))))

@@ -1,4 +1,4 @@
-"""Writes `docs/compatibility.md`: what the public `tinker` clients can ask for, and what becomes of it here.
+"""Writes `docs/compatibility.md`: what public clients can ask for, and what becomes of it here.
 
 The requests are read off the installed clients, each in its environment under `.venvs` (`make setup-dev`); who answers
 is read off the routes. `--check` writes nothing and fails when the page is not up to date.
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fireworks_methods
+
 from trainmaster.api.routes.tinker import ROUTES
 from trainmaster.api.tinker.routing import By, DoorRoute
 
@@ -24,12 +26,34 @@ ENVIRONMENTS = ("tinker-0.24.1", "tinker-0.25.0", "tinker")
 """The oldest first; the last has the latest version."""
 FUTURE = "POST /retrieve_future"
 WORKS = (By.SERVER, By.TRAINER)
+COPIES = {
+    "SamplingClient.from_sampler_handle": "asks nothing itself; the copy samples as the first one does, in any process",
+    "SamplingClient.get_sampler_handle": "asks nothing itself; a client can also be pickled",
+}
+"""Methods that are good for nothing unless a server takes what is asked by their results."""
+REFUSED_ARGUMENTS = {
+    "ServiceClient.create_lora_training_client": {"optimizer": "dimuon"},
+    "ServiceClient.create_sampling_client": {"record_stability_info": "record_stability_info"},
+    "ServiceClient.create_training_client_from_state": {"optimizer": "dimuon"},
+    "SamplingClient.sample": {
+        "target_prompt_logprobs": "target_prompt_logprobs",
+        "prompt_alt_tokens_k": "prompt_alt_tokens_k",
+        "prompt_logprobs_last_n": "prompt_logprobs_last_n",
+        "image": "image",
+    },
+    "TrainingClient.forward": {"image": "image"},
+    "TrainingClient.forward_backward": {"image": "image", "stable_reinforce": "stable_reinforce"},
+    "TrainingClient.optim_step": {"DimuonParams": "dimuon"},
+    "TrainingClient.save_weights_and_get_sampling_client": {"record_stability_info": "record_stability_info"},
+}
+"""Arguments, or kinds of them, that methods which work do not take; and the name by which the error calls each."""
 
 INTRODUCTION = """\
-# What the public Tinker clients can do here
+# What the public clients can do here
 
-This page is made by `scripts/compatibility.py` from the source of the installed clients and from the routes of the root
-door ([tinker.md](tinker.md)). A test fails when a client can ask for something that has no answer.
+This page is made by `scripts/compatibility.py` from the installed `tinker` and `fireworks-ai` and from the routes of
+the server. The first two sections are about `tinker` and the root door ([tinker.md](tinker.md)), the last one about
+[`fireworks-ai`](#fireworks-ai). A test fails when a client can ask for something that has no answer.
 """
 REQUESTS = """
 ## Requests
@@ -48,15 +72,23 @@ METHODS = """
 
 The public methods of the clients, without their `_async` twins, with the requests that each leads to. A method that
 needs a refused request is *refused*, and its error says why. One that *asks nothing* is the client's own affair.
+
+*Without* names arguments that a method which works does not take here: the error says so, by their names. The optimizer
+is AdamW and no other; inputs are tokens, and no images; and what belongs to `stable_reinforce` is not recorded.
 """
 
 
-def reflect(environment: str) -> dict[str, Any]:
+def reflect(environment: str, script: str = "reflect_client.py") -> dict[str, Any]:
     """What the client of an environment can ask for."""
     python = ROOT / ".venvs" / environment / "bin" / "python"
-    found = subprocess.run([python, ROOT / "scripts" / "reflect_client.py"], check=True, capture_output=True, text=True)
+    found = subprocess.run([python, ROOT / "scripts" / script], check=True, capture_output=True, text=True)
     document: dict[str, Any] = json.loads(found.stdout)
     return document
+
+
+def reflect_fireworks() -> dict[str, Any]:
+    """What `fireworks-ai` offers."""
+    return reflect("fireworks", "reflect_fireworks.py")
 
 
 def route_of(request: str) -> DoorRoute | None:
@@ -76,8 +108,8 @@ def unanswered(clients: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted({request for client in clients for request in client["requests"] if route_of(request) is None})
 
 
-def page(clients: Sequence[Mapping[str, Any]]) -> str:
-    """The page about some clients, the oldest first."""
+def page(clients: Sequence[Mapping[str, Any]], fireworks: Mapping[str, Any]) -> str:
+    """The page about some `tinker` clients, the oldest first, and about `fireworks-ai`."""
     versions = [str(client["version"]) for client in clients]
     requests = sorted({each for client in clients for each in client["requests"]}, key=_by_path)
     lines = [INTRODUCTION, f"The clients are {', '.join(versions)}.", REQUESTS]
@@ -89,16 +121,17 @@ def page(clients: Sequence[Mapping[str, Any]]) -> str:
         by, note = (route.by if route.by in WORKS else "", route.note) if route else ("", "")
         lines.append(f"| `{request}` | {' | '.join(marks)} | {kind_of(request)} | {by} | {note} |")
     lines.append(METHODS)
-    fates = {method: fate_of(found)[0] for method, found in clients[-1]["methods"].items()}
+    fates = {method: fate_of(found, method)[0] for method, found in clients[-1]["methods"].items()}
     lines += [_counted("methods", clients[-1], fates), ""]
-    lines += [f"| method | {' | '.join(versions)} | here | requests | |", "|---" * (len(versions) + 4) + "|"]
+    lines += [f"| method | {' | '.join(versions)} | here | without | requests | |", "|---" * (len(versions) + 5) + "|"]
     for method in sorted({each for client in clients for each in client["methods"]}, key=_by_class):
         marks = ["yes" if method in client["methods"] else "" for client in clients]
         made = next(client["methods"][method] for client in reversed(clients) if method in client["methods"])
         shown = ", ".join(f"`{request}`" for request in made)
-        lines.append(
-            f"| `{method}` | {' | '.join(marks)} | {' | '.join((fate_of(made)[0], shown, fate_of(made)[1]))} |"
-        )
+        fate, why = fate_of(made, method)
+        without = ", ".join(f"`{argument}`" for argument in REFUSED_ARGUMENTS.get(method, ()))
+        lines.append(f"| `{method}` | {' | '.join(marks)} | {' | '.join((fate, without, shown, why))} |")
+    lines += fireworks_methods.lines(fireworks)
     return "\n".join(lines) + "\n"
 
 
@@ -110,8 +143,10 @@ def kind_of(request: str) -> str:
     return "works" if route.by in WORKS else "not used" if route.by is By.UNUSED else "refused"
 
 
-def fate_of(requests: Sequence[str]) -> tuple[str, str]:
+def fate_of(requests: Sequence[str], method: str = "") -> tuple[str, str]:
     """What becomes of a method that leads to these requests, and why."""
+    if method in COPIES:
+        return "works", COPIES[method]
     if not requests:
         return "asks nothing", ""
     made = [request for request in requests if request != FUTURE]
@@ -145,9 +180,10 @@ def main() -> int:
     if missing := unanswered(clients):
         sys.stderr.write(f"nothing answers {', '.join(missing)}\n")
         return 1
+    text = page(clients, reflect_fireworks())
     if "--check" not in sys.argv[1:]:
-        PAGE.write_text(page(clients))
-    elif not PAGE.exists() or PAGE.read_text() != page(clients):
+        PAGE.write_text(text)
+    elif not PAGE.exists() or PAGE.read_text() != text:
         sys.stderr.write("docs/compatibility.md is out of date: run scripts/compatibility.py\n")
         return 1
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,4 +40,27 @@ def test_page_is_up_to_date(compatibility: ModuleType, clients: list[dict[str, A
     versions = ", ".join(client["version"] for client in clients)
     if f"The clients are {versions}." not in page:
         pytest.skip(f"the page is about other versions than {versions}")
-    assert compatibility.page(clients) == page
+    fireworks = compatibility.reflect_fireworks()
+    if f"`fireworks.training.sdk` {fireworks['version']} " not in page:
+        pytest.skip(f"the page is about another fireworks-ai than {fireworks['version']}")
+    assert compatibility.page(clients, fireworks) == page
+
+
+def test_refused_arguments_are_those_of_methods_that_work(
+    compatibility: ModuleType, clients: list[dict[str, Any]]
+) -> None:
+    methods = clients[-1]["methods"]
+    for method in compatibility.REFUSED_ARGUMENTS:
+        assert compatibility.fate_of(methods[method])[0] == "works", method
+
+
+def test_every_method_of_fireworks_has_a_fate_and_a_test(compatibility: ModuleType) -> None:
+    told = compatibility.fireworks_methods
+    client = compatibility.reflect_fireworks()
+    fates = told.fates(client)
+    assert told.stale(client) == []
+    written = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    for method, fate in fates.items():
+        assert fate.test or fate.kind in (told.OWN, told.ABSENT), method
+        assert fate.why or fate.kind in (told.OWN, told.WORKS), method
+        assert not fate.test or f"def {fate.test}(" in written, (method, fate.test)
