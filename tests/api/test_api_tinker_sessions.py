@@ -188,6 +188,23 @@ def test_session_whose_client_is_gone_is_finished_for_it(
         assert stored(client, lively).finished_at is None
 
 
+def test_trainers_hear_of_a_session_that_a_server_finished_with_its_last_breath(
+    tinker_world: TinkerWorld, trainer: StandIn
+) -> None:
+    """It was on record, and the trainer was not told; the next server tells it."""
+    with Served.serve(tinker_world.context()) as first, Client.of(first, tinker_world) as client:
+        session_id = client.model(trainer).partition(":")[0]
+        everything, finish = Scope.everything(), {"reason": {"type": "success"}}
+        tinker_world.database.write_now(
+            lambda connection: tinker.finish_session(connection, everything, session_id, at=1.0, finish=finish)
+        )
+    assert not trainer.of(f"sessions/{session_id}/finish")
+    with Served.serve(tinker_world.context()) as second:
+        second.loop.call_soon_threadsafe(second.front.open)
+        (told,) = wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
+    assert told.json() == {"reason": {"type": "success"}}
+
+
 @pytest.mark.parametrize("trouble", [StoreUnavailableError("away"), BrokenOffError("no answer")])
 def test_trainers_are_told_of_a_finished_session_until_they_have_heard(
     client: Client, trainer: StandIn, tinker_served: Served, monkeypatch: pytest.MonkeyPatch, trouble: Exception

@@ -114,6 +114,13 @@ def end_silent(
     return session_ids
 
 
+def last_finished(connection: Connection, scope: Scope, *, limit: int = 100) -> list[str]:
+    """The sessions that were finished last."""
+    scope.require_everything()
+    finished = select(_sessions.c.session_id).where(_sessions.c.finished_at.is_not(None))
+    return list(connection.execute(finished.order_by(_sessions.c.finished_at.desc()).limit(limit)).scalars())
+
+
 def move_session(connection: Connection, scope: Scope, session_id: str, project_id: str) -> None:
     """Put a session into a project.
 

@@ -17,7 +17,7 @@ from trainmaster.api.auth import Gate
 from trainmaster.api.context import ApiContext
 from trainmaster.api.tinker.connections import BrokenOffError
 from trainmaster.api.tinker.creating import JSON_HEADERS, Creations
-from trainmaster.api.tinker.sessions import Sessions
+from trainmaster.api.tinker.sessions import KnownSession, Sessions
 from trainmaster.api.tinker.trainers import TrainerGoneError, Trainers
 from trainmaster.api.tinker.use import Use
 from trainmaster.coordinator.tinker import TinkerTrainers
@@ -62,15 +62,19 @@ class TinkerDoor:
         self.use = Use(context, self._end_session)
         self._gate = gate
         self._farewells: dict[tuple[str, Trainer], asyncio.Task[None]] = {}
+        self._looking_back: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Look after the sessions that are there, whether a client comes or not. Called in the event loop."""
         self.use.begin()
+        self._looking_back = asyncio.ensure_future(self._look_back())
 
     def close(self) -> None:
         """Let go of everything; another server goes on with what is under way. Called in the event loop."""
         self.creations.close()
         self.use.close()
+        if self._looking_back is not None:
+            self._looking_back.cancel()
         for task in self._farewells.values():
             task.cancel()
         self.trainers.close()
@@ -139,6 +143,17 @@ class TinkerDoor:
         """Let go of what a session waits for, and tell trainers that it is over; one that has ended let go itself."""
         known = await self.sessions.end(session_id)
         await self.creations.give_up(session_id, known.account_id)
+        self._say_farewells(session_id, known)
+
+    async def _look_back(self) -> None:
+        """Tell trainers of the sessions that were finished last: the server before this one may have died over it."""
+        try:
+            for session_id in await self.context.read(lambda c: tinker.last_finished(c, Scope.everything())):
+                self._say_farewells(session_id, await self.sessions.end(session_id))
+        except StoreUnavailableError as error:
+            _log.warning("trainers may have models of sessions that are over: %s", error.message)
+
+    def _say_farewells(self, session_id: str, known: KnownSession) -> None:
         for trainer in known.trainers:
             key = (session_id, trainer)
             if (earlier := self._farewells.get(key)) is not None:
