@@ -73,5 +73,5 @@ REAL_PROCESSES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests over real processes a second try: the machine may be busy. A rerun is printed, and is worth a look."""
     for item in items:
-        if item.nodeid.startswith(REAL_PROCESSES):
+        if item.nodeid.startswith(REAL_PROCESSES) and item.get_closest_marker("long") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -57,6 +57,17 @@ def test_heartbeat_of_a_finished_session_is_gone_and_so_are_its_models(front: Ru
     client.post(f"sessions/{client.session_id}/finish")
 
 
+def test_results_that_a_client_has_go_with_its_session(front: RunningFront) -> None:
+    """What it never fetched stays: an answer may be on its way to it."""
+    client = Client(front)
+    fetched, waiting = client.optim_step(1), client.optim_step(2)
+    assert client.result(fetched) == client.result(fetched)
+    wait_for(lambda: [one.op for one in front.engine.requests].count("optim_step") == 2)
+    client.post(f"sessions/{client.session_id}/finish", reason={"type": "success"})
+    assert "error" in client.result(fetched)
+    assert "error" not in client.result(waiting)
+
+
 def test_unknown_session_has_no_heartbeat_and_no_models(front: RunningFront) -> None:
     assert front.http.post("session_heartbeat", json={"session_id": "sess-x"}).status_code == 410
     fields = {"session_id": "sess-x", "model_seq_id": 0, "base_model": BASE_MODEL}

@@ -169,6 +169,12 @@ class Futures:
         if self._fetched.pop(request_id, None) is not None:
             self._fetched_bytes -= future.size
 
+    def forget_fetched(self, owner: str) -> None:
+        """Drop what the client of a model or a sampling session has got, and will not ask for again."""
+        for future in self.of(owner):
+            if future.fetched:
+                self.forget(future.request_id)
+
     def sweep(self) -> None:
         """Forget what has been kept long enough."""
         limit = self._clock() - self._keep_s

@@ -185,6 +185,7 @@ class Samples:
         ids = [key for key, session in self._sessions.items() if session.session_id == session_id]
         for sampling_session_id in ids:
             del self._sessions[sampling_session_id]
+            self._futures.forget_fetched(sampling_session_id)
         return ids
 
     def _after(self, session: SamplingSession, cursor: int, clone: int) -> list[tuple[int, str]]:

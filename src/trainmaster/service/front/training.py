@@ -187,6 +187,7 @@ class Training:
         model_ids = self._of_session(session_id)
         for model_id in model_ids:
             self._forget(model_id, why)
+            self._futures.forget_fetched(model_id)
         return model_ids
 
     def leave_session(self, session_id: str, why: str) -> None:
