@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_models import make_checkpoint, random_tokens
 
@@ -43,6 +43,7 @@ def test_layers_of_one_sight_share_strata_and_no_two_a_place(name: str) -> None:
 
 
 @given(pages=st.integers(0, 300), windows=st.sampled_from(sorted(WINDOWS)), tokens=st.sampled_from([1, 256]))
+@example(pages=148, windows="every sixth sees all", tokens=256)
 def test_as_many_blocks_fit_as_their_pages_do(pages: int, windows: str, tokens: int) -> None:
     layout = Layout.of(WINDOWS[windows][0], longest=4096)
     ring = layout.ring(tokens)

@@ -87,7 +87,7 @@ class Layout:
         """How many blocks of a sequence so many pages hold."""
         everything, windowed = self.strata
         while_all_are_kept = pages // (everything + windowed)
-        if while_all_are_kept <= ring:
+        if while_all_are_kept < ring:
             return while_all_are_kept
         return (pages - windowed * ring) // everything if everything else sys.maxsize
 
