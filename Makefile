@@ -1,6 +1,6 @@
 # `make demo` shows Trainmaster at work; `make test` is what CI runs.
 PY := .venv/bin/python
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: help setup setup-dev demo check test test-long bench docs clean
 
@@ -13,6 +13,7 @@ setup:  ## prepare .venv for running jobs
 setup-dev:  ## prepare .venv and .venvs with all that the tests need
 	@sh scripts/setup.sh dev
 	@sh scripts/clients.sh
+	@sh scripts/containers.sh
 
 demo: setup  ## start a server, fine-tune a small model, watch it finish
 	@$(PY) examples/demo.py
@@ -36,6 +37,7 @@ bench: setup-dev  ## measure, against what a user would use instead
 docs: setup-dev  ## write the generated pages
 	$(PY) scripts/make_docs.py
 	$(PY) scripts/compatibility.py
+	$(PY) tests/blackbox/outcomes.py
 
 clean:  ## remove what the other targets made
 	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,7 +33,8 @@ def job_fields_page() -> str:
     """A table for every part of a submission."""
     schema = SubmitJobRequest.model_json_schema()
     lines = [INTRODUCTION]
-    for title, part in _parts(schema):
+    # Several kinds may have a part in common.
+    for title, part in dict(_parts(schema)).items():
         lines += [f"## {title}", "", part["description"], ""]
         if not part["properties"]:
             continue
@@ -55,7 +56,8 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
     yield from _below(shared, "workload.", shared)
     for kind in kinds():
         spec = module_for(kind).Spec.model_json_schema()
-        own = {name: field for name, field in spec["properties"].items() if name not in shared["properties"]}
+        common = {**shared["properties"], "kind": spec["properties"]["kind"]}
+        own = {name: field for name, field in spec["properties"].items() if common.get(name) != field}
         yield f"`workload` of kind `{kind}`", {**spec, "properties": own}
         yield from _below({"properties": own}, "workload.", spec)
     configs = {name: field for name, field in schema["properties"].items() if name != "workload"}
@@ -70,13 +72,15 @@ def _below(part: Schema, prefix: str, schema: Schema) -> Iterator[tuple[str, Sch
                 continue
             seen.append(found)
             path = f"{prefix}{name}{'[]' if inside else ''}"
-            yield f"`{path}`", found
+            chosen = found["properties"].get("type", {}).get("const")
+            yield f"`{path}` of type `{chosen}`" if chosen else f"`{path}`", found
             yield from _below(found, f"{path}.", schema)
 
 
 def _objects(field: Schema, schema: Schema) -> Iterator[tuple[Schema, bool]]:
     """The objects that a field holds, and whether it holds a list of them."""
-    for choice in field.get("anyOf", (field,)):
+    choices = [each for any_of in field.get("anyOf", (field,)) for each in any_of.get("oneOf", (any_of,))]
+    for choice in choices:
         inner = choice.get("items", choice)
         target = _target(inner, schema)
         if target is not None and "properties" in target:
@@ -93,7 +97,7 @@ def _type(field: Schema, schema: Schema) -> str:
     if "anyOf" in field:
         return " or ".join(_type(choice, schema) for choice in field["anyOf"])
     if "discriminator" in field:
-        return "an object, by its `kind`"
+        return f"an object, by its `{field['discriminator']['propertyName']}`"
     if (target := _target(field, schema)) is not None:
         return _type(target, schema)
     if "enum" in field:

@@ -24,7 +24,7 @@ from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
 from trainmaster.api.exchange import TokenExchange
 from trainmaster.api.front import Front
-from trainmaster.backends import check_names
+from trainmaster.backends import capabilities_of, check_names
 from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
@@ -35,6 +35,7 @@ from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
 from trainmaster.coordinator.retention import keep_from_settings
 from trainmaster.coordinator.running import CoordinatorRole
+from trainmaster.coordinator.runtime_files import load_runtimes
 from trainmaster.coordinator.shape_files import load_shapes
 from trainmaster.coordinator.subscribing import Subscriptions, check_webhook
 from trainmaster.coordinator.tenants import Tenants, check_uid
@@ -227,7 +228,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
             hint, healthy, leads = role.hint, role.problem, role.leads
         commands = Commands(
             database,
-            backends=settings.backends,
+            backends={name: capabilities_of(name) for name in settings.backends},
             default_backend=settings.backends[0],
             admission=admission,
             vault=vault,
@@ -263,6 +264,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
                 access_level=logs.access_level(settings),
                 models=models,
                 shapes=load_shapes(settings.shapes),
+                runtimes=functools.partial(load_runtimes, settings.runtimes),
                 tinker_shape=settings.tinker_shape,
                 tinker_silent_s=settings.tinker_silent_s,
             )

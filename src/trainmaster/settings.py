@@ -30,6 +30,22 @@ class TransportKind(StrEnum):
     HTTP = "http"
 
 
+class ContainerRuntime(StrEnum):
+    """Which container engine is used."""
+
+    AUTO = "auto"
+    DOCKER = "docker"
+    PODMAN = "podman"
+
+
+class PullPolicy(StrEnum):
+    """When the image of a container is fetched."""
+
+    IF_NOT_PRESENT = "IfNotPresent"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
 class LogFormat(StrEnum):
     """How log lines are written."""
 
@@ -92,6 +108,8 @@ class Settings:
     checkpoint: what trainer services may be asked for."""
     shapes_dir: Path | None = field(default=None, metadata={"flag": "--shapes-dir"})
     """Where the training shapes of this server lie, one YAML file each. Not set: `shapes` in the data directory."""
+    runtimes_dir: Path | None = field(default=None, metadata={"flag": "--runtimes-dir"})
+    """Where the training runtimes of this server lie, in YAML files. Not set: `runtimes` in the data directory."""
     tinker_shape: str = ""
     """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
     enough, on a GPU where there is one."""
@@ -104,6 +122,15 @@ class Settings:
     jobs."""
     backends: tuple[str, ...] = ("local",)
     """Where jobs can run; the first is the default."""
+    container_host: str = ""
+    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST, or the sockets
+    of docker and podman, in that order. It has to run on this machine, whose files containers share."""
+    container_runtime: ContainerRuntime = ContainerRuntime.AUTO
+    """Which engine that must be; `auto` takes whichever answers."""
+    container_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
+    """When images are fetched, for jobs that do not say."""
+    container_image: str = ""
+    """The image of jobs that name none. Empty: such a job does not start in a container."""
     transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
     """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
     advertise_url: str = field(default="", metadata={"flag": "--advertise-url"})
@@ -208,6 +235,11 @@ class Settings:
     def shapes(self) -> Path:
         """Where training shapes lie."""
         return self.shapes_dir or self.data_dir / "shapes"
+
+    @property
+    def runtimes(self) -> Path:
+        """Where training runtimes lie."""
+        return self.runtimes_dir or self.data_dir / "runtimes"
 
     @property
     def readable_roots(self) -> tuple[Path, ...]:

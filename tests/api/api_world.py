@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
 from trainmaster.api.front import Front
+from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.launching import attempt_request
@@ -98,7 +99,7 @@ class World:
             roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
             commands = Commands(
                 database,
-                backends=["local"],
+                backends={"local": capabilities_of("local")},
                 default_backend="local",
                 admission=Admission(),
                 vault=VAULT,

@@ -15,6 +15,7 @@ import httpx
 from api_world import VAULT, WAIT_S, Served, World
 
 from model_config import model_config
+from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.commands import Commands
@@ -172,7 +173,7 @@ def knowing(world: World, directory: Path) -> Iterator[Served]:
     models = BaseModels(aliases, artifacts=world.roots.path(ARTIFACTS, ""))
     world.commands = Commands(
         world.database,
-        backends=["local"],
+        backends={"local": capabilities_of("local")},
         default_backend="local",
         admission=Admission(models=models, data_roots=[directory]),
         vault=VAULT,

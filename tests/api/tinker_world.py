@@ -24,6 +24,7 @@ from starlette.routing import Route
 from model_config import model_config
 from trainmaster.api.context import ApiContext
 from trainmaster.api.tinker.bodies import protobuf_text
+from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.commands import Commands
@@ -179,7 +180,7 @@ class TinkerWorld(World):
         try:
             commands = Commands(
                 database,
-                backends=["local"],
+                backends={"local": capabilities_of("local")},
                 default_backend="local",
                 admission=Admission(models=models),
                 vault=VAULT,

@@ -116,7 +116,7 @@ class Cluster:
         )
         self.commands = Commands(
             self.database,
-            backends=["scripted"],
+            backends={"scripted": ScriptedBackend.capabilities},
             default_backend="scripted",
             admission=Admission(),
             vault=self.vault,

@@ -80,6 +80,10 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     token: str = "hf_good"
     down: bool = False
+    statuses: list[int] = field(default_factory=list)
+    """Answered first, one for each question about a repository."""
+    held: dict[str, threading.Event] = field(default_factory=dict)
+    """Files that are sent when their events are set."""
     requests: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
 
@@ -89,6 +93,8 @@ class Hub:
         if self.down:
             return _send(handler, 503)
         api = re.fullmatch(r"api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/.*)?", path)
+        if api and self.statuses:
+            return _send(handler, self.statuses.pop(0))
         if api:
             return self._answer_api(handler, f"{api[1]}/{api[2]}", api[3], api[4] or "main")
         file = re.fullmatch(r"(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -135,6 +141,8 @@ class Hub:
             return _send(handler, 404, {"X-Error-Code": "EntryNotFound"})
         if handler.command == "GET":
             self.downloads.append(name)
+            if name in self.held:
+                self.held[name].wait(60)
         headers = {
             "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
             "X-Repo-Commit": COMMIT,

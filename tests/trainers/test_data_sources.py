@@ -21,7 +21,15 @@ from data_servers import FileServer, Hub, serving
 from trainmaster.jobs import objects
 from trainmaster.trainers.data.config import LocalSource, Source
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.trainers.fetching import Access, fetch_model, fetch_source, fetch_tokenizer, http, left_to_the_script
+from trainmaster.trainers.fetching import (
+    Access,
+    cache,
+    fetch_model,
+    fetch_source,
+    fetch_tokenizer,
+    http,
+    left_to_the_script,
+)
 from trainmaster.trainers.fetching.access import Service
 from trainmaster.trainers.fetching.choosing import card_data, choose, choose_from_hub
 
@@ -126,7 +134,7 @@ def test_format_that_is_said_wins_over_the_name(access: Access, tmp_path: Path) 
         (Source(path="a.jsonl", type="ftp"), "unknown type 'ftp'; choices: file, local, hf"),
         (Source(path="s3://b/a.jsonl", type="hf"), "its type is hf, and its path begins with s3://"),
         (Source(path="scaidrive://a.jsonl"), "this server knows no scaidrive; its operator sets scaidrive_url"),
-        (Source(path="hf://justaname"), "write a dataset as hf://owner/name"),
+        (Source(path="hf://justaname"), "write it as hf://owner/name"),
     ],
 )
 def test_source_that_makes_no_sense_is_refused(source: Source, message: str, access: Access) -> None:
@@ -289,7 +297,7 @@ def test_file_that_does_not_fit_on_the_disk_is_refused_before_it_is_fetched(
     server: FileServer, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.files["/a.jsonl"] = ROWS
-    monkeypatch.setattr(http, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(cache, "SPARE_BYTES", 1 << 60)
     with pytest.raises(OSError, match="No space left on device"):
         fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
 

@@ -31,6 +31,8 @@ class Capabilities:
     lifetimes: frozenset[Lifetime]
     colocates_gangs: bool
     """Several nodes of a gang may share one machine."""
+    images: bool = False
+    """It runs a workload in the container image that the workload names."""
 
 
 class LaunchError(Exception):

@@ -101,11 +101,14 @@ class ScriptedWorld:
             _append(directory, worker_stream(node), {"t": now, **act})
 
 
+CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
+
+
 class ScriptedBackend:
     """Talks to a `ScriptedWorld`."""
 
     name = "scripted"
-    capabilities = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
+    capabilities = CAPABILITIES
 
     def __init__(self, world: ScriptedWorld, nodes: Sequence[Node]) -> None:
         self._world = world

@@ -1,18 +1,22 @@
-"""What a new job names of its account's, and must be there when it is stored: queue, checkpoint, results, files."""
+"""What a new job needs when it is stored: a backend that can run it, and of its account's what it names, such as a
+queue, a checkpoint, results and files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from trainmaster.core.errors import JobNotFoundError, NotFoundError, Problem, SpecError
+from trainmaster.backends.base import Capabilities
+from trainmaster.core.errors import JobNotFoundError, NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.retention import best_checkpoint
 from trainmaster.core.spec import SubmitJobRequest
 from trainmaster.core.training.sources import ModelSource, left_by_job
 from trainmaster.core.workloads import compile_launch
+from trainmaster.core.workloads.container import KIND as CONTAINER
 from trainmaster.core.workloads.trainer import configs_of, is_training, models_from
 from trainmaster.store import checkpoints, jobs, queues
 from trainmaster.store.scope import Scope
@@ -35,6 +39,30 @@ def named_in(request: SubmitJobRequest) -> Named:
         training, data = configs_of(request)
         results = tuple(models_from(ModelSource.ARTIFACTS, training.base_model, data))
     return Named(blobs=frozenset(blob.sha256 for blob in compile_launch(request).blobs), results=results)
+
+
+def check_backend(request: SubmitJobRequest, name: str, backends: Mapping[str, Capabilities]) -> None:
+    """See that a backend can run a job.
+
+    Raises:
+        RefusedError: it lacks what the job needs.
+    """
+    launch, capable = compile_launch(request), backends[name]
+    needs_images = "image" if launch.image is not None else "volumes" if launch.volumes else None
+    if needs_images is not None and not capable.images:
+        remedy = _remedy(other for other, each in backends.items() if each.images)
+        without = "" if launch.kind == CONTAINER else f", or leave {needs_images} out"
+        message = f"the backend {name} runs no containers; {remedy}{without}"
+        raise RefusedError.because([Problem(field=f"workload.{needs_images}", message=message)])
+    if launch.lifetime not in capable.lifetimes:
+        remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
+        message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
+        raise RefusedError.because([Problem(field="backend", message=message)])
+
+
+def _remedy(able: Iterable[str]) -> str:
+    names = ", ".join(able)
+    return f"use one of: {names}" if names else "this server has none that does"
 
 
 def accepted(connection: Connection, scope: Scope, change: Change, named: Named) -> Change:

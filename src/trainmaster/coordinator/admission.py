@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from trainmaster.coordinator.base_models import CONFIG, BaseModel, BaseModels
-from trainmaster.coordinator.tenants import LOCAL
+from trainmaster.coordinator.tenants import CONTAINER, LOCAL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
@@ -60,7 +60,7 @@ class Admission:
     def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
         """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
         workload = effective_workload(request)
-        if is_training(request.workload) or workload.working_directory is not None:
+        if is_training(request.workload) or workload.working_directory is not None or workload.volumes:
             return None
         if isinstance(workload, TrainerServiceSpec) and not self._offers(workload, job):
             return None
@@ -79,9 +79,16 @@ class Admission:
     def _problems(self, job: Job) -> Iterator[str]:
         request = load_stored(job.spec_version, job.spec)
         workload = effective_workload(request)
-        if workload.working_directory is not None:
+        # In a container these are paths of its own; what it sees of the server is mounted.
+        contained = job.backend == CONTAINER
+        for volume in workload.volumes:
+            if volume.path is not None:
+                yield from self._outside(volume.path, "volume")
+                if not Path(volume.path).exists():
+                    yield f"volume {volume.path}: there is no such directory on the server"
+        if workload.working_directory is not None and not contained:
             yield from self._outside(workload.working_directory, "working directory")
-        script = self._server_script(workload)
+        script = None if contained else self._server_script(workload)
         if script is not None:
             yield from self._wrong_script(script)
         if is_training(request.workload):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,7 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.accepting import Named, accepted, check_queue, named_in
+from trainmaster.backends.base import Capabilities
+from trainmaster.coordinator.accepting import Named, accepted, check_backend, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.tenants import LOCAL, Tenants
@@ -74,7 +75,7 @@ class Commands:
         self,
         database: Database,
         *,
-        backends: Collection[str],
+        backends: Mapping[str, Capabilities],
         default_backend: str,
         admission: Admission,
         vault: Vault,
@@ -90,7 +91,7 @@ class Commands:
         self._tenants = tenants
         self._models = models or BaseModels()
         self._vault = vault
-        self._backends = frozenset(backends)
+        self._backends = backends
         self._default_backend = default_backend
         self._admission = admission
         self._hint = hint
@@ -263,6 +264,7 @@ class Commands:
                 "a model; its operator can allow that with the setting allow_trust_remote_code"
             )
         request = self._models.named(request, scope.account)
+        check_backend(request, request.backend or self._default_backend, self._backends)
         change = submit(
             request,
             account_id=scope.account,

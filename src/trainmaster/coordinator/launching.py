@@ -60,6 +60,7 @@ def attempt_request(
                 address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
                 gpus=_devices(nodes.get(share.node_id), share.gpus),
                 cpu_cores=share.cpu_cores,
+                memory_mb=share.ram_mb,
             )
             for share in attempt.shares
         ),

@@ -45,14 +45,14 @@ class NodeReports:
 
 
 def inventory_of(backends: Iterable[Backend]) -> list[Node]:
-    """The nodes of all backends; one that cannot tell now keeps those that are known."""
-    found: list[Node] = []
+    """The nodes of all backends, once each; one that cannot tell now keeps those that are known."""
+    found: dict[str, Node] = {}
     for backend in backends:
         try:
-            found += backend.inventory()
+            found |= {node.node_id: node for node in backend.inventory()}
         except Exception:
             _log.exception("backend %s cannot tell its nodes", backend.name)
-    return found
+    return list(found.values())
 
 
 def freed_real_gpus(view: ClusterView, changes: Iterable[Change]) -> bool:

@@ -7,7 +7,7 @@ import select
 import threading
 from pathlib import Path
 
-from trainmaster.backends import BackendContext, make_backend
+from trainmaster.backends import BackendContext, ContainerDefaults, make_backend
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
@@ -18,13 +18,13 @@ from trainmaster.coordinator.loop import Coordinator
 from trainmaster.coordinator.reporting import NodeReports
 from trainmaster.coordinator.retention import Collector, keep_from_settings
 from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.coordinator.tenants import LOCAL, runs_as
+from trainmaster.coordinator.tenants import CONTAINER, LOCAL, runs_as
 from trainmaster.coordinator.vault import Vault
 from trainmaster.coordinator.webhooks import Deliveries
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.settings import Role, Settings, TransportKind
+from trainmaster.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.storage import Roots, run_directory
 from trainmaster.store import accounts, checkpoints
 from trainmaster.store.database import Database
@@ -56,6 +56,15 @@ class CoordinatorRole:
             run_directory=lambda request: run_directory(roots, request.job_id, request.attempt),
             simulated_gpus=settings.simulated_gpus,
             slots_per_node=settings.slots_per_node,
+            runs=settings.runs.absolute(),
+            container=ContainerDefaults(
+                host=settings.container_host,
+                runtime="" if settings.container_runtime is ContainerRuntime.AUTO else settings.container_runtime,
+                pull_policy=settings.container_pull_policy,
+                image=settings.container_image,
+                data_roots=settings.readable_roots,
+                private=(settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache),
+            ),
         )
         self._settings = settings
         self._database = database
@@ -140,10 +149,12 @@ class CoordinatorRole:
             return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
 
     def _runs_as(self, job: Job) -> int | None:
-        if job.live.backend != LOCAL:
+        if job.live.backend not in (LOCAL, CONTAINER):
             return None
         with self._database.read() as connection:
             account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
+        if job.live.backend == CONTAINER and account.uid is None:
+            return None
         return runs_as(account, self._settings)
 
     def _secrets(self, job: Job) -> Secrets:

@@ -17,6 +17,8 @@ from trainmaster.store.scope import Scope
 
 LOCAL = "local"
 """The backend whose jobs are processes of this machine."""
+CONTAINER = "container"
+"""The one whose jobs are kept apart by their containers, whoever runs them."""
 ROOT = 0
 _REMEMBER_S = 5.0
 """How long a yes holds: to ask the database at every submission would cost a tenth of it."""

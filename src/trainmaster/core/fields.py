@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    JsonValue,
     Strict,
     StringConstraints,
     ValidationError,
@@ -35,6 +36,8 @@ MAX_INTEGER = 2**31 - 1
 """What every database and every client can hold."""
 MAX_ARGUMENT_LENGTH = 128 * 1024 - 1
 """Linux refuses to start a program with a longer argument or variable."""
+MAX_JSON_DEPTH = 64
+"""Far above anything that a person writes, far below what any reader of JSON refuses."""
 
 NO_OTHER_KEYS: dict[str, Any] = {"additionalProperties": False}
 """Makes the schema of a mapping as strict about its keys as the mapping is."""
@@ -129,6 +132,24 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if not _is_storable(value, MAX_JSON_DEPTH):
+        raise PydanticCustomError("rule", f"must be proper Unicode, and not nested deeper than {MAX_JSON_DEPTH}")
+    return value
+
+
+def _is_storable(value: JsonValue, depth: int) -> bool:
+    match value:
+        case dict():
+            return depth > 0 and all(is_unicode(key) and _is_storable(each, depth - 1) for key, each in value.items())
+        case list():
+            return depth > 0 and all(_is_storable(each, depth - 1) for each in value)
+        case str():
+            return is_unicode(value)
+        case _:
+            return True
+
+
 def _names_a_program(argv: tuple[str, ...]) -> tuple[str, ...]:
     if not argv[0].strip():
         refuse([Broken((0,), "must name a program")])
@@ -167,6 +188,13 @@ EnvironmentName = Annotated[
 ]
 Environment = Annotated[dict[EnvironmentName, Scalar], Field(max_length=1024, json_schema_extra=NO_OTHER_KEYS)]
 
+JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
+"""Anything that JSON can hold, by names."""
+Image = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, max_length=512),
+    Matches(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "must be the name of an image, such as registry.example/team/image:tag"),
+]
 Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}", "must be 64 lower-case hexadecimal digits")]
 Arguments = Annotated[tuple[Verbatim, ...], Field(max_length=8192)]
 Argv = Annotated[tuple[Verbatim, ...], Field(min_length=1, max_length=8192), AfterValidator(_names_a_program)]

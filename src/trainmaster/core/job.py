@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from trainmaster.core.resources import Needs, Share
+from trainmaster.core.resources import Needs, Share, host_backend
 from trainmaster.core.states import Actor, Desired, JobStatus
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -222,6 +222,11 @@ class Job:
     def evolve(self, **changes: Any) -> Self:
         """A copy with changes."""
         return dataclasses.replace(self, **changes)
+
+    @property
+    def host_backend(self) -> str:
+        """The backend on whose nodes it is placed."""
+        return host_backend(self.backend)
 
     @property
     def is_service(self) -> bool:

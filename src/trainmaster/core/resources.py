@@ -12,6 +12,17 @@ REGION = "region="
 """A node's label `region=NAME` says where it is."""
 
 
+_HOSTS: Mapping[str, str] = {"container": "local"}
+
+
+def host_backend(backend: str) -> str:
+    """The backend whose nodes another one takes: a container holds the very cores that a local process would.
+
+    Nodes are reported, and their resources booked, under this name alone.
+    """
+    return _HOSTS.get(backend, backend)
+
+
 class NodeState(StrEnum):
     """Whether a node takes new work."""
 

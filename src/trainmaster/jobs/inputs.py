@@ -16,6 +16,7 @@ from typing import Any, cast
 from trainmaster.protocol import environment
 
 TRAINING_FILE = "training.json"
+INITIALIZERS_FILE = "initializers.json"
 PREPARED_FILE = "prepared.json"
 
 
@@ -26,6 +27,15 @@ def training() -> dict[str, Any]:
         RuntimeError: this process is in no job that has them.
     """
     return _read(environment.INPUTS_DIR, TRAINING_FILE)
+
+
+def initializers() -> dict[str, Any]:
+    """What was fetched before this process started: `dataset`, `model`, as the job names them, without secrets.
+
+    Raises:
+        RuntimeError: this process is in no job that has them.
+    """
+    return _read(environment.INPUTS_DIR, INITIALIZERS_FILE)
 
 
 def hyperparameters() -> dict[str, Any]:

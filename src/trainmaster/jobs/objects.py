@@ -48,6 +48,10 @@ class AccessRefusedError(ObjectStoreError):
     """An object store does not know these credentials, or allows them too little."""
 
 
+class NoSuchBucketError(ObjectStoreError):
+    """An object store has no bucket of this name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A key in a bucket; or all keys that begin with it and a slash."""
@@ -67,8 +71,14 @@ class Place:
         return f"{self.key}/{path}".strip("/")
 
 
-def open_place(uri: str) -> Place:
-    """The store behind a URI, as the environment describes it. Nothing is asked of it yet.
+Credentials = Callable[[], Mapping[str, Any]]
+"""Asked for keys when there are none yet, and whenever those that it gave have expired."""
+
+
+def open_place(uri: str, credentials: Credentials | None = None) -> Place:
+    """The store behind a URI, as the environment describes it, its keys as well unless there are credentials.
+
+    Nothing is asked of it yet.
 
     Raises:
         ImportError: the package for object stores is not installed.
@@ -93,6 +103,8 @@ def open_place(uri: str) -> Place:
         "timeout": _TIMEOUT,
         "allow_http": endpoint.startswith("http:"),
     }
+    if credentials is not None:
+        settings["credential_provider"] = credentials
     store = S3Store(bucket, client_options=options, **settings)  # type: ignore[arg-type]
     return Place(store=store, bucket=bucket, key="/".join(part for part in key.split("/") if part))
 
@@ -179,6 +191,30 @@ def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = 
     return digest
 
 
+def receive_version(place: Place, meta: ObjectMeta, target: Path, *, on_bytes: OnBytes | None = None) -> None:
+    """Bring one version of an object here, going on where an earlier call broke off. Nobody else may do the same.
+
+    Raises:
+        FileNotFoundError: there is none any more.
+    """
+    import obstore
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    with open(part, "ab") as file, _translated(place, meta["path"]):
+        done = file.tell()
+        if on_bytes is not None and done:
+            on_bytes(done)
+        for start in range(done, meta["size"], _PIECE):
+            span = (start, min(start + _PIECE, meta["size"]))
+            found = obstore.get(place.store, meta["path"], options={"range": span, "if_match": meta["e_tag"]})
+            file.write(memoryview(found.bytes()))
+            file.flush()
+            if on_bytes is not None:
+                on_bytes(span[1] - span[0])
+    os.replace(part, target)
+
+
 def digest(place: Place, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
     """Size and SHA-256 of an object, all of which is read.
 
@@ -250,4 +286,7 @@ def _translated(place: Place, key: str) -> Iterator[None]:
         told = _TOLD.search(str(error))
         line = told.expand(r"\1: \2") if told else " ".join(str(error).partition("\n\n")[0].split())
         refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or (told and told[1] in _REFUSALS)
-        raise (AccessRefusedError if refused else ObjectStoreError)(f"{where}: {line[:500]}") from error
+        kind = AccessRefusedError if refused else ObjectStoreError
+        if told and told[1] == "NoSuchBucket":
+            kind = NoSuchBucketError
+        raise kind(f"{where}: {line[:500]}") from error

@@ -56,11 +56,31 @@ TOKENS = MappingProxyType(
     }
 )
 """The variable of each token that was passed on with a job; in steps that fetch, and nowhere else."""
+INITIALIZER_SECRETS = MappingProxyType(
+    {
+        "access_token": "TRAINMASTER_INITIALIZER_ACCESS_TOKEN",
+        "access_key_id": "TRAINMASTER_INITIALIZER_ACCESS_KEY_ID",
+        "secret_access_key": "TRAINMASTER_INITIALIZER_SECRET_ACCESS_KEY",
+    }
+)
+"""The variable of each sealed field of an initializer; in its own step, and nowhere else."""
 CA = "TRAINMASTER_CA"
 """Certificates of the authorities to trust where the server is reached by HTTPS; unset means the system's."""
 KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 KUBEFLOW_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 KUBEFLOW_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+
+REFERABLE = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What a value of the job's own variables may name as `$(RANK)`, as in a Kubernetes manifest: so a runtime's file says
+what another framework calls them."""
 
 RESERVED_PREFIX = "TRAINMASTER_"
 """A job may not set variables with this prefix itself."""

@@ -27,9 +27,14 @@ class Step:
     """Names the step's log files: lower-case letters, digits and dashes."""
     argv: tuple[str, ...]
     python: bool = False
-    """Run argv with the worker's own Python interpreter in front."""
+    """Run argv with a Python interpreter in front: the worker's own; for the last step that of the environment which a
+    preparing step made, if one did."""
+    from_inputs: bool = False
+    """The first of argv is one of the launch's inputs."""
     tokens: bool = False
     """Give it the tokens that were passed on with the job. For our own steps that fetch; the user's never see them."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variable -> reference to the sealed secret with its value; given to this step alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,33 @@ class BlobFile:
     path: str
     """Relative to the working directory."""
     executable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """A directory of the machine, or a volume of the engine's own, that a container sees too."""
+
+    source: str
+    """An absolute path on the node, or the name of a volume."""
+    target: str
+    """Absolute, in the container."""
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerWish:
+    """What a job wants of its containers beyond the image."""
+
+    pull_policy: str | None = None
+    """When the image is fetched; None: as the backend does."""
+    auto_remove: bool = True
+    """Whether a container goes when it has ended."""
+    shm_mb: int | None = None
+    """How much its /dev/shm may hold; None: the backend's own choice."""
+    pids: int | None = None
+    """How many processes and threads it may have; None: as many as the engine lets it."""
+    runtime: str | None = None
+    """The engine that it must be; None: whichever the backend has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +91,23 @@ class Launch:
 
     kind: str
     steps: tuple[Step, ...]
+    image: str | None = None
+    """The container image that the ranks run in, on a backend that runs images; None: the backend's own choice."""
+    volumes: tuple[Volume, ...] = ()
+    container: ContainerWish = field(default_factory=ContainerWish)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the workload's kind sets. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Variable -> reference to the sealed secret with its value; the worker is given the values apart."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Small text files by their plain names, for every rank to read in the directory of its inputs."""
+    prepared: Mapping[str, str] = field(default_factory=dict)
+    """Variable -> the path, below the node's prepared directory, of what a preparing step leaves there."""
     blobs: tuple[BlobFile, ...] = ()
     working_directory: str | None = None
     """Absolute, on the node; None means a fresh directory inside the run directory."""
+    remove_working_directory: bool = False
+    """Whether the fresh directory goes when the attempt has ended."""
     ranks_per_node: int = 1
     lifetime: Lifetime = Lifetime.BATCH
     port_environment: str | None = None
@@ -93,6 +133,8 @@ def launch_from_json(document: Mapping[str, Any]) -> Launch:
     known = {name: document[name] for name in Launch.__dataclass_fields__ if name in document}
     known["steps"] = tuple(_from_known(Step, {**step, "argv": tuple(step["argv"])}) for step in known["steps"])
     known["blobs"] = tuple(_from_known(BlobFile, blob) for blob in known.get("blobs", ()))
+    known["volumes"] = tuple(_from_known(Volume, volume) for volume in known.get("volumes", ()))
+    known["container"] = _from_known(ContainerWish, known.get("container", {}))
     known["retry_exit_codes"] = tuple(known.get("retry_exit_codes", ()))
     known["lifetime"] = Lifetime(known.get("lifetime", Lifetime.BATCH))
     if known.get("readiness") is not None:

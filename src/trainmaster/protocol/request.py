@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainmaster.protocol.launch import Launch, launch_from_json, launch_to_json
@@ -27,6 +27,8 @@ class NodeAssignment:
     """What CUDA_VISIBLE_DEVICES shall hold, in order."""
     cpu_cores: int = 0
     """How many are booked for it there; 0: the job did not say."""
+    memory_mb: int = 0
+    """How much is booked for it there; 0: the job did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,63 @@ class AttemptRequest:
                 address=node.get("address", "127.0.0.1"),
                 gpus=tuple(node.get("gpus", ())),
                 cpu_cores=node.get("cpu_cores", 0),
+                memory_mb=node.get("memory_mb", 0),
             )
             for node in document["nodes"]
         )
         return AttemptRequest(**known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """What a worker is told of the inside of a container, where names and numbers are others than outside."""
+
+    address: str | None = None
+    """Where the other nodes of the gang reach this one."""
+    gpus: tuple[str, ...] | None = None
+    """What CUDA_VISIBLE_DEVICES shall hold."""
+    command: tuple[str, ...] = ()
+    """What the image runs when it is not told what to run: for a last step that names nothing."""
+    working_directory: str | None = None
+    """Where it runs that; None: where any step runs."""
+    through: tuple[str, ...] = ()
+    """What the last step is run through: the worker is outside of the container, and this leads into it."""
+
+    def amend(self, request: AttemptRequest, node: int) -> AttemptRequest:
+        """The request as it holds for a node in there."""
+        own = request.nodes[node]
+        own = replace(
+            own,
+            address=own.address if self.address is None else self.address,
+            gpus=own.gpus if self.gpus is None else self.gpus,
+        )
+        nodes = (*request.nodes[:node], own, *request.nodes[node + 1 :])
+        launch, last = request.launch, request.launch.steps[-1]
+        if self.through:
+            launch = replace(launch, steps=(*launch.steps[:-1], replace(last, argv=(*self.through, *last.argv))))
+        elif not last.argv:
+            launch = replace(
+                launch,
+                steps=(*launch.steps[:-1], replace(last, argv=self.command)),
+                working_directory=launch.working_directory or self.working_directory,
+            )
+        return replace(request, nodes=nodes, launch=launch)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Within:
+        """What a plain form says."""
+        gpus = document.get("gpus")
+        return Within(
+            address=document.get("address"),
+            gpus=None if gpus is None else tuple(gpus),
+            command=tuple(document.get("command", ())),
+            working_directory=document.get("working_directory"),
+            through=tuple(document.get("through", ())),
+        )
 
 
 def check_version(document: Mapping[str, Any]) -> None:

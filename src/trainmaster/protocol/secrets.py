@@ -31,6 +31,11 @@ def reference_to(name: str) -> str:
     return f"{_REFERENCE}{name}"
 
 
+def secret_named(reference: str) -> str:
+    """The name of the secret that a document refers to."""
+    return reference.removeprefix(_REFERENCE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
     """The values that one attempt is given. They are never written, shown or logged."""

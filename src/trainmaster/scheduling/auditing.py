@@ -221,7 +221,7 @@ class Audit(Watcher):
         _require(node is not None, f"is placed on {share.node_id}, which does not exist", now, job)
         assert node is not None
         _require(node.state is NodeState.READY, f"is placed on {node.node_id}, which is {node.state}", now, job)
-        _require(node.backend == job.backend, f"is placed on {node.node_id} of another backend", now, job)
+        _require(node.backend == job.host_backend, f"is placed on {node.node_id} of another backend", now, job)
         _require(node.tags.issuperset(needs.capabilities), f"is placed on {node.node_id} without its tags", now, job)
         _require(len(share.gpus) == (needs.gpus_per_node or 0), f"gets {len(share.gpus)} GPUs of a node", now, job)
         _require(

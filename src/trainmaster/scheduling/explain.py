@@ -105,7 +105,7 @@ def explain(
     return Explanation(
         code=PendingCode.ADMITTING,
         message="is being admitted",
-        needs=needs_in_words(job.needs, situation.view.inventory.gpus_wanted(job.needs, job.backend)),
+        needs=needs_in_words(job.needs, situation.view.inventory.gpus_wanted(job.needs, job.host_backend)),
         would_start_if="its checks were done",
     )
 
@@ -146,9 +146,9 @@ class _Case:
             remedy = f"it were in another queue, or queue {job.queue} had a quota of {gpus} GPUs"
             return self._told(PendingCode.QUOTA, message, remedy)
         if not way.wish.possible:
-            away = nodes_away(job.needs, way.nodes, job.backend)
+            away = nodes_away(job.needs, way.nodes, job.host_backend)
             code = PendingCode.UNAVAILABLE if away else PendingCode.IMPOSSIBLE
-            message, remedy = away or why_never(job.needs, way.nodes, job.backend)
+            message, remedy = away or why_never(job.needs, way.nodes, job.host_backend)
             return self._told(code, f"needs {self._needs}; {message}", remedy)
         return self._held_up(thorough)
 

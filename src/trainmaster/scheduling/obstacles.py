@@ -56,9 +56,9 @@ class Obstacles:
         self._job = job
         self._now = situation.now
         self._patience = patience
-        self.nodes = [node for node in view.nodes.values() if node.backend == job.backend]
+        self.nodes = [node for node in view.nodes.values() if node.backend == job.host_backend]
         self.pool = situation.pool
-        self.wish = self.pool.wish(job.backend, job.needs)
+        self.wish = self.pool.wish(job.host_backend, job.needs)
         self.gpus_held = sum(held.gpus for (queue, _), held in view.occupancy.usage.items() if queue == job.queue)
         """What the jobs of its queue hold."""
         queue = view.queues.get(job.queue)
@@ -151,7 +151,7 @@ class Obstacles:
             return None
         view = _without(view, gone)
         pool = Pool(view.nodes, view.inventory, view.occupancy)
-        return pool.find(pool.wish(self._job.backend, replace(self._job.needs, gpus_per_node=self.wish.gpus)))
+        return pool.find(pool.wish(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.wish.gpus)))
 
     def _counts(self, other: Job) -> bool:
         """Whether what a job holds keeps this one out by the quota."""

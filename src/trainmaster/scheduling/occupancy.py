@@ -174,7 +174,7 @@ class _Table:
 def _count(usage: dict[Line, Amounts], job: Job | None, times: int) -> None:
     if job is None:
         return
-    line = (job.queue, job.backend)
+    line = (job.queue, job.host_backend)
     total = usage.get(line, Amounts()).plus(held_by(job), times)
     if any(total):
         usage[line] = total
@@ -183,7 +183,7 @@ def _count(usage: dict[Line, Amounts], job: Job | None, times: int) -> None:
 
 
 def _fair(job: Job | None) -> tuple[Line, tuple[Share, ...]] | None:
-    return None if job is None else ((job.queue, job.backend), job.live.shares)
+    return None if job is None else ((job.queue, job.host_backend), job.live.shares)
 
 
 def _stays_differ(before: Job | None, after: Job | None) -> bool:

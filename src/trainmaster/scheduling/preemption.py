@@ -61,7 +61,7 @@ class Preempting:
     def lowest(self, backend: str) -> int | None:
         """The lowest priority that could be preempted on a backend."""
         if self._priorities is None:
-            self._priorities = Counter((job.backend, job.priority) for job in self._running.values())
+            self._priorities = Counter((job.host_backend, job.priority) for job in self._running.values())
         if backend not in self._lowest:
             left = (priority for (name, priority), count in self._priorities.items() if name == backend and count)
             self._lowest[backend] = min(left, default=None)
@@ -93,7 +93,7 @@ class Preempting:
             self._stopping[job.job_id] = job
             self._lowest.clear()
             if self._priorities is not None:
-                self._priorities[job.backend, job.priority] -= 1
+                self._priorities[job.host_backend, job.priority] -= 1
             if self._by_queue is not None:
                 del self._by_queue[job.queue][job.job_id]
             nodes = {share.node_id for share in job.live.shares}
@@ -307,7 +307,9 @@ class _Site:
 
 def _may(job: Job, other: Job, *, own_queue: bool) -> bool:
     return (
-        other.priority < job.priority and other.backend == job.backend and (not own_queue or other.queue == job.queue)
+        other.priority < job.priority
+        and other.host_backend == job.host_backend
+        and (not own_queue or other.queue == job.queue)
     )
 
 

@@ -79,7 +79,7 @@ class Plan:
 
     def blocks(self, job: Job) -> bool:
         """Whether it is useless to try this job before something is freed; False when in doubt."""
-        known = self.blocked.get((job.backend, job.needs))
+        known = self.blocked.get((job.host_backend, job.needs))
         if known is None or job.priority > known.hopeless or job.room_at is not None:
             return False
         key, end = key_of(job), self.now + _runtime_s(job)
@@ -121,7 +121,7 @@ class _Pass:
             if len(self._placements) >= self._limit:
                 break
             if job.not_before <= self._now and job.desired is Desired.RUN and asked.wish.possible:
-                self._try(job, key_of(job), asked, self._lines.lines[job.queue, job.backend])
+                self._try(job, key_of(job), asked, self._lines.lines[job.queue, job.host_backend])
         self._go_through_the_queues()
         while self._gave_way and len(self._placements) < self._limit:
             # Whoever waited behind a head that turned out to be over its quota gets another chance.

@@ -73,7 +73,7 @@ class Waiting:
 
 
 def _home(job: Job) -> tuple[Line, Lot]:
-    return (job.queue, job.backend), Lot(job.needs, job.priority)
+    return (job.queue, job.host_backend), Lot(job.needs, job.priority)
 
 
 def _edited(entries: Sequence[Entry], removed: list[Key], added: list[Entry]) -> list[Entry]:

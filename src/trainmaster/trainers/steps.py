@@ -16,8 +16,13 @@ from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.trainers.errors import PreparingError
 
 
-def run(step: Callable[[], None]) -> None:
-    """Do a step's work; what goes wrong on purpose ends the process with its reason and one line."""
+def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
+    """Do a step's work; what goes wrong on purpose ends the process with its reason and one line.
+
+    Args:
+        step: the work.
+        install: how the packages are installed that it needs.
+    """
     report.phase(Phase.PREPARING)
     try:
         step()
@@ -26,7 +31,7 @@ def run(step: Callable[[], None]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainmaster"):
             raise
-        report.fail(Reason.BAD_INPUT, f"the package {error.name} is not installed where jobs run: {TRAIN_EXTRA}")
+        report.fail(Reason.BAD_INPUT, f"the package {error.name} is not installed where jobs run: {install}")
 
 
 def leave(prepared: Mapping[str, Any]) -> None:

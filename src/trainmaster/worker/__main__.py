@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
+from trainmaster.protocol.request import Within
+from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.forkserver import serve
 from trainmaster.worker.supervise import run_worker
 
@@ -19,10 +22,23 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="run one node of an attempt in the foreground")
     run.add_argument("--run-dir", type=Path, required=True, help="the attempt's run directory")
     run.add_argument("--node", type=int, required=True, help="the node's index in the attempt")
+    run.add_argument("--secrets", type=Path, help="a file in memory with the job's secrets; it is removed when read")
+    run.add_argument("--within", default="{}", help="JSON: what is different in the container where this runs")
     chosen = parser.parse_args(arguments)
     if chosen.command == "fork-server":
         return serve(chosen.directory)
-    return run_worker(chosen.run_dir, chosen.node)
+    secrets = _taken(chosen.secrets) if chosen.secrets else NO_SECRETS
+    return run_worker(chosen.run_dir, chosen.node, secrets, Within.from_json(json.loads(chosen.within)))
+
+
+def _taken(path: Path) -> Secrets:
+    """The secrets of a file, which is gone afterwards; none where somebody has taken them."""
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return NO_SECRETS
+    path.unlink(missing_ok=True)
+    return Secrets.from_json(document)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,14 @@ def members_pattern(attempt_id: str, node: int | None) -> re.Pattern[bytes]:
 @functools.cache
 def own_group() -> Path | None:
     """The directory of this process's group, if groups can be made below it. Found once per process."""
+    for group in _groups():
+        if os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK):
+            return group
+    return None
+
+
+def _groups() -> list[Path]:
+    """This process's group in each hierarchy that may count memory."""
     memberships = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -36,13 +44,9 @@ def own_group() -> Path | None:
             memberships[controllers] = path
     candidates = [(mount, "memory") for mount in _mounts("cgroup", "memory")]
     candidates += [(mount, "") for mount in _mounts("cgroup2", None)]
-    for mount, controllers in candidates:
-        if controllers not in memberships:
-            continue
-        group = mount / memberships[controllers].lstrip("/")
-        if os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK):
-            return group
-    return None
+    groups = [(mount, mount / memberships[name].lstrip("/")) for mount, name in candidates if name in memberships]
+    # In a container the group is known by its name outside, and mounted as if it were the root.
+    return [group if group.is_dir() else mount for mount, group in groups]
 
 
 def remove_groups(attempt_id: str, node: int | None = None) -> None:
@@ -62,6 +66,9 @@ class Cgroup:
         self._path = own / f"{_PREFIX}{attempt_id}.{node}" if own else None
         self._counter: Path | None = None
         self._counted_before = 0
+        if own is None:
+            # No group can be made: kills are counted in the one that this process lives in.
+            self._begin_counting(*_groups())
 
     def adopt(self, pids: Iterable[int]) -> None:
         """Move these processes into the group; what they start from then on belongs to it too."""
@@ -70,7 +77,8 @@ class Cgroup:
         try:
             self._path.mkdir(exist_ok=True)
             if self._counter is None:
-                self._begin_counting(self._path)
+                # In version 2 a group without a memory controller of its own is counted in the one above it.
+                self._begin_counting(self._path, self._path.parent)
             procs = os.open(self._path / "cgroup.procs", os.O_WRONLY)
         except OSError:
             self._path = None
@@ -96,9 +104,8 @@ class Cgroup:
             with contextlib.suppress(OSError):
                 self._path.rmdir()
 
-    def _begin_counting(self, path: Path) -> None:
-        # In version 2 a group without a memory controller of its own is counted in the one above it.
-        for counter in (path / "memory.oom_control", path / "memory.events", path.parent / "memory.events"):
+    def _begin_counting(self, *groups: Path) -> None:
+        for counter in (group / name for group in groups for name in ("memory.oom_control", "memory.events")):
             count = _oom_count(counter)
             if count is not None:
                 self._counter, self._counted_before = counter, count

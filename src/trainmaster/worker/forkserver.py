@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import trainmaster
 from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.request import Within
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import own_group
 from trainmaster.worker.processes import start_time_of, sweep
@@ -182,10 +183,16 @@ class _ForkServer:
         }
 
     def _start(
-        self, _: socket.socket, run_dir: str, node: int, secrets: dict[str, dict[str, str]] | None = None
+        self,
+        _: socket.socket,
+        run_dir: str,
+        node: int,
+        secrets: dict[str, dict[str, str]] | None = None,
+        within: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         given = Secrets.from_json(secrets) if secrets else NO_SECRETS
-        return self._fork(lambda: run_worker(Path(run_dir), node, given))
+        place = Within.from_json(within or {})
+        return self._fork(lambda: run_worker(Path(run_dir), node, given, place))
 
     def _start_courier(
         self, _: socket.socket, server_url: str, token: str, attempt_id: str, node: int, directory: str

@@ -29,12 +29,19 @@ from trainmaster.protocol.rundir import (
     log_stream,
     metrics_stream,
 )
-from trainmaster.protocol.secrets import Secrets
+from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
 from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
-from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank, token_environment
+from trainmaster.worker.ranks import (
+    StartError,
+    Surroundings,
+    prepared_environment,
+    rank_environment,
+    start_rank,
+    step_environment,
+)
 from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import FULL, Heartbeat, Journal, RunDirectoryGoneError, disk_is_full
 from trainmaster.worker.stacks import StackDump
@@ -133,13 +140,17 @@ class NodeRun:
             verdict = self._run_step(step, [first], rendezvous=None)
             if verdict.reason is not Reason.SUCCEEDED:
                 return verdict
+        self._around = replace(self._around, environment=prepared_environment(self._around))
         ranks = range(first, first + self._launch.ranks_per_node)
         return self._run_step(workload, ranks, rendezvous=self._meet())
 
     def _prepare(self) -> Surroundings:
         """Stage what the job needs, and open what it will talk to."""
-        if missing := sorted(self._launch.secrets.keys() - self._secrets.environment.keys()):
-            raise StagingError(f"the worker was not given the values of these variables: {', '.join(missing)}")
+        missing = self._launch.secrets.keys() - self._secrets.environment.keys()
+        for step in self._launch.steps:
+            missing |= {name for name, ref in step.secrets.items() if secret_named(ref) not in self._secrets.tokens}
+        if missing:
+            raise StagingError(f"the worker was not given the values of these variables: {', '.join(sorted(missing))}")
         working_directory = stage(
             self._request, self._directory.path, self._node, on_chunk=self._attend, user=self._user
         )
@@ -181,8 +192,7 @@ class NodeRun:
         try:
             for rank in ranks:
                 variables = rank_environment(self._around, rank, base=os.environ, rendezvous=rendezvous)
-                if step.tokens:
-                    variables |= token_environment(self._secrets)
+                variables |= step_environment(step, self._secrets)
                 pids[rank] = start_rank(step, rank, self._around, variables)
                 self._tree.add(rank, pids[rank])
         except StartError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,16 +15,18 @@ from pathlib import Path
 
 from trainmaster.protocol import environment as names
 from trainmaster.protocol.launch import Step
+from trainmaster.protocol.packages import ENVIRONMENT_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream
-from trainmaster.protocol.secrets import Secrets
+from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream, read_document
+from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.staging import INPUTS, PREPARED
-from trainmaster.worker.users import PRIVATE_UMASK, open_own, without_session
+from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
 
+_REFERENCE = re.compile(rf"\$(\$?)\(({'|'.join(names.REFERABLE)})\)")
 _EXIT_NOT_FOUND = 127
 _EXIT_NOT_EXECUTABLE = 126
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
@@ -53,6 +57,8 @@ class Surroundings:
     """For a service: where it shall listen."""
     user: User | None = None
     """As whom they run; None means as the worker does."""
+    environment: str | None = None
+    """The Python environment that a preparing step made for the ranks; None means the worker's own Python."""
 
     @property
     def first_rank(self) -> int:
@@ -63,6 +69,11 @@ class Surroundings:
     def home(self) -> Path:
         """What the run directory holds of this node."""
         return self.run_dir / "nodes" / str(self.node)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of a step that runs with Python."""
+        return sys.executable if self.environment is None else os.path.join(self.environment, "bin", "python")
 
     def log(self, step: str, rank: int, channel: str) -> str:
         """Where a process's raw output goes."""
@@ -119,6 +130,7 @@ def rank_environment(
         names.OUTPUT_DIR: request.output_dir,
         names.INPUTS_DIR: os.fspath(around.home / INPUTS),
         names.PREPARED_DIR: os.fspath(around.home / PREPARED),
+        **{name: os.fspath(around.home / PREPARED / path) for name, path in launch.prepared.items()},
         # The client needs no CA certificate to speak plain HTTP on the loopback interface.
         names.KUBEFLOW_URL: around.kubeflow_url,
         names.KUBEFLOW_TOKEN: around.token_file,
@@ -145,12 +157,33 @@ def rank_environment(
         variables[names.RESUME_FROM] = request.resume_from
     if launch.port_environment is not None and around.port is not None:
         variables[launch.port_environment] = str(around.port)
-    return variables
+    if around.environment is not None:
+        programs = os.path.join(around.environment, "bin")
+        variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
+        variables["VIRTUAL_ENV"] = around.environment
+    # Of the job's own variables only those that nothing above has set otherwise.
+    own = {name: value for name, value in around.secrets.items() if "$(" in value and variables[name] == value}
+    return variables | {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
 
 
-def token_environment(secrets: Secrets) -> dict[str, str]:
-    """The variables of the tokens that were passed on with the job."""
-    return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS}
+def _referred(variables: Mapping[str, str], reference: re.Match[str]) -> str:
+    """What stands in place of `$(NAME)`: itself where there is no such variable. `$$(NAME)` is `$(NAME)`."""
+    return reference[0][1:] if reference[1] else variables.get(reference[2], reference[0])
+
+
+def prepared_environment(around: Surroundings) -> str | None:
+    """The environment that a preparing step has left for the ranks, if one has."""
+    with acting_as(around.user):
+        document = read_document(around.home / PREPARED / ENVIRONMENT_FILE)
+    return str(document["path"]) if document is not None else None
+
+
+def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
+    """The variables of a step's own secrets, and of the tokens that were passed on with the job where it gets them."""
+    own = {variable: secrets.tokens[secret_named(reference)] for variable, reference in step.secrets.items()}
+    if not step.tokens:
+        return own
+    return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS} | own
 
 
 def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> int:
@@ -159,7 +192,11 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     Raises:
         StartError: it could not be started.
     """
-    argv = [sys.executable, *step.argv] if step.python else list(step.argv)
+    argv = list(step.argv)
+    if step.from_inputs:
+        argv[0] = os.fspath(around.home / INPUTS / argv[0])
+    if step.python:
+        argv.insert(0, around.python)
     worker, user = os.getpid(), around.user
     # What is caught is reset by exec; what is ignored would stay so.
     ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]

@@ -6,6 +6,7 @@ The claim comes before anything else and the exit after everything else. What li
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.request import Within
+from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.node import NodeRun
 from trainmaster.worker.processes import start_time_of
@@ -22,11 +24,14 @@ from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirect
 from trainmaster.worker.users import CannotBecomeError
 from trainmaster.worker.verdict import Verdict
 
+_OUTSIDE = Within()
 
-def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS) -> int:
+
+def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: Within = _OUTSIDE) -> int:
     """Run one node of an attempt in this process; its exit code.
 
-    What the launch refers to as secrets is among those that are handed over here.
+    What the launch refers to as secrets is among those that are handed over here; `within` says what is different
+    from the request where this process runs.
 
     It touches nothing when somebody else has claimed the node, or when the run directory is gone.
     """
@@ -41,20 +46,20 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS) -> int:
     journal = Journal(directory, node)
     journal.record("claimed", **identity)
     try:
-        _run_claimed(directory, node, journal, secrets)
+        _run_claimed(directory, node, journal, secrets, within)
     except RunDirectoryGoneError:
         # The job was deleted with all that it had; there is nobody to report to.
         return 0
     return 0
 
 
-def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets) -> None:
+def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets, within: Within) -> None:
     exit_record = ExitRecord(directory, node)
     heartbeat = Heartbeat(directory, node)
     heartbeat.beat()
     run = None
     try:
-        request = directory.request()
+        request = within.amend(directory.request(), node)
         run = NodeRun(directory, request, node, secrets, journal, heartbeat)
     except (OSError, ValueError, KeyError, TypeError) as error:
         verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=f"the worker cannot read its request: {error!r}")
@@ -74,7 +79,16 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
 
     exit_record.write(compose, wait)
     if run is not None:
+        if request.launch.remove_working_directory:
+            _remove_work(directory)
         send_hint(request.hint_socket, request.attempt_id)
+
+
+def _remove_work(directory: RunDirectory) -> None:
+    """Remove the attempt's working directory once the last node that works in it has ended."""
+    nodes = [int(claim.stem) for claim in (directory.path / "claims").glob("*.json")]
+    if all(directory.document(exit_document(node)) is not None for node in nodes):
+        shutil.rmtree(directory.path / "work", ignore_errors=True)
 
 
 def _exit_from(verdict: Verdict, *, started_at: float | None, streams: dict[str, int]) -> dict[str, Any]:

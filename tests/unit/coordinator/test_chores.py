@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import COLLECT_EVERY_S, Chores
 from trainmaster.coordinator.commands import Commands
@@ -38,7 +39,7 @@ class Place:
         self.chores = Chores(self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now)
         self.commands = Commands(
             self.database,
-            backends=["local"],
+            backends={"local": capabilities_of("local")},
             default_backend="local",
             admission=Admission(),
             vault=Vault(Sealer(bytes(32))),

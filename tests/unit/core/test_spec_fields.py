@@ -171,6 +171,7 @@ DIGEST = "0" * 64
 WORKLOAD_FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "environment": ({}, [{"A": "b"}], [{"9": "b"}, {"TRAINMASTER_URL": "x"}, {"A": "\x00"}]),
     "working_directory": (None, ["/srv/project"], ["project", "", "/srv/../etc"]),
+    "remove_working_directory": (False, [True], ["yes", None]),
     "ranks_per_node": (1, [1, 8], [0, "2", 2000]),
     "can_save": (None, [True, False], ["yes"]),
     "grace_period_s": (None, [0, 0.5, 86_400], [-1, 86_401, "30", float("nan")]),

@@ -20,6 +20,8 @@ def test_schema_shows_the_workload_as_one_of_the_registered_kinds(schema: dict[s
     union, null = schema["properties"]["workload"]["anyOf"]
     names = {
         "command": "CommandSpec",
+        "container": "ContainerSpec",
+        "function": "FunctionSpec",
         "job_class": "JobClassSpec",
         "script": "ScriptSpec",
         "service": "ServiceSpec",

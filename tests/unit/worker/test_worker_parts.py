@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
     return AttemptRequest(**{**values, **changes})
 
 
-def environment_of(request: AttemptRequest, *, prepares: bool = False, **base: str) -> dict[str, str]:
+def environment_of(
+    request: AttemptRequest, *, prepares: bool = False, own: Mapping[str, str] | None = None, **base: str
+) -> dict[str, str]:
     around = Surroundings(
         request=request,
         node=1,
@@ -49,6 +52,7 @@ def environment_of(request: AttemptRequest, *, prepares: bool = False, **base: s
         token_file="/t",
         kubeflow_url="http://127.0.0.1:1/",
         port=8080,
+        secrets=own or {},
     )
     return rank_environment(around, around.first_rank, base=base, rendezvous=None if prepares else ("10.0.0.1", 29500))
 
@@ -71,6 +75,23 @@ def test_environment_over_http_names_an_owner_url(tmp_path: Path) -> None:
 def test_environment_of_service_has_the_port_where_it_wants_it(tmp_path: Path) -> None:
     launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), port_environment="LISTEN_ON")
     assert environment_of(request_of(tmp_path, launch=launch))["LISTEN_ON"] == "8080"
+
+
+def test_environment_may_name_the_variables_of_a_rank(tmp_path: Path) -> None:
+    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), ranks_per_node=4)
+    own = {
+        "COORDINATOR": "$(MASTER_ADDR):$(MASTER_PORT)",
+        "WHO": "$(RANK)/$(WORLD_SIZE) $(LOCAL_RANK)/$(LOCAL_WORLD_SIZE) on $(NODE_RANK)",
+        "AS_IT_IS": "$$(RANK) $(HOME) $RANK ${RANK} $(rank)",
+        "RANK": "$(WORLD_SIZE)",
+    }
+    variables = environment_of(request_of(tmp_path, launch=launch), own=own, HOME="/h", INHERITED="$(RANK)")
+    assert variables["COORDINATOR"] == "10.0.0.1:29500"
+    assert variables["WHO"] == "4/8 0/4 on 1"
+    assert variables["AS_IT_IS"] == "$(RANK) $(HOME) $RANK ${RANK} $(rank)"
+    assert (variables["RANK"], variables["INHERITED"]) == ("4", "$(RANK)")
+    prepares = environment_of(request_of(tmp_path, launch=launch), own=own, prepares=True)
+    assert prepares["COORDINATOR"] == "$(MASTER_ADDR):$(MASTER_PORT)"
 
 
 def test_environment_that_the_user_chose_is_kept(tmp_path: Path) -> None:

@@ -31,11 +31,14 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 
-__all__ = ["LocalBackend", "make"]
+__all__ = ["LocalBackend", "kill_worker", "liveness_of", "make"]
 
 _log = logging.getLogger(__name__)
 _DELIVERY_TIMEOUT_S = 30.0
 _WARM_EVERY_S = 60.0
+
+
+CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
 
 
 def make(context: BackendContext) -> LocalBackend:
@@ -54,11 +57,7 @@ class LocalBackend:
     """Runs attempts as processes of this machine."""
 
     name = "local"
-    capabilities = Capabilities(
-        placement=PlacementBy.US,
-        lifetimes=frozenset(Lifetime),
-        colocates_gangs=True,
-    )
+    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class LocalBackend:
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claim, the pid and its start time."""
         directory = self._run_directory(request)
-        return [_liveness(directory, node) for node in range(len(request.nodes))]
+        return [liveness_of(directory, node) for node in range(len(request.nodes))]
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """Leave the control where the workers look for it."""
@@ -124,10 +123,7 @@ class LocalBackend:
         """SIGKILL to the workers; their ranks die with them, and what is left is swept."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
-            claimant = directory.claimant(node)
-            if claimant and _liveness(directory, node) is Liveness.ALIVE:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(claimant["pid"]), signal.SIGKILL)
+            kill_worker(directory, node)
 
     def revoke(self, request: AttemptRequest) -> None:
         """Take every claim that is still free: a worker that comes later exits at once."""
@@ -183,7 +179,8 @@ class LocalBackend:
         }
 
 
-def _liveness(directory: RunDirectory, node: int) -> Liveness:
+def liveness_of(directory: RunDirectory, node: int) -> Liveness:
+    """What is known of a worker that is a process of this machine."""
     claimant = directory.claimant(node)
     if claimant is None:
         return Liveness.UNCLAIMED
@@ -195,3 +192,11 @@ def _liveness(directory: RunDirectory, node: int) -> Liveness:
     if identity.boot_id != boot_id():
         return Liveness.REBOOTED
     return Liveness.ALIVE if is_alive(identity) else Liveness.GONE
+
+
+def kill_worker(directory: RunDirectory, node: int) -> None:
+    """SIGKILL to a worker that is a process of this machine; one that has ended is fine."""
+    claimant = directory.claimant(node)
+    if claimant and liveness_of(directory, node) is Liveness.ALIVE:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(claimant["pid"]), signal.SIGKILL)

@@ -16,7 +16,7 @@ from trainmaster.protocol.rundir import SEARCH_ONLY
 
 _OURS = (
     *("api-key", "artifacts", "blobs", "cache", "config.toml", "forkserver", "hints.sock", "lock", "port", "runs"),
-    *("secret-key", "server.json", "server.log", "spool", "starting.lock"),
+    *("secret-key", "server.json", "server.log", "spool", "starting.lock", "workers"),
     *("trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal"),
 )
 """What lies in a data directory."""

@@ -43,6 +43,7 @@ def run(
         ),
     ] = None,
     shapes_dir: Annotated[Path | None, typer.Option("--shapes-dir", help="Where training shapes lie.")] = None,
+    runtimes_dir: Annotated[Path | None, typer.Option("--runtimes-dir", help="Where training runtimes lie.")] = None,
     transport: Annotated[
         str | None, typer.Option("--transport", help="How local workers report: files or http [files].")
     ] = None,
@@ -85,6 +86,7 @@ def run(
         "data_roots": data_root,
         "model_aliases": model_alias,
         "shapes_dir": shapes_dir,
+        "runtimes_dir": runtimes_dir,
         "roles": roles,
         "transport": transport,
         "advertise_url": advertise_url,

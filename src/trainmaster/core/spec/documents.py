@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.core.workloads.base import initializers_of
+from trainmaster.core.workloads.initializers import conceal
+from trainmaster.core.workloads.initializers import secret_values as initializer_secrets
 from trainmaster.protocol.secrets import HUB_TOKEN, reference_to, variable_secret
 
 HIDDEN = "***"
@@ -13,12 +16,12 @@ HIDDEN = "***"
 
 
 def dump(request: SubmitJobRequest) -> dict[str, Any]:
-    """The document that is stored: defaults filled, references where environment values and the Hub token were."""
+    """The document that is stored: defaults filled, references where environment values and tokens were."""
     return _document(request, reference_to)
 
 
 def redacted(request: SubmitJobRequest) -> dict[str, Any]:
-    """The document that is shown: defaults filled, environment values and the Hub token hidden."""
+    """The document that is shown: defaults filled, environment values and tokens hidden."""
     return _document(request, lambda _: HIDDEN)
 
 
@@ -28,6 +31,8 @@ def secret_values(request: SubmitJobRequest) -> dict[str, str]:
     for part in (request.training_config, request.workload):  # the workload's variables win
         if part is not None and part.environment:
             values.update({variable_secret(name): value for name, value in part.environment.items()})
+    if (initializers := initializers_of(request.workload)) is not None:
+        values.update(initializer_secrets(initializers))
     if request.output_config.hub_token is not None:
         values[HUB_TOKEN] = request.output_config.hub_token.get_secret_value()
     return values
@@ -46,5 +51,7 @@ def _document(request: SubmitJobRequest, shown: Callable[[str], str]) -> dict[st
     for part in (document["training_config"], document["workload"]):
         if part is not None and part["environment"]:
             part["environment"] = {name: shown(variable_secret(name)) for name in part["environment"]}
+    if (initializers := initializers_of(request.workload)) is not None:
+        conceal(initializers, document["workload"]["initializers"], shown)
     document["output_config"]["hub_token"] = shown(HUB_TOKEN) if request.output_config.hub_token else None
     return document

@@ -45,6 +45,9 @@ SOURCE_TYPES: Mapping[str, str] = MappingProxyType(
 """What `type` of a data source may say, and the scheme that its path then has, where it names none."""
 _ARTIFACTS = f"{ModelSource.ARTIFACTS}:"
 """Jobs show what they leave like this, so that it can be named like this too."""
+_HUB = re.compile(
+    r"(?:datasets/)?(?P<repo>[^/@]+/[^/@]+)(?:@(?P<early>[^/]+))?(?:/(?P<path>.*?))?(?:@(?P<late>[^@]+))?"
+)
 _LOCAL_START = re.compile(r"/|\.{1,2}(/|$)|~")
 
 
@@ -89,6 +92,27 @@ def left_by_job(name: str) -> LeftByJob:
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"'{name}' is no directory of a job; write {_ARTIFACTS}JOB/output/model, as the job shows it")
     return LeftByJob(job_id, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubName:
+    """What `hf://owner/name[/path][@revision]` names."""
+
+    repo: str
+    path: str
+    revision: str | None
+
+
+def hub_name(uri: str) -> HubName | None:
+    """What a URI names of the Hugging Face Hub; None when it is not written like one.
+
+    >>> hub_name("hf://owner/name/data/*.parquet@v1")
+    HubName(repo='owner/name', path='data/*.parquet', revision='v1')
+    """
+    found = _HUB.fullmatch(uri.removeprefix("hf://").rstrip("/"))
+    if found is None:
+        return None
+    return HubName(repo=found["repo"], path=found["path"] or "", revision=found["late"] or found["early"])
 
 
 def file_path(path: str) -> str | None:

@@ -4,7 +4,16 @@ A kind has a name `KIND`, a pydantic class `Spec`, and the functions `validate` 
 write such a module and `register` it; no backend, route or table changes.
 """
 
-from trainmaster.core.workloads import command, job_class, script, service, trainer, trainer_service
+from trainmaster.core.workloads import (
+    command,
+    container,
+    function,
+    job_class,
+    script,
+    service,
+    trainer,
+    trainer_service,
+)
 from trainmaster.core.workloads.base import ShippedFile, WorkloadSpec, launch_of, spec_of
 from trainmaster.core.workloads.compiled import (
     compile_launch,
@@ -36,5 +45,5 @@ __all__ = [
     "validate_workload",
 ]
 
-for _module in (command, job_class, script, service, trainer, trainer_service):
+for _module in (command, container, function, job_class, script, service, trainer, trainer_service):
     register(_module)

@@ -15,12 +15,23 @@ from trainmaster.core.fields import (
     Broken,
     Environment,
     Flag,
+    Image,
     Model,
     RelativePath,
     Sha256,
     refuse,
 )
+from trainmaster.core.workloads.container_options import ContainerOptions, VolumeSpec, wish_from
+from trainmaster.core.workloads.initializers import (
+    INPUT_FILE,
+    Initializers,
+    initializers_text,
+    initializing_steps,
+    prepared_paths,
+)
+from trainmaster.core.workloads.packages import ENVIRONMENT, IndexUrls, Requirements, packages_text
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.packages import PACKAGES_FILE
 from trainmaster.protocol.secrets import reference_to, variable_secret
 
 if TYPE_CHECKING:
@@ -45,6 +56,17 @@ class WorkloadSpec(Model):
     """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
 
     kind: str = Field(description="Which kind of workload it is.")
+    image: Image | None = Field(
+        default=None,
+        description="The container image that it runs in, on a backend that runs images. Null: the backend's own "
+        "choice, which is none on `local`.",
+    )
+    volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=256)] = Field(
+        default=(), description="What the container sees beside the job's own directories; needs a backend of images."
+    )
+    container: ContainerOptions | None = Field(
+        default=None, description="More about the container, on a backend that runs images."
+    )
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
@@ -53,6 +75,9 @@ class WorkloadSpec(Model):
     )
     working_directory: AbsolutePath | None = Field(
         default=None, description="Absolute, on the node; a fresh directory when null."
+    )
+    remove_working_directory: Flag = Field(
+        default=False, description="Remove the fresh directory when it has ended. Logs and results lie elsewhere."
     )
     ranks_per_node: Annotated[int, Strict(), Field(ge=1, le=MAX_RANKS_PER_NODE)] = Field(
         default=1, description="Processes on each node."
@@ -77,6 +102,34 @@ class WorkloadSpec(Model):
         return self
 
 
+class InitializedSpec(WorkloadSpec):
+    """A workload of the user's own, for which a dataset and a model can be fetched before it runs."""
+
+    initializers: Initializers | None = Field(
+        default=None, description="What is fetched first, each in a step of its own, for the processes to find."
+    )
+
+
+class PackagedSpec(InitializedSpec):
+    """A workload of the user's own that may need Python packages beyond those of the worker."""
+
+    packages: Requirements = Field(
+        default=(),
+        description="Installed before it runs, into an environment that jobs with the same packages share; as pip "
+        "takes them, such as `einops>=0.8`.",
+    )
+    index_urls: IndexUrls = Field(
+        default=(),
+        description="Where packages come from: the first is the index, the others are further ones. The worker's own "
+        "settings when empty.",
+    )
+
+
+def initializers_of(workload: WorkloadSpec | None) -> Initializers | None:
+    """What is fetched before a workload runs, of whichever kind it is."""
+    return workload.initializers if isinstance(workload, InitializedSpec) else None
+
+
 SpecT = TypeVar("SpecT", bound=WorkloadSpec)
 
 
@@ -99,14 +152,25 @@ def launch_of(
 ) -> Launch:
     """The launch of a workload: its steps, with all that the kinds have in common."""
     training = request.training_config
-    variables = (*training.environment, *spec.environment) if training else spec.environment
+    variables = {**training.environment, **spec.environment} if training else spec.environment
+    if isinstance(spec, PackagedSpec) and spec.packages:
+        steps = (ENVIRONMENT, *steps)
+        inputs = {**inputs, PACKAGES_FILE: packages_text(spec.packages, spec.index_urls)}
+    if (initializers := initializers_of(spec)) is not None:
+        steps = (*initializing_steps(initializers), *steps)
+        inputs = {**inputs, INPUT_FILE: initializers_text(initializers, variables)}
     return Launch(
         kind=spec.kind,
         steps=steps,
+        image=spec.image,
+        volumes=tuple(volume.compiled() for volume in spec.volumes),
+        container=wish_from(spec.container),
         secrets={name: reference_to(variable_secret(name)) for name in variables},
         inputs=dict(inputs),
+        prepared=prepared_paths(initializers) if initializers is not None else {},
         blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
         working_directory=spec.working_directory,
+        remove_working_directory=spec.remove_working_directory and spec.working_directory is None,
         ranks_per_node=spec.ranks_per_node,
         lifetime=lifetime,
         port_environment=port_environment,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainmaster.core.fields import Argv
-from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
+from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KIND = "command"
 
 
-class CommandSpec(WorkloadSpec):
+class CommandSpec(PackagedSpec):
     """A program and its arguments, started without a shell."""
 
     kind: Literal["command"]

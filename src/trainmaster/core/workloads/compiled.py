@@ -52,7 +52,8 @@ def compile_launch(request: SubmitJobRequest) -> Launch:
     launch = module_for(workload.kind).compile(_running(request, workload))
     if not _is_custom(request):
         return launch
-    return replace(launch, steps=(FETCH, *launch.steps), inputs={TRAINING_FILE: training_text(request)})
+    inputs = {**launch.inputs, TRAINING_FILE: training_text(request)}
+    return replace(launch, steps=(FETCH, *launch.steps), inputs=inputs)
 
 
 def _running(request: SubmitJobRequest, workload: WorkloadSpec) -> SubmitJobRequest:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from trainmaster.core.errors import Problem, SpecError
-from trainmaster.core.fields import Arguments, Flag, Matches, RelativePath, Text, is_unicode
+from trainmaster.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text
 from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
 from trainmaster.protocol.identity import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, is_segment
 from trainmaster.protocol.launch import Launch, Step
@@ -21,35 +20,11 @@ if TYPE_CHECKING:
     from trainmaster.core.spec.submit import SubmitJobRequest
 
 KIND = "job_class"
-MAX_CONFIG_DEPTH = 64
-"""Far above any configuration that a person writes, far below what any reader of JSON refuses."""
 RUN = Step(name="main", argv=("-m", "trainmaster.jobs.runner"), python=True)
 
 Segment = Annotated[str, Matches(SEGMENT_PATTERN, SEGMENT_SAYS)]
 Module = Annotated[str, Matches(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "is the name of a module, with dots")]
 ObjectStore = Annotated[str, Matches(r"s3://[^/\s]+(/\S*)?", "is like s3://bucket/prefix")]
-
-
-def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not _is_storable(value, MAX_CONFIG_DEPTH):
-        message = f"must be proper Unicode, and not nested deeper than {MAX_CONFIG_DEPTH}"
-        raise PydanticCustomError("rule", message)
-    return value
-
-
-def _is_storable(value: JsonValue, depth: int) -> bool:
-    match value:
-        case dict():
-            return depth > 0 and all(is_unicode(key) and _is_storable(each, depth - 1) for key, each in value.items())
-        case list():
-            return depth > 0 and all(_is_storable(each, depth - 1) for each in value)
-        case str():
-            return is_unicode(value)
-        case _:
-            return True
-
-
-Config = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
 
 
 class JobClassSpec(WorkloadSpec):
@@ -58,7 +33,7 @@ class JobClassSpec(WorkloadSpec):
     kind: Literal["job_class"]
     target: Text = Field(description="`module:Class`, or the name of a registered class.")
     module: Module | None = Field(default=None, description="What to import so that a registered class is known.")
-    config: Config = Field(default_factory=dict, description="Its configuration.")
+    config: JsonObject = Field(default_factory=dict, description="Its configuration.")
     overrides: Arguments = Field(default=(), description="`key=value`, with dots in the key, over the configuration.")
     restore: RelativePath | None = Field(
         default=None,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.fields import Arguments, Argv, PathText
-from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
+from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KIND = "script"
 
 
-class ScriptSpec(WorkloadSpec):
+class ScriptSpec(PackagedSpec):
     """A script: `.py` runs with Python, anything else with `sh`, unless an interpreter is named."""
 
     kind: Literal["script"]

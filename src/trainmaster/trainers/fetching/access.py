@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from trainmaster.jobs.objects import Credentials
 from trainmaster.protocol import environment
 from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.trainers.errors import CredentialsError, InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """What to do when something cannot be had: in the words of the document that names it."""
+
+    hub_name: str = "check the name; a model of this machine is written with a leading / or ./"
+    hub_token: str = "give a token in training_config.environment.HF_TOKEN"
+    hub_mirror: str = (
+        "name a mirror in training_config.environment.HF_ENDPOINT, or a directory of this machine, with a leading / "
+        "or ./"
+    )
+    s3_keys: str = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,9 @@ class Access:
     """By the scheme of their paths."""
     beginning_bytes: int | None = None
     """For a check: no more than this is fetched of a file."""
+    s3_credentials: Credentials | None = field(repr=False, default=None)
+    """Where there is a role to assume; otherwise the environment has them."""
+    remedies: Remedies = field(default_factory=Remedies)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *, beginning_bytes: int | None = None) -> Self:

@@ -8,6 +8,7 @@ change, so that what nobody uses any more can be told from the rest.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -15,6 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,20 @@ from trainmaster.trainers.progress import say
 _LOOK_AGAIN_S = 0.2
 _TELL_EVERY_S = 30.0
 UNFINISHED = ".unfinished"
-KINDS = ("http", "s3", "models", "rows", "prepared")
+KINDS = ("http", "s3", "models", "rows", "prepared", "tables")
 """The kinds of entries, each in a directory of its name. What the Hub's client keeps is in `hub`, and is its own."""
 KEEP_S = 30 * 24 * 3600.0
+SPARE_BYTES = 256 << 20
+"""A download leaves at least this free: a full disk stops more than one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A file that was fetched."""
+
+    path: Path
+    whole: bool = True
+    """False: only its beginning was asked for, and there is more."""
 
 
 def key_of(*parts: Any) -> str:
@@ -109,6 +122,18 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def require_room(directory: Path, needed: int, shown: str) -> None:
+    """See that so many bytes can be written.
+
+    Raises:
+        OSError: the disk is as good as full.
+    """
+    free = shutil.disk_usage(directory).free
+    if free - SPARE_BYTES < needed:
+        message = f"No space left on device: {shown} needs {needed} bytes more, and {free} are free"
+        raise OSError(errno.ENOSPC, message, str(directory))
 
 
 def emptied(directory: Path) -> Path:

@@ -100,6 +100,15 @@ def choose_from_hub(
     return choose(names, shown, format=format, split=split)
 
 
+def is_ignored(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file is left out: a pattern matches its path, or names a directory above it with a slash at its end.
+
+    >>> is_ignored("onnx/model.bin", ["*.bin"]), is_ignored("onnx/model.pb", ["onnx/"]), is_ignored("a.txt", ["*.bin"])
+    (True, True, False)
+    """
+    return any(fnmatch.fnmatch(name, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in patterns)
+
+
 def card_data(text: str) -> Mapping[str, Any]:
     """The data in front of a dataset's card; nothing where it cannot be read."""
     import yaml

@@ -7,7 +7,6 @@ goes to what was checked; the same for every redirect.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import json
 import os
@@ -29,28 +28,17 @@ from trainmaster.core.training.sources import scheme_of
 from trainmaster.protocol.addresses import is_public
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.trainers.fetching.access import Access
-from trainmaster.trainers.fetching.cache import Cache, key_of, write_whole
+from trainmaster.trainers.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
 from trainmaster.trainers.progress import Tell, tell_nobody
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
 """Before each further try."""
 MAX_REDIRECTS = 10
-SPARE_BYTES = 256 << 20
-"""A download leaves at least this free: a full disk stops more than one job."""
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _KEEP_VERSIONS_S = 24 * 3600.0
 _LOOK_AT_DISK_EVERY = 64 << 20
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """A file that was fetched."""
-
-    path: Path
-    whole: bool = True
-    """False: only its beginning was asked for, and there is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +160,7 @@ class _Download:
     def _copy(self, answer: httpx.Response, file: IO[bytes], size: int, total: int | None) -> bool:
         """Write what comes; false when it was stopped because no more is wanted."""
         if total is not None and self._limit is None:
-            self._require_room(total - size)
+            require_room(self._place, total - size, self._target.shown)
         looked = size
         for piece in answer.iter_bytes():
             file.write(piece)
@@ -181,7 +169,7 @@ class _Download:
                 return size == total
             if size - looked >= _LOOK_AT_DISK_EVERY:
                 looked = size
-                self._require_room(0)
+                require_room(self._place, 0, self._target.shown)
             self._tell(size / total if total else 0.0)
         return True
 
@@ -208,12 +196,6 @@ class _Download:
         except (OSError, ValueError):
             return {}
         return known
-
-    def _require_room(self, needed: int) -> None:
-        free = shutil.disk_usage(self._place).free
-        if free - SPARE_BYTES < needed:
-            raise OSError(errno.ENOSPC, f"No space left on device: {self._target.shown} needs {needed} bytes more, and "
-                          f"{free} are free", str(self._place))  # fmt: skip
 
 
 def _conditions(known: Mapping[str, str]) -> dict[str, str]:

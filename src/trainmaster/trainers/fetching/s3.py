@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from trainmaster.jobs import objects
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.trainers.fetching.access import Access
-from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
-from trainmaster.trainers.fetching.http import Fetched
+from trainmaster.trainers.fetching.access import Access, Remedies
+from trainmaster.trainers.fetching.cache import Cache, Fetched, emptied, key_of, require_room
+from trainmaster.trainers.fetching.choosing import is_ignored
 from trainmaster.trainers.progress import Tell, tell_nobody
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-_KEYS = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
 _WILD = frozenset("*?[")
 
 
@@ -42,7 +41,7 @@ def fetch(uri: str, keys: Sequence[str], access: Access, tell: Tell = tell_nobod
         CredentialsError: the store refuses the credentials.
         UnavailableError: it does not answer.
     """
-    with _translated(uri):
+    with _translated(uri, access):
         place = objects.open_place(uri)
         metas = [_require(objects.head(place, key), uri, key) for key in keys]
         if access.beginning_bytes is not None:
@@ -51,26 +50,47 @@ def fetch(uri: str, keys: Sequence[str], access: Access, tell: Tell = tell_nobod
         return [Fetched(path=_kept(place, meta, access, meter)) for meta in metas]
 
 
-def directory(uri: str, access: Access, tell: Tell = tell_nobody) -> Path:
-    """Bring everything below a prefix here, as a directory.
+def directory(uri: str, access: Access, tell: Tell = tell_nobody, *, ignored: Sequence[str] = ()) -> Path:
+    """Bring an object, or everything below a prefix, here, as a directory. What was brought before is not again.
+
+    Args:
+        uri: what to bring.
+        access: what may be reached.
+        tell: told which share is done.
+        ignored: patterns of what is left out.
 
     Raises: as `fetch`.
     """
-    with _translated(uri):
-        place = objects.open_place(uri)
-        metas = _found(uri)
-        meter = _Meter(sum(meta["size"] for meta in metas), tell)
-        key = key_of(uri, _endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in metas])
-        return Cache(access.cache).entry("s3", key, lambda draft: _bring_all(place, metas, emptied(draft), meter))
+    with _translated(uri, access):
+        place = objects.open_place(uri, access.s3_credentials)
+        names = {name: meta for meta in _found(uri, access) if not is_ignored(name := _name(place, meta), ignored)}
+        if not names:
+            raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
+        key = key_of(uri, _endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in names.values()])
+        meter = _Meter(sum(meta["size"] for meta in names.values()), tell)
+        return Cache(access.cache).entry("s3", key, lambda draft: _bring_all(place, names, draft, meter))
 
 
-def _bring_all(place: objects.Place, metas: Sequence[ObjectMeta], target: Path, meter: _Meter) -> None:
+def _bring_all(place: objects.Place, names: Mapping[str, ObjectMeta], target: Path, meter: _Meter) -> None:
+    """Fill the draft of an entry, whose key has the version of each object: files that are there are the same ones."""
+    missing = {}
+    for name, meta in names.items():
+        if (target / name).is_file():
+            meter.add(meta["size"])
+        else:
+            missing[name] = meta
+    require_room(target, sum(meta["size"] for meta in missing.values()), place.uri)
     objects.in_parallel(
-        lambda meta: objects.receive(
-            place, meta["path"], target / PurePosixPath(meta["path"]).relative_to(place.key or "."), on_bytes=meter.add
-        ),
-        metas,
+        lambda item: objects.receive_version(place, item[1], target / item[0], on_bytes=meter.add), missing.items()
     )
+
+
+def _name(place: objects.Place, meta: ObjectMeta) -> str:
+    """What an object is called in the directory of those below a place; the place itself by its last part."""
+    path = PurePosixPath(meta["path"])
+    if ".." in path.parts:
+        raise InputError(f"{place.uri}: the key {meta['path']!r} would lie outside of its directory")
+    return path.name if str(path) == place.key else path.relative_to(place.key or ".").as_posix()
 
 
 def _kept(place: objects.Place, meta: ObjectMeta, access: Access, meter: _Meter) -> Path:
@@ -95,15 +115,16 @@ def _beginning(place: objects.Place, meta: ObjectMeta, access: Access) -> Fetche
     return Fetched(path=target, whole=size == meta["size"])
 
 
-def _found(uri: str) -> list[ObjectMeta]:
-    with _translated(uri):
+def _found(uri: str, access: Access | None = None) -> list[ObjectMeta]:
+    credentials = access.s3_credentials if access else None
+    with _translated(uri, access):
         wild = next((index for index, sign in enumerate(uri) if sign in _WILD), None)
         if wild is not None:
-            place = objects.open_place(uri[:wild].rpartition("/")[0])
+            place = objects.open_place(uri[:wild].rpartition("/")[0], credentials)
             pattern = uri.removeprefix(f"{objects.S3_SCHEME}{place.bucket}/")
             metas = [meta for meta in objects.listing(place, place.key) if fnmatch.fnmatch(meta["path"], pattern)]
         else:
-            place = objects.open_place(uri)
+            place = objects.open_place(uri, credentials)
             exact = objects.head(place, place.key) if place.key and not uri.endswith("/") else None
             metas = [exact] if exact is not None else objects.listing(place, place.key)
         metas = sorted((meta for meta in metas if not meta["path"].endswith("/")), key=lambda meta: meta["path"])
@@ -136,18 +157,21 @@ class _Meter:
 
 
 @contextlib.contextmanager
-def _translated(uri: str) -> Iterator[None]:
+def _translated(uri: str, access: Access | None = None) -> Iterator[None]:
+    remedy = (access.remedies if access else Remedies()).s3_keys
     try:
         yield
     except FileNotFoundError as error:
         raise InputError(f"{uri}: {error}") from error
+    except objects.NoSuchBucketError as error:
+        raise InputError(f"{error}; check its name, and the store's endpoint") from error
     except (ImportError, ValueError) as error:
         raise InputError(str(error)) from error
     except objects.AccessRefusedError as error:
-        raise CredentialsError(f"{error}; {_KEYS}") from error
+        raise CredentialsError(f"{error}; {remedy}") from error
     except (objects.ObjectStoreError, _store_error()) as error:
         if not os.environ.get("AWS_ACCESS_KEY_ID"):
-            raise UnavailableError(f"{error}; if it wants credentials, {_KEYS}") from error
+            raise UnavailableError(f"{error}; if it wants credentials, {remedy}") from error
         raise UnavailableError(str(error)) from error
 
 

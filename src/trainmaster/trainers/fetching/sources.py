@@ -14,6 +14,7 @@ from trainmaster.trainers.data.formats import BEGINNING_SUFFICES, format_of
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching import files
 from trainmaster.trainers.fetching.access import Access
+from trainmaster.trainers.fetching.cache import Fetched
 from trainmaster.trainers.fetching.choosing import CARD, card_data, choose, choose_from_hub
 from trainmaster.trainers.progress import Tell, tell_nobody
 
@@ -68,7 +69,7 @@ def _from_files(source: Source, access: Access) -> LocalSource:
 def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
     from trainmaster.trainers.fetching import hub
 
-    name = hub.dataset_name(path)
+    name = hub.name_of(path)
     names = hub.dataset_files(name, access)
     card = hub.dataset(name, [CARD], access)[0].read_text(errors="replace") if CARD in names else ""
     chosen = choose_from_hub(
@@ -123,7 +124,7 @@ def service_target(scheme: str, path: str, access: Access, query: str = "") -> h
     )
 
 
-def _downloaded(source: Source, shown: str, fetched: http.Fetched, access: Access) -> LocalSource:
+def _downloaded(source: Source, shown: str, fetched: Fetched, access: Access) -> LocalSource:
     name = fetched.path.name
     # A name that tells nothing may belong to a file that does.
     found = source.format or format_of(name) or format_of(source.path)

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Installs the container engine that the tests run real containers with: podman, where it is missing and this is a
+# Debian with root. Elsewhere it says what to install, and the tests that need an engine are skipped.
+set -eu
+
+if command -v podman >/dev/null 2>&1 && command -v runc >/dev/null 2>&1; then
+    exit 0
+fi
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "installing podman" >&2
+    apt-get update -qq
+    # netavark and aardvark-dns give containers of one network names; both have to be there before podman runs first.
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        podman runc netavark aardvark-dns catatonit iptables >/dev/null
+else
+    echo "no container engine: install podman, runc, netavark and aardvark-dns to run the tests in containers" >&2
+fi

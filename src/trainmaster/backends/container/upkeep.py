@@ -1,0 +1,136 @@
+"""The containers of a server as the engine last told of them, and the removal of those that have done their work.
+
+One thread asks, so that nobody who looks at a job waits for an engine that hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainmaster.backends.container.engine import Container, Engine, EngineError
+from trainmaster.backends.container.rendering import ATTEMPT, KEEP, NODE, NODES, PROBED_AT, RUN_DIR, RUNS
+from trainmaster.core.sight import Liveness
+from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.rundir import RunDirectory, exit_document
+
+_log = logging.getLogger(__name__)
+_EVERY_S = 0.5
+_STALE_S = 15.0
+"""What the engine said longer ago says nothing of now."""
+_NETWORKS_EVERY_S = 10.0
+_FORGET_S = 3600.0
+_PROBE_LEFT_S = 300.0
+_LINGERS_S = 2.0
+
+
+class Upkeep:
+    """Watches the containers of a server's run directories, and clears up after them."""
+
+    def __init__(self, engine: Engine, runs: Path, remove: Callable[[str], None]) -> None:
+        """Take the engine, where run directories lie, and what removes a container with all that belongs to it."""
+        self._engine = engine
+        self._label = f"{RUNS}={runs}"
+        self._remove = remove
+        self._stopping = threading.Event()
+        self._seen: Mapping[str, Container] = {}
+        self._seen_from = float("-inf")
+        """When the engine was asked for what is in `_seen`."""
+        self._claimed_from: dict[str, float] = {}
+        """When each container was first seen to have been claimed."""
+        self._networks_due = float("-inf")
+        self._is_away = False
+        self._thread = threading.Thread(target=self._run, name="containers", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
+        """What is known of the worker in a container."""
+        claimant = directory.claimant(node)
+        if claimant is None:
+            return Liveness.UNCLAIMED
+        if claimant.get("revoked"):
+            return Liveness.REVOKED
+        now = time.monotonic()
+        claimed_from = self._claimed_from.setdefault(name, now)
+        found = self._seen.get(name)
+        # What was asked before the claim was there does not tell of whoever made it.
+        if self._seen_from < claimed_from or now - self._seen_from > _STALE_S:
+            return Liveness.UNKNOWN
+        if found is not None and not found.has_ended:
+            return Liveness.ALIVE
+        return Liveness.GONE if claimant.get("boot_id") == boot_id() else Liveness.REBOOTED
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_EVERY_S):
+            try:
+                self.look()
+                self._is_away = False
+            except EngineError as error:
+                if not self._is_away:
+                    _log.warning("%s", error)
+                self._is_away = True
+            except Exception:
+                _log.exception("containers could not be looked after")
+
+    def look(self) -> None:
+        """Ask the engine once, and remove what has done its work."""
+        asked_at = time.monotonic()
+        found = {container.name: container for container in self._engine.containers(self._label)}
+        self._seen, self._seen_from = found, asked_at
+        done = [container for container in found.values() if _has_done(container)]
+        for container in done:
+            self._remove(container.name)
+        if done or asked_at > self._networks_due:
+            self._networks_due = asked_at + _NETWORKS_EVERY_S
+            self._remove_networks()
+        for name, at in list(self._claimed_from.items()):
+            if name not in found and asked_at - at > _FORGET_S:
+                del self._claimed_from[name]
+
+    def _remove_networks(self) -> None:
+        # Where every node was claimed, no container will come any more; so those that there are now are all.
+        idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _was_taken_up(labels)}
+        if idle:
+            in_use = {container.labels.get(ATTEMPT) for container in self._engine.containers(self._label)}
+            for name, labels in idle.items():
+                if labels[ATTEMPT] not in in_use:
+                    self._engine.remove_network(name)
+
+
+def _was_taken_up(labels: Mapping[str, str]) -> bool:
+    """Whether every node of a network's attempt was claimed, or its job is gone."""
+    directory = RunDirectory(Path(labels[RUN_DIR]))
+    return not directory.path.exists() or all(
+        directory.claimant(node) is not None for node in range(int(labels[NODES]))
+    )
+
+
+def _has_done(container: Container) -> bool:
+    """Whether a container is of no use any more."""
+    labels = container.labels
+    if PROBED_AT in labels:
+        # Made to look into an image, by a server that would have removed it by now.
+        return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
+    directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
+    if not directory.path.exists():
+        return True
+    if KEEP in labels:
+        return False
+    ended = directory.document(exit_document(node))
+    if ended is not None:
+        # A worker writes down its end last of all; what still runs a while later is of no use to anybody.
+        return container.has_ended or time.time() - float(ended["ended_at"]) > _LINGERS_S
+    claimant = directory.claimant(node)
+    return claimant is not None and bool(claimant.get("revoked"))

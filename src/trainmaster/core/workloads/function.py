@@ -1,0 +1,123 @@
+"""The `function` workload: a Python function, sent as its source, and called once on each rank."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from trainmaster.core.errors import Problem, SpecError
+from trainmaster.core.fields import Broken, JsonObject, Matches, refuse
+from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
+from trainmaster.protocol import function_runner
+from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE
+from trainmaster.protocol.launch import Launch, Step
+
+if TYPE_CHECKING:
+    from trainmaster.core.spec.submit import SubmitJobRequest
+
+KIND = "function"
+MAX_SOURCE = 128 << 10
+"""Of characters. It is read when the job is submitted, which others wait for; a program goes into files."""
+MAX_ARGUMENTS = 256 << 10
+"""Of characters as JSON. They are stored with the job; data goes into files."""
+
+CALL = Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
+
+Source = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_SOURCE),
+    Matches(r"[^\x00]*", "must not hold a NUL character"),
+]
+FunctionName = Annotated[
+    str, StringConstraints(max_length=256), Matches(r"[^\W\d]\w*", "must be the name of a function")
+]
+
+
+class FunctionSpec(PackagedSpec):
+    """A Python function; what it returns on rank 0 is kept as `result.json` among the job's results."""
+
+    kind: Literal["function"]
+    source: Source = Field(description="The text of a Python module that defines it.")
+    name: FunctionName = Field(description="What it is called in that module.")
+    arguments: JsonObject = Field(
+        default_factory=dict,
+        description="It is called with these as keywords; with the one object, where it takes no such keywords.",
+    )
+
+    @model_validator(mode="after")
+    def _arguments_in_bounds(self) -> Self:
+        refuse(_wrong_arguments(self.arguments))
+        return self
+
+
+Spec = FunctionSpec
+
+
+def validate(request: SubmitJobRequest) -> None:
+    """The source is Python and defines the function. That of an image may be a newer Python than the server's."""
+    spec = spec_of(request, FunctionSpec)
+    try:
+        module = ast.parse(spec.source)
+    except SyntaxError as error:
+        if spec.image is not None:
+            return
+        where = f"line {error.lineno}: " if error.lineno else ""
+        message = f"is no Python: {where}{error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        message = f"cannot be read as Python: {str(error) or type(error).__name__}"
+    else:
+        if _binds(module, spec.name):
+            return
+        message = f"does not define {spec.name!r}"
+    raise SpecError([Problem(field="workload.source", message=message)])
+
+
+def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
+    """One step: the runner, beside which lie the function and how to call it."""
+    spec = spec_of(request, FunctionSpec)
+    inputs = {
+        RUNNER_FILE: _runner_text(),
+        SOURCE_FILE: spec.source,
+        CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments}) + "\n",
+    }
+    return launch_of(request, spec, CALL, inputs=inputs)
+
+
+@functools.cache
+def _runner_text() -> str:
+    return inspect.getsource(function_runner)
+
+
+def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:
+    try:
+        length = len(json.dumps(arguments, allow_nan=False))
+    except ValueError:
+        yield Broken(("arguments",), "JSON has no infinite numbers, and none that is not a number")
+    else:
+        if length > MAX_ARGUMENTS:
+            yield Broken(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
+
+
+def _binds(module: ast.Module, name: str) -> bool:
+    """Whether a module gives a name a value, one way or another, when it is imported."""
+    left: list[ast.AST] = [*module.body]
+    while left:
+        match node := left.pop():
+            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found) | ast.ClassDef(name=found):
+                bound = found == name
+            case ast.alias(name=found, asname=called):
+                bound = found == "*" or (called or found) == name
+            case ast.Name(id=found, ctx=ast.Store()):
+                bound = found == name
+            case _:
+                bound = False
+                left.extend(ast.iter_child_nodes(node))
+        if bound:
+            return True
+    return False

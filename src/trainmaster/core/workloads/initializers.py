@@ -1,0 +1,242 @@
+"""`workload.initializers`: a dataset and a model that are fetched before anything of the job runs, each in a step of
+its own. The ranks find them as the directories that DATASET_PATH and MODEL_PATH name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SecretStr,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from trainmaster.core.fields import Broken, Matches, Model, Text, refuse
+from trainmaster.core.training.sources import hub_name
+from trainmaster.protocol import environment
+from trainmaster.protocol.launch import Step
+from trainmaster.protocol.secrets import reference_to
+
+INPUT_FILE = "initializers.json"
+"""Among a launch's inputs: what the steps are to fetch, without secrets."""
+ENDPOINT_VARIABLES = ("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS")
+"""Variables that say where the steps fetch from. What a job sets them to is checked as any URL that it names."""
+OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
+"""Weights again in other forms than *.safetensors; of a model they are left out unless the job says otherwise."""
+SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
+"""The fields that are sealed, and the variables in which the step finds their values."""
+_STORED = "stored"
+
+
+def _hub_uri(value: str) -> str:
+    if not value.startswith("hf://") or hub_name(value) is None:
+        raise PydanticCustomError("rule", "must be hf://owner/name, hf://owner/name/path, or either with @revision")
+    return value
+
+
+def _printable(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().isprintable():
+        raise PydanticCustomError("rule", "must be one line, without control characters")
+    return value
+
+
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+Patterns = Annotated[tuple[Text, ...], Field(max_length=1024)]
+HubUri = Annotated[Text, AfterValidator(_hub_uri)]
+S3Uri = Annotated[Text, Matches(r"s3://[^/]+(/.*)?", "must be s3://bucket/prefix")]
+TableUri = Annotated[Text, Matches(r"cache://[^/]+/[^/]+", "must be cache://schema/table")]
+MetadataLocation = Annotated[
+    Text, Matches(r"(s3://[^/]+|file://)?/.+", "must be s3://bucket/path or an absolute path of the table's metadata")
+]
+Endpoint = Annotated[Text, Matches(r"https?://[^/].*", "must be an http or https URL")]
+Quantity = Annotated[
+    Text, Matches(r"[0-9]+(\.[0-9]+)?(m|k|K|M|G|T|Ki|Mi|Gi|Ti)?", "must be a quantity, such as 2, 500m or 4Gi")
+]
+
+
+class InitializerSpec(Model):
+    """What is fetched. Each type adds fields of its own."""
+
+    type: str = Field(description="Where it is fetched from.")
+    storage_uri: Text = Field(description="What is fetched.")
+
+
+class HubInitializer(InitializerSpec):
+    """A repository of the Hugging Face Hub, or a part of one."""
+
+    type: Literal["huggingface"] = Field(description="The Hugging Face Hub.")
+    storage_uri: HubUri = Field(description="hf://owner/name, with /path for a part of it, and @revision at its end.")
+    ignore_patterns: Patterns | None = Field(default=None, description="Files to leave out, such as *.bin.")
+    access_token: Secret | None = Field(
+        default=None, description="For the Hub; HF_TOKEN of the environment when null. Sealed, and never shown."
+    )
+
+
+class S3Initializer(InitializerSpec):
+    """An object, or all objects below a prefix."""
+
+    type: Literal["s3"] = Field(description="An object store.")
+    storage_uri: S3Uri = Field(description="s3://bucket/prefix.")
+    ignore_patterns: Patterns | None = Field(default=None, description="Objects to leave out, such as *.bin.")
+    endpoint: Endpoint | None = Field(
+        default=None, description="Of the store; AWS_ENDPOINT_URL of the environment, or AWS, when null."
+    )
+    access_key_id: Secret | None = Field(
+        default=None, description="AWS_ACCESS_KEY_ID of the environment when null. Sealed, and never shown."
+    )
+    secret_access_key: Secret | None = Field(
+        default=None, description="AWS_SECRET_ACCESS_KEY of the environment when null. Sealed, and never shown."
+    )
+    region: Text | None = Field(default=None, description="Of the bucket.")
+    role_arn: Text | None = Field(default=None, description="A role to assume with these keys.")
+
+    @model_validator(mode="after")
+    def _whole_keys(self) -> Self:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
+            refuse([Broken((missing,), "required: a key has two halves; give both, or neither")])
+        return self
+
+
+class CacheInitializer(InitializerSpec):
+    """An Iceberg table as columnar shards on local disk, which jobs share."""
+
+    type: Literal["cache"] = Field(description="A table of Iceberg.")
+    storage_uri: TableUri = Field(description="cache://schema/table: what the table is called.")
+    metadata_loc: MetadataLocation = Field(description="The table's metadata: a *.metadata.json.")
+    num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
+        description="Shards, each written by a process of its own."
+    )
+    head_cpu: Quantity | None = Field(default=None, description="Of the process that reads the table's metadata.")
+    head_mem: Quantity | None = Field(default=None, description="Of that process.")
+    worker_cpu: Quantity | None = Field(default=None, description="Of each process that writes a shard.")
+    worker_mem: Quantity | None = Field(default=None, description="Of each of them.")
+    iam_role: Text | None = Field(default=None, description="A role to assume, to read the table on S3.")
+
+
+class HubModelInitializer(HubInitializer):
+    """A model of the Hugging Face Hub."""
+
+    ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Files to leave out.")
+
+
+class S3ModelInitializer(S3Initializer):
+    """A model below a prefix."""
+
+    ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Objects to leave out.")
+
+
+class _ByType:
+    """Reads whichever of these classes a document's `type` names; an error is at the field itself."""
+
+    def __init__(self, *classes: type[InitializerSpec]) -> None:
+        self._classes = {get_args(each.model_fields["type"].annotation)[0]: each for each in classes}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        choices = {name: each.__pydantic_core_schema__ for name, each in self._classes.items()}
+        return handler(core_schema.tagged_union_schema(choices, "type"))
+
+    def _read(self, value: object, info: ValidationInfo) -> InitializerSpec:
+        if isinstance(value, InitializerSpec):
+            return value
+        if not isinstance(value, dict):
+            raise ValidationError.from_exception_data("initializer", [InitErrorDetails(type="dict_type", input=value)])
+        named = value.get("type")
+        if named is None:
+            refuse([Broken(("type",), f"required; choices: {', '.join(self._classes)}")])
+        found = self._classes.get(named) if isinstance(named, str) else None
+        if found is None:
+            expected = ", ".join(f"'{known}'" for known in self._classes)
+            details = InitErrorDetails(type="literal_error", loc=("type",), input=named, ctx={"expected": expected})
+            raise ValidationError.from_exception_data("initializer", [details])
+        return found.model_validate(value, extra="ignore" if info.context == _STORED else "forbid")
+
+
+class Initializers(Model):
+    """What is fetched before the job's own processes start."""
+
+    dataset: Annotated[InitializerSpec, _ByType(HubInitializer, S3Initializer, CacheInitializer)] | None = Field(
+        default=None, description="Its directory is DATASET_PATH in the job's processes."
+    )
+    model: Annotated[InitializerSpec, _ByType(HubModelInitializer, S3ModelInitializer)] | None = Field(
+        default=None, description="Its directory is MODEL_PATH in the job's processes."
+    )
+
+    def named(self) -> Iterator[tuple[str, InitializerSpec]]:
+        """What there is, by its part: `dataset`, `model`; in the order of the steps."""
+        for part in PARTS:
+            if (spec := getattr(self, part)) is not None:
+                yield part, spec
+
+
+PARTS: Mapping[str, str] = {"dataset": "DATASET_PATH", "model": "MODEL_PATH"}
+"""Each part, and the variable that names its directory to the ranks."""
+
+
+def secret_values(initializers: Initializers) -> dict[str, str]:
+    """The values of the sealed fields, by the secrets' names. Of a stored request these are references."""
+    return {
+        secret_name(part, field): value.get_secret_value()
+        for part, spec in initializers.named()
+        for field in SECRETS
+        if (value := getattr(spec, field, None)) is not None
+    }
+
+
+def conceal(initializers: Initializers, document: dict[str, Any], shown: Callable[[str], str]) -> None:
+    """Put what is shown of secrets into the plain form of initializers, in the place of their values."""
+    for part, spec in initializers.named():
+        for field in SECRETS:
+            if getattr(spec, field, None) is not None:
+                document[part][field] = shown(secret_name(part, field))
+
+
+def secret_name(part: str, field: str) -> str:
+    """The name of the secret that holds the value of a field."""
+    return f"{part}_initializer_{field}"
+
+
+def initializing_steps(initializers: Initializers) -> tuple[Step, ...]:
+    """A step for each; its secrets are given to it alone."""
+    return tuple(
+        Step(
+            name=f"{part}-initializer",
+            # Whatever the job ships: without -P, a file of that name would be imported in the module's place.
+            argv=("-P", "-m", "trainmaster.trainers.initializing", part),
+            python=True,
+            secrets={
+                variable: reference_to(secret_name(part, field))
+                for field, variable in SECRETS.items()
+                if getattr(spec, field, None) is not None
+            },
+        )
+        for part, spec in initializers.named()
+    )
+
+
+def initializers_text(initializers: Initializers, variables: Mapping[str, str]) -> str:
+    """The input file of the steps: each part without its secrets, and which endpoints the job itself has set."""
+    document: dict[str, Any] = {
+        part: spec.model_dump(mode="json", exclude=set(SECRETS)) for part, spec in initializers.named()
+    }
+    named = [name for name in ENDPOINT_VARIABLES if name in variables]
+    return json.dumps({**document, "endpoints_of_the_job": named}, indent=2) + "\n"
+
+
+def prepared_paths(initializers: Initializers) -> dict[str, str]:
+    """The variables of the ranks, and what they name below the prepared directory."""
+    return {PARTS[part]: part for part, _ in initializers.named()}

@@ -1,0 +1,130 @@
+"""Calls the function of a job, on each of its ranks. A copy of this file is the program of that step.
+
+It runs with the Python of the job, which may be older than ours and know nothing of us: the standard library of Python
+3.9, and nothing else. The function's module is a file beside it and is imported by its name, so that tracebacks show
+its lines, and processes that it spawns find it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+RUNNER_FILE = "run_function.py"
+"""What the copy of this file is called."""
+SOURCE_MODULE = "trainmaster_function"
+SOURCE_FILE = f"{SOURCE_MODULE}.py"
+"""The module that defines the function."""
+CALL_FILE = "function.json"
+"""The function's `name`, and its `arguments`."""
+RESULT_FILE = "result.json"
+"""What it returned on rank 0; among the job's results."""
+
+MPI_LAUNCHER = "MPI_LAUNCHER"
+"""Set by a runtime of MPI: what starts the processes of a node, such as `mpirun -n $(LOCAL_WORLD_SIZE)`."""
+STARTED_BY_MPI = "TRAINMASTER_STARTED_BY_MPI"
+MPI_VARIABLES = (
+    ("PMI_RANK", "RANK"),
+    ("PMI_SIZE", "WORLD_SIZE"),
+    ("MPI_LOCALRANKID", "LOCAL_RANK"),
+    ("MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
+)
+"""What MPICH and Open MPI call the variables of a rank."""
+
+
+def main() -> None:
+    """Import the function, call it, and keep what it returns."""
+    if make_room_for_mpi():
+        return
+    inputs = os.path.dirname(os.path.abspath(__file__))
+    # What was shipped with the job lies in the working directory, and is imported from there as a script would.
+    sys.path[:0] = [os.getcwd(), inputs]
+    with open(os.path.join(inputs, CALL_FILE), encoding="utf-8") as file:
+        call = json.load(file)
+    function = getattr(importlib.import_module(SOURCE_MODULE), call["name"])
+    value = call_with(function, call["arguments"])
+    if inspect.iscoroutine(value):
+        import asyncio
+
+        value = asyncio.run(value)
+    if os.environ.get("RANK", "0") == "0":
+        keep(value, call["name"], os.environ["TRAINMASTER_OUTPUT_DIR"])
+
+
+def make_room_for_mpi() -> bool:
+    """Where a runtime names an MPI launcher: rank 0 becomes it, and it starts this file again, once for each rank.
+
+    The other ranks have nothing to do then: True. In a process that the launcher started, the variables of the ranks
+    say what it said.
+    """
+    launcher = shlex.split(os.environ.pop(MPI_LAUNCHER, ""))
+    if not launcher:
+        if os.environ.pop(STARTED_BY_MPI, ""):
+            os.environ.update({ours: os.environ[its] for its, ours in MPI_VARIABLES if its in os.environ})
+        return False
+    if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE"):
+        sys.exit("functions that use MPI run on one node: leave num_nodes out, and ask for more processes there")
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return True
+    os.environ[STARTED_BY_MPI] = "1"
+    try:
+        os.execvp(launcher[0], [*launcher, sys.executable, os.path.abspath(__file__)])
+    except OSError as error:
+        sys.exit(f"{launcher[0]}, which starts the processes of MPI, cannot be run here: {error.strerror}")
+
+
+def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a function with arguments by name; with all of them as one dict, where it takes them only so.
+
+    Raises:
+        TypeError: it takes them neither way.
+    """
+    if not arguments:
+        return function()
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**arguments)
+    except TypeError as by_name:
+        try:
+            signature.bind(arguments)
+        except TypeError:
+            raise TypeError(f"{function.__name__}{signature} cannot be called with its arguments: {by_name}") from None
+        return function(arguments)
+    return function(**arguments)
+
+
+def keep(value: Any, name: str, directory: str) -> None:
+    """Write down what a function returned, whole or not at all. What JSON cannot hold is told, and is no failure."""
+    try:
+        text = json.dumps(value, allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"what {name} returned is not kept, because JSON cannot hold it: {error}"
+        print(problem, file=sys.stderr, flush=True)  # noqa: T201 - this is the job's log
+        return
+    temporary = os.path.join(directory, f".{RESULT_FILE}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, os.path.join(directory, RESULT_FILE))
+
+
+def _plain(value: Any) -> Any:
+    """The plain form of a number or an array of a library: they all call it `tolist`."""
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is none of its types")
+
+
+if __name__ == "__main__":
+    main()

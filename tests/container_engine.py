@@ -1,0 +1,174 @@
+"""A real container engine for tests: podman behind a socket of its own, and an image made from this machine's Python.
+
+No registry is asked. The image holds the interpreter that runs the tests at its own place, so that an environment of
+this machine which is mounted at its own path works inside, a shell and a few commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = Path(sys.base_prefix)
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+COMMANDS = ("dash", "bash", "echo", "true", "env", "cat", "sleep", "ls", "id", "kill", "mkdir")
+LIBRARIES = (
+    *("libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2", "libgcc_s.so.1", "libstdc++.so.6", "libgomp.so.1"),
+    *("libpthread.so.0", "librt.so.1", "libdl.so.2", "libutil.so.1"),
+)
+"""What is opened by name at run time, so that nobody links it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine that answers."""
+
+    host: str
+    """Where: the URL of its socket."""
+    environment: dict[str, str]
+
+    def podman(self, *arguments: str) -> str:
+        """What a command of its own says."""
+        command = ["podman", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def labelled(self, label: str) -> list[str]:
+        """The names of all containers and networks with a label."""
+        containers = self.podman("ps", "--all", "--filter", f"label={label}", "--format", "{{.Names}}")
+        networks = self.podman("network", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
+        return [*containers.split(), *networks.split()]
+
+
+def missing() -> str | None:
+    """Why there are no containers here; None where there are."""
+    if os.geteuid() != 0:
+        return "containers are tested as root"
+    absent = [name for name in ("podman", "runc") if shutil.which(name) is None]
+    return f"{', '.join(absent)} is not installed; scripts/containers.sh does that" if absent else None
+
+
+@contextlib.contextmanager
+def running_engine() -> Iterator[Engine]:
+    """The engine, for the length of a block."""
+    # Short, because a socket's path must be.
+    with tempfile.TemporaryDirectory(prefix="tm-engine-", dir="/tmp") as directory:
+        configuration = Path(directory) / "containers.conf"
+        configuration.write_text(_configuration())
+        environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
+        host = f"unix://{directory}/podman.sock"
+        with open(f"{directory}/log", "w") as log:
+            command = ["podman", "system", "service", "--time=0", host]
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 60
+            while not os.path.exists(f"{directory}/podman.sock"):
+                assert process.poll() is None, Path(directory, "log").read_text()
+                assert time.monotonic() < deadline, "podman does not answer"
+                time.sleep(0.05)
+            yield Engine(host=host, environment=environment)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _configuration() -> str:
+    """Podman's, for machines that lack what its defaults want: raised limits, systemd, one cgroup hierarchy."""
+    files, processes = (
+        min(hard, 16384) if (hard := resource.getrlimit(limit)[1]) != resource.RLIM_INFINITY else 16384
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+    )
+    return f"""
+[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
+[engine]
+runtime = "runc"
+events_logger = "file"
+cgroup_manager = "cgroupfs"
+[network]
+network_backend = "netavark"
+"""
+
+
+def python_image(engine: Engine) -> str:
+    """The name of an image with this machine's Python; made once for each Python and each version of this recipe."""
+    recipe = hashlib.sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()[:12]
+    return _made(engine, f"localhost/trainmaster-test-python:{recipe}", with_python=True)
+
+
+def plain_image(engine: Engine) -> str:
+    """The name of an image with a shell and without Python, which greets when it is not told what to do."""
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return _made(engine, f"localhost/trainmaster-test-plain:{recipe}", with_python=False)
+
+
+def _made(engine: Engine, name: str, *, with_python: bool) -> str:
+    found = subprocess.run(["podman", "image", "exists", name], env=engine.environment, check=False).returncode == 0
+    if not found:
+        changes = [f"ENV PATH={PREFIX}/bin:/usr/bin", "ENV FROM_IMAGE=yes", 'CMD ["echo", "hello from the image"]']
+        with tempfile.TemporaryDirectory() as directory:
+            archive = Path(directory) / "root.tar"
+            _archive(archive, with_python=with_python)
+            options = [option for change in changes for option in ("--change", change)]
+            engine.podman("import", *options, str(archive), name)
+    return name
+
+
+def _archive(archive: Path, *, with_python: bool) -> None:
+    programs = [Path(found) for name in COMMANDS if (found := shutil.which(name))]
+    linked = [Path(os.path.realpath(program)) for program in programs]
+    with tarfile.open(archive, "w") as tar:
+        for name in ("tmp", "proc", "sys", "dev", "run", "root", "etc", "usr/bin", "usr/lib", "usr/lib64"):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(directory)
+        for name in ("bin", "lib", "lib64"):
+            _link(tar, name, f"usr/{name}")
+        for program in programs:
+            tar.add(os.path.realpath(program), f"usr/bin/{program.name}")
+        _link(tar, "usr/bin/sh", "dash")
+        if with_python:
+            for name in ("python3", "python"):
+                _link(tar, f"usr/bin/{name}", f"{PREFIX}/bin/python{VERSION}")
+            tar.add(PREFIX, str(PREFIX).lstrip("/"), filter=_needed)
+            linked += [path for path in PREFIX.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
+            linked.append(Path(os.path.realpath(sys.executable)))
+        for library in sorted(_libraries(linked)):
+            tar.add(os.path.realpath(library), f"usr{library}" if library.startswith("/lib") else library.lstrip("/"))
+
+
+def _link(tar: tarfile.TarFile, name: str, target: str) -> None:
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = tarfile.SYMTYPE, target
+    tar.addfile(link)
+
+
+def _needed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Neither tests, nor what was installed into the interpreter but pip, nor what it is built from."""
+    parts = Path(member.name).parts
+    if {"test", "idlelib", "tkinter", "include", "share"} & set(parts) or member.name.endswith(".a"):
+        return None
+    below = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else ()
+    return member if not below or below[0].startswith("pip") else None
+
+
+def _libraries(programs: list[Path]) -> set[str]:
+    """Every library that these are linked with, and those that are opened by name."""
+    said = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False).stdout
+    found = {word for line in said.splitlines() for word in line.split() if word.startswith("/") and ".so" in word}
+    found = {path.rstrip(":") for path in found}
+    near = {str(Path(path).parent) for path in found if "libc.so" in path}
+    found |= {f"{place}/{name}" for place in near for name in LIBRARIES if os.path.exists(f"{place}/{name}")}
+    return {path for path in found if not path.startswith(f"{PREFIX}/")}

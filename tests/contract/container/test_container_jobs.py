@@ -1,0 +1,230 @@
+"""Jobs in containers: what runs, what they see, how they end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+
+from container_engine import plain_image
+from container_servers import SECRETS, ContainerServer
+from real_server import wait_for
+from wheel_index import WheelIndex
+
+SLEEP = ("python3", "-c", "import time; print('up', flush=True); time.sleep(600)")
+
+
+def test_a_command_runs_in_its_image_and_its_logs_outlive_the_container(container_server: ContainerServer) -> None:
+    server = container_server
+    script = (
+        "import os, sys, trainmaster.jobs\n"
+        "print(os.environ['FROM_IMAGE'], os.environ['TOKEN'], os.getpid() < 100, flush=True)\n"
+        "print(os.path.exists('/work') or os.path.exists('/opt'), file=sys.stderr)\n"
+        "sys.exit(7)"
+    )
+    job_id = server.run("python3", "-c", script, workload={"environment": {"TOKEN": "word"}, "image": server.image})
+    job = server.until(job_id)
+    assert (job["status"], job["error"]["error_type"], job["error"]["exit_code"]) == ("FAILED", "EXITED_NONZERO", 7)
+    server.wait_until_cleared(job_id)
+    assert set(server.lines(job_id)) == {"yes word True", "False"}
+    assert job["backend"] == "container"
+
+
+def test_secrets_are_shown_by_no_engine_and_lie_nowhere(container_server: ContainerServer) -> None:
+    server = container_server
+    job_id = server.run(*SLEEP, workload={"environment": {"TOKEN": "open-sesame"}})
+    server.wait_for_line(job_id, "up")
+    (name,) = server.containers(job_id)
+    assert "open-sesame" not in server.engine.podman("inspect", name)
+    assert not list((SECRETS / name).iterdir())
+    server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    assert server.until(job_id)["status"] == "CANCELLED"
+    server.wait_until_cleared(job_id)
+    assert not (SECRETS / name).exists()
+
+
+def test_what_is_booked_is_all_that_a_container_gets(container_server: ContainerServer) -> None:
+    server = container_server
+    script = (
+        "import os\n"
+        "shm = os.statvfs('/dev/shm'); print('shm', shm.f_blocks * shm.f_frsize >> 20, flush=True)\n"
+        "from pathlib import Path\n"
+        "pids = next(Path('/sys/fs/cgroup').rglob('pids.max')); print('pids', pids.read_text().strip(), flush=True)\n"
+        "held = [bytearray(16 << 20) for _ in range(64)]"
+    )
+    resources = {"cpu_cores": 1, "ram_min_mb": 256}
+    job_id = server.run(
+        "python3", "-c", script, resources=resources, workload={"container": {"shm_mb": 48, "pids": 77}}
+    )
+    job = server.until(job_id)
+    assert (job["status"], job["error"]["error_type"]) == ("FAILED", "OUT_OF_MEMORY")
+    assert server.lines(job_id) == ["shm 48", "pids 77"]
+
+
+def test_volumes_are_seen_inside_and_kept_to_the_data_roots(container_server: ContainerServer) -> None:
+    server = container_server
+    shown = server.home / "shown"
+    shown.mkdir()
+    (shown / "given.txt").write_text("given")
+    script = (
+        "from pathlib import Path\n"
+        "print(Path('/seen/given.txt').read_text())\n"
+        "Path('/seen/made.txt').write_text('made'); Path('/kept/made.txt').write_text('made')\n"
+        "try: Path('/only/x').write_text('x')\n"
+        "except OSError as error: print(error.strerror)"
+    )
+    volumes = [
+        {"source": str(shown), "target": "/seen"},
+        {"source": str(shown), "target": "/only", "read_only": True},
+        {"source": "kept", "target": "/kept"},
+    ]
+    job_id = server.run("python3", "-c", script, workload={"volumes": volumes})
+    assert server.until(job_id)["status"] == "COMPLETED"
+    assert server.lines(job_id) == ["given", "Read-only file system"]
+    assert (shown / "made.txt").read_text() == "made"
+    server.wait_until_cleared(job_id)
+    server.engine.podman("volume", "rm", "trainmaster-default-kept")
+
+    for source, word in (("/etc", "outside"), (str(server.home), "its own state")):
+        job = server.until(server.run("true", workload={"volumes": [{"source": source, "target": "/x"}]}))
+        assert job["status"] == "FAILED"
+        assert word in job["error"]["error_message"]
+
+
+def test_the_images_own_command_runs_where_none_is_named(container_server: ContainerServer) -> None:
+    server = container_server
+    workload = {"kind": "container", "image": server.image}
+    job_id = server.submit(workload=workload, resource_config={"gpu_count": 0})
+    assert server.until(job_id)["status"] == "COMPLETED"
+    assert server.lines(job_id) == ["hello from the image"]
+
+
+def test_an_image_that_cannot_be_had_is_named_in_the_failure(container_server: ContainerServer) -> None:
+    server = container_server
+    never = server.until(server.run("true", workload={"image": "localhost/there-is-none:1"}))
+    assert never["error"]["error_type"] == "LAUNCH_REFUSED"
+    assert "pull policy is Never" in never["error"]["error_message"]
+    wish = {"image": "localhost/there-is-none:1", "container": {"pull_policy": "IfNotPresent"}}
+    tried = server.until(server.run("true", workload=wish))
+    assert tried["status"] == "FAILED"
+    assert "localhost/there-is-none:1" in tried["error"]["error_message"]
+    other = server.until(server.run("true", workload={"container": {"runtime": "docker"}}))
+    assert "this server's engine is podman" in other["error"]["error_message"]
+
+
+def test_an_image_without_python_runs_commands_and_no_python_of_ours(container_server: ContainerServer) -> None:
+    server = container_server
+    plain = plain_image(server.engine)
+    own = server.submit(workload={"kind": "container", "image": plain}, resource_config={"gpu_count": 0})
+    script = 'echo "$TOKEN $RANK $FROM_IMAGE"; echo wrong >&2; echo made > "$TRAINMASTER_OUTPUT_DIR/made"; exit 9'
+    failing = server.run("sh", "-c", script, workload={"image": plain, "environment": {"TOKEN": "word"}})
+    absent = server.run("no-such-program", workload={"image": plain})
+    workload = {"kind": "function", "image": plain, "source": "def train(): pass", "name": "train"}
+    refused = server.submit(workload=workload, resource_config={"gpu_count": 0})
+    assert server.until(own)["status"] == "COMPLETED"
+    assert server.lines(own) == ["hello from the image"]
+    job = server.until(failing)
+    assert (job["error"]["error_type"], job["error"]["exit_code"]) == ("EXITED_NONZERO", 9)
+    assert sorted(server.lines(failing)) == ["word 0 yes", "wrong"]
+    assert (server.directory / "artifacts" / failing / "output" / "made").read_text() == "made\n"
+    assert server.until(absent)["error"]["exit_code"] == 127
+    assert "it has no python3" in server.until(refused)["error"]["error_message"]
+
+
+def test_a_stop_reaches_a_container_without_python(container_server: ContainerServer) -> None:
+    server = container_server
+    script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    workload = {"image": plain_image(server.engine)}
+    polite, deaf = (
+        server.run("sh", "-c", text, workload={**workload, "grace_period_s": 1})
+        for text in (script, "trap '' TERM; echo up; while :; do sleep 1; done")
+    )
+    for job_id in (polite, deaf):
+        server.wait_for_line(job_id, "up")
+        server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    for job_id in (polite, deaf):
+        assert server.until(job_id)["status"] == "CANCELLED"
+        server.wait_until_cleared(job_id)
+    assert server.lines(polite) == ["up", "saved"]
+
+
+def test_a_stop_gives_the_job_its_grace(container_server: ContainerServer) -> None:
+    server = container_server
+    script = (
+        "import signal, sys, time\n"
+        "def end(*_): print('saving', flush=True); time.sleep(0.5); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    job_id = server.run("python3", "-c", script)
+    server.wait_for_line(job_id, "up")
+    server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    assert server.until(job_id)["status"] == "CANCELLED"
+    assert server.lines(job_id) == ["up", "saving", "saved"]
+    server.wait_until_cleared(job_id)
+
+
+def test_a_deleted_job_leaves_nothing_behind(container_server: ContainerServer) -> None:
+    server = container_server
+    job_id = server.run(*SLEEP)
+    server.wait_for_line(job_id, "up")
+    server.data("DELETE", f"/v1/jobs/{job_id}")
+    wait_for(lambda: server.ask("GET", f"/v1/jobs/{job_id}").status_code == 404, "its deletion")
+    server.wait_until_cleared(job_id)
+
+
+def test_a_container_that_is_killed_from_outside_is_lost_and_run_again(container_server: ContainerServer) -> None:
+    server = container_server
+    job_id = server.run(*SLEEP, scheduling_config={"max_retries": 1})
+    server.wait_for_line(job_id, "up")
+    (name,) = server.containers(job_id)
+    server.engine.podman("kill", name)
+    again = wait_for(
+        lambda: [other for other in server.containers(job_id) if other != name], "another attempt", timeout_s=90
+    )
+    assert again == [name.replace(".1-0", ".2-0")]
+    assert server.job(job_id)["attempts"][0]["reason"] == "WORKER_LOST"
+    server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    server.until(job_id)
+
+
+def test_containers_and_local_jobs_share_one_machine(container_server: ContainerServer) -> None:
+    server = container_server
+    (node,) = server.data("GET", "/v1/nodes")["nodes"]
+    cores = node["cpu"]["total"] if "cpu" in node else node["cpu_cores"]["total"]
+    job_id = server.run(*SLEEP, resources={"cpu_cores": cores})
+    server.wait_for_line(job_id, "up")
+    waits = server.run("true", resources={"cpu_cores": 1}, backend="local")
+    wait_for(lambda: "core" in (server.job(waits)["pending_reason"] or ""), "the reason why it waits")
+    server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    assert server.until(waits)["status"] == "COMPLETED"
+
+
+def test_a_container_is_kept_for_whoever_wants_to_look_into_it(container_server: ContainerServer) -> None:
+    server = container_server
+    job_id = server.run("true", workload={"container": {"auto_remove": False}})
+    assert server.until(job_id)["status"] == "COMPLETED"
+    done = server.run("true")
+    server.until(done)
+    server.wait_until_cleared(done)  # so the other one could have been removed too
+    (name,) = server.containers(job_id)
+    server.engine.podman("rm", name)
+
+
+def test_a_function_with_packages_runs_with_the_images_python(container_server: ContainerServer) -> None:
+    server = container_server
+    index = WheelIndex(server.home / "index")
+    index.add("greeter", "1.0", "def greet(name):\n    return f'hello {name}'\n")
+    workload = {
+        "kind": "function",
+        "source": "import greeter, sys\n\ndef train(name):\n    print(sys.prefix)\n    return greeter.greet(name)\n",
+        "name": "train",
+        "arguments": {"name": "you"},
+        "packages": ["greeter==1.0"],
+        "index_urls": ["file:///index"],
+        "volumes": [{"source": str(index.directory), "target": "/index", "read_only": True}],
+    }
+    job_id = server.submit(workload=workload, resource_config={"gpu_count": 0})
+    job = server.until(job_id)
+    assert job["status"] == "COMPLETED", [job["error"], server.lines(job_id)]
+    result = server.directory / "artifacts" / job_id / "output" / "result.json"
+    assert json.loads(result.read_text()) == "hello you"
+    assert any(str(server.directory / "cache" / "default" / "environments") in line for line in server.lines(job_id))

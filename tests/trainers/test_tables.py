@@ -1,0 +1,138 @@
+"""The data cache: Iceberg tables as shards on local disk, and each rank's share of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seaweed_server import KEY, SECRET, SeaweedServer
+from trainmaster.jobs import data_cache
+from trainmaster.trainers.errors import CredentialsError, InputError
+from trainmaster.trainers.fetching import Access
+from trainmaster.trainers.tables import quantity, sharded
+
+pytest.importorskip("pyiceberg")
+
+SIZES = {"head_cpu": None, "head_mem": None, "worker_cpu": "500m", "worker_mem": "4Gi"}
+
+
+def table_at(warehouse: str, directory: Path, **properties: str) -> str:
+    """Where the metadata of a table with the rows 10 to 999 lies: of two files, of one of which rows were deleted."""
+    import pyarrow as pa
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    catalog = SqlCatalog("tests", uri=f"sqlite:///{directory}/catalog.db", warehouse=warehouse, **properties)
+    catalog.create_namespace("made")
+    table = catalog.create_table("made.rows", schema=pa.schema([("id", pa.int64()), ("text", pa.string())]))
+    for low, high in ((0, 700), (700, 1000)):
+        table.append(pa.table({"id": list(range(low, high)), "text": [f"row {n}" for n in range(low, high)]}))
+    table.delete("id < 10")
+    catalog.close()
+    return str(table.metadata_location)
+
+
+def spec(location: str, count: int = 2, **options: Any) -> dict[str, Any]:
+    return {"storage_uri": "cache://made/rows", "metadata_loc": location, "num_data_nodes": count, **SIZES, **options}
+
+
+def test_table_is_sharded_once_and_each_rank_has_its_share(tmp_path: Path) -> None:
+    location = table_at(f"file://{tmp_path}/warehouse", tmp_path)
+    access = Access(cache=tmp_path / "cache", working_directory=tmp_path / "work", data_roots=(tmp_path,))
+    told: list[float] = []
+    directory = sharded(spec(location), access, told.append)
+    assert told == [0.5, 1.0]
+    assert [shard.rows for shard in data_cache.shards(directory)] == [495, 495]
+    assert sharded(spec(location), access, told.append) == directory
+    assert len(told) == 2, "it was there"
+
+    def rows(rank: int, world_size: int) -> list[int]:
+        batches = data_cache.record_batches(rank, world_size, path=directory)
+        return [row for batch in batches for row in batch["id"].to_pylist()]
+
+    for world_size in (1, 2, 3, 7):
+        shares = [rows(rank, world_size) for rank in range(world_size)]
+        assert sorted(row for share in shares for row in share) == list(range(10, 1000))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    files = [data_cache.shard_files(rank, 3, path=directory) for rank in range(3)]
+    assert [[file.name for file in share] for share in files] == [
+        ["shard-00000-of-00002.arrow"],
+        ["shard-00001-of-00002.arrow"],
+        [],
+    ]
+    assert data_cache.schema(directory).names == ["id", "text"]
+    # A shard that is there is not written again.
+    other = tmp_path / "other"
+    draft = other / "tables" / f"{directory.name}.unfinished"
+    draft.mkdir(parents=True)
+    (draft / "shard-00000-of-00002.arrow").write_bytes((directory / "shard-00000-of-00002.arrow").read_bytes())
+    told.clear()
+    sharded(spec(location), Access(cache=other, working_directory=tmp_path, data_roots=(tmp_path,)), told.append)
+    assert told == [1.0]
+
+
+def test_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    roots = tmp_path / "roots"
+    roots.mkdir()
+    access = Access(cache=tmp_path / "cache", working_directory=roots, data_roots=(roots,))
+    (roots / "broken.metadata.json").write_text('{"format-version": 2}')
+    (tmp_path / "outside.metadata.json").write_text("{}")
+    for path, message in {
+        roots / "none.metadata.json": "there is no such file",
+        roots / "broken.metadata.json": "cannot be read as a table of Iceberg",
+        tmp_path / "outside.metadata.json": "below its data roots alone",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            sharded(spec(str(path)), access, lambda _: None)
+
+
+def test_files_that_metadata_names_must_be_allowed_too(tmp_path: Path) -> None:
+    elsewhere, roots = tmp_path / "elsewhere", tmp_path / "roots"
+    elsewhere.mkdir()
+    roots.mkdir()
+    location = table_at(f"file://{elsewhere}", tmp_path)
+    copied = roots / "copied.metadata.json"
+    copied.write_bytes(Path(location.removeprefix("file://")).read_bytes())
+    access = Access(cache=tmp_path / "cache", working_directory=roots, data_roots=(roots,))
+    with pytest.raises(InputError, match="below its data roots alone"):
+        sharded(spec(str(copied)), access, lambda _: None)
+
+
+def test_table_on_an_object_store_wants_keys(
+    seaweed: SeaweedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {
+        "s3.endpoint": seaweed.url,
+        "s3.access-key-id": KEY,
+        "s3.secret-access-key": SECRET,
+        "s3.region": "us-east-1",
+    }
+    location = table_at(seaweed.new_prefix(), tmp_path, **keys)
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=())
+    directory = sharded(spec(location), access, lambda _: None)
+    assert sum(shard.rows for shard in data_cache.shards(directory)) == 990
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(CredentialsError, match="give AWS_ACCESS_KEY_ID"):
+        sharded(spec(location), access, lambda _: None)
+    role = {"access_key_id": KEY, "secret_access_key": SECRET, "token": None}
+    assert sharded(spec(location), replace(access, s3_credentials=lambda: role), lambda _: None) == directory
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with pytest.raises(InputError, match="there is no such table"):
+        sharded(spec(f"{seaweed.new_prefix()}/none.metadata.json"), access, lambda _: None)
+
+
+def test_directory_without_shards_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="is the job's dataset of the type cache"):
+        data_cache.shard_files()
+    with pytest.raises(ValueError, match="there is no rank 2 among 2"):
+        data_cache.shard_files(2, 2)
+
+
+@pytest.mark.parametrize(("text", "value"), [("250m", 0.25), ("2", 2.0), ("1Gi", 2.0**30), ("3M", 3e6), ("1.5", 1.5)])
+def test_quantities_are_read(text: str, value: float) -> None:
+    assert quantity(text) == value

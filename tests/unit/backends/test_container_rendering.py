@@ -1,0 +1,159 @@
+"""The documents that the engine gets: limits, devices, mounts and names, without an engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.backends.container.libpod import libpod_from
+from trainmaster.backends.container.packing import packed_worker
+from trainmaster.backends.container.rendering import (
+    ImageFacts,
+    Surroundings,
+    container_document,
+    network_name,
+)
+from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
+
+AROUND = Surroundings(
+    runs=Path("/srv/runs"),
+    run_dir=Path("/srv/runs/job-1/2"),
+    worker=Path("/srv/workers/worker.pyz"),
+    secrets=Path("/dev/shm/trainmaster-0"),
+    user="0:0",
+    machine_memory_mb=4096,
+    passes_gpus=True,
+)
+IMAGE = ImageFacts(
+    id="sha256:1",
+    environment={"PYTHONPATH": "/theirs"},
+    command=("serve",),
+    working_directory="/app",
+    python="/usr/bin/python3",
+)
+
+
+def request(*nodes: NodeAssignment, **launch: Any) -> AttemptRequest:
+    return AttemptRequest(
+        job_id="job-1",
+        attempt=2,
+        token="secret-token",
+        rank_token="rank-token",
+        launch=Launch(kind="command", steps=(Step(name="main", argv=("train",)),), **launch),
+        nodes=nodes or (NodeAssignment(node_id="a"),),
+        checkpoint_dir="/srv/artifacts/job-1/checkpoints",
+        output_dir="/srv/artifacts/job-1/output",
+        owner_file="/srv/runs/job-1/owner.json",
+        blob_dir="/srv/blobs/default",
+        cache_dir="/srv/cache/team",
+    )
+
+
+def within(document: dict[str, Any]) -> Within:
+    arguments = document["Cmd"]
+    return Within.from_json(json.loads(arguments[arguments.index("--within") + 1]))
+
+
+def test_what_is_booked_becomes_limits_and_what_is_not_stays_free() -> None:
+    booked = NodeAssignment(node_id="a", cpu_cores=3, memory_mb=512)
+    host = container_document(request(booked), 0, IMAGE, AROUND)["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (3_000_000_000, 512 << 20, 512 << 20)
+    assert host["ShmSize"] == 512 << 20
+    free = container_document(request(), 0, IMAGE, AROUND)["HostConfig"]
+    assert not {"NanoCpus", "Memory", "MemorySwap", "DeviceRequests"} & free.keys()
+    assert free["ShmSize"] == 2048 << 20
+    wished = container_document(request(container=ContainerWish(shm_mb=64)), 0, IMAGE, AROUND)["HostConfig"]
+    assert wished["ShmSize"] == 64 << 20
+
+
+def test_gpus_are_handed_on_by_their_cdi_names_and_counted_anew_inside() -> None:
+    asked = request(NodeAssignment(node_id="a", gpus=("2", "MIG-5", "7")))
+    document = container_document(asked, 0, IMAGE, AROUND)
+    names = ["nvidia.com/gpu=2", "nvidia.com/gpu=MIG-5", "nvidia.com/gpu=7"]
+    assert document["HostConfig"]["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": names}]
+    assert within(document).amend(asked, 0).nodes[0].gpus == ("0", "MIG-5", "2")
+    assert libpod_from("name", document)["devices"] == [{"path": name} for name in names]
+    pretended = container_document(asked, 0, IMAGE, replace(AROUND, passes_gpus=False))
+    assert "DeviceRequests" not in pretended["HostConfig"]
+    assert within(pretended).amend(asked, 0).nodes[0].gpus == ("2", "MIG-5", "7")
+
+
+def test_a_gang_has_a_network_of_its_own_and_a_service_is_the_machines_neighbour() -> None:
+    two = request(NodeAssignment(node_id="a"), NodeAssignment(node_id="a"))
+    document = container_document(two, 1, IMAGE, AROUND)
+    assert network_name(two) == document["HostConfig"]["NetworkMode"] == "tm-job-1.2"
+    assert document["NetworkingConfig"]["EndpointsConfig"]["tm-job-1.2"]["Aliases"] == ["node-1"]
+    assert within(document).amend(two, 1).nodes[1].address == "node-1"
+    assert network_name(request()) is None
+    service = container_document(request(lifetime=Lifetime.SERVICE), 0, IMAGE, AROUND)
+    assert service["HostConfig"]["NetworkMode"] == "host"
+    assert within(service).address is None
+
+
+def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
+    volumes = (Volume(source="/data/x", target="/x", read_only=True), Volume(source="kept", target="/kept"))
+    shipped = (BlobFile(sha256="0" * 64, path="train.py"),)
+    asked = replace(request(volumes=volumes, blobs=shipped), resume_from="/srv/artifacts/job-0/checkpoints/step-3")
+    mounts = container_document(asked, 0, IMAGE, AROUND)["HostConfig"]["Mounts"]
+    writable = {mount["Source"] for mount in mounts if not mount["ReadOnly"]}
+    assert writable == {
+        "/dev/shm/trainmaster-0/tm-job-1.2-0",
+        "/srv/runs/job-1",
+        "/srv/artifacts/job-1/checkpoints",
+        "/srv/artifacts/job-1/output",
+        "/srv/cache/team",
+        "trainmaster-team-kept",
+    }
+    assert {mount["Source"] for mount in mounts} - writable == {
+        "/srv/workers/worker.pyz",
+        "/srv/blobs/default",
+        "/srv/artifacts/job-0/checkpoints/step-3",
+        "/data/x",
+    }
+
+
+def test_no_token_and_no_secret_is_in_the_document() -> None:
+    document = container_document(request(secrets={"TOKEN": "secret:env.TOKEN"}), 0, IMAGE, AROUND)
+    assert "token" not in json.dumps(document).lower()
+    assert document["Env"] == ["PYTHONPATH=/theirs:/trainmaster/worker.pyz"]
+
+
+def test_an_empty_last_step_runs_the_images_own_command() -> None:
+    asked = request()
+    own = replace(asked, launch=replace(asked.launch, steps=(Step(name="node", argv=()),)))
+    document = container_document(own, 0, IMAGE, AROUND)
+    launch = within(document).amend(own, 0).launch
+    assert (launch.steps[0].argv, launch.working_directory) == (("serve",), "/app")
+    launch = within(document).amend(asked, 0).launch
+    assert (launch.steps[0].argv, launch.working_directory) == (("train",), None)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    return packed_worker(tmp_path / "workers")
+
+
+def test_the_worker_is_packed_once_and_readable_by_all(packed: Path, tmp_path: Path) -> None:
+    made = packed.stat()
+    assert packed_worker(tmp_path / "workers") == packed
+    assert packed.stat().st_mtime_ns == made.st_mtime_ns
+    assert made.st_mode & 0o777 == 0o644
+    assert [path.name for path in packed.parent.iterdir()] == [packed.name]
+
+
+def test_the_archive_of_another_version_goes_when_ours_is_made(tmp_path: Path) -> None:
+    (tmp_path / "worker-0123.pyz").touch()
+    made = packed_worker(tmp_path)
+    assert list(tmp_path.iterdir()) == [made]
+
+
+def test_the_packed_worker_runs_in_a_python_without_any_package(packed: Path) -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", packed, "run", "--help"], capture_output=True, text=True)
+    assert "--within" in done.stdout, done.stderr

@@ -1,0 +1,124 @@
+"""The specs of initializers: what is accepted, what is sealed, and the steps that they become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainmaster.core.errors import SpecError
+from trainmaster.core.spec import dump, load_stored, redacted, secret_values
+from trainmaster.core.spec.parse import parse_submit
+from trainmaster.core.spec.versions import SPEC_VERSION
+from trainmaster.core.workloads import compile_launch
+from trainmaster.core.workloads.initializers import OTHER_WEIGHTS
+from trainmaster.protocol.launch import launch_from_json, launch_to_json
+
+S3 = {"type": "s3", "storage_uri": "s3://bucket/rows", "access_key_id": "key-id", "secret_access_key": "the-secret"}
+HUB = {"type": "huggingface", "storage_uri": "hf://org/model@v1", "access_token": "the-token"}
+CACHE = {"type": "cache", "storage_uri": "cache://a/b", "metadata_loc": "s3://b/m.metadata.json", "num_data_nodes": 2}
+VALUES = ("key-id", "the-secret", "the-token")
+
+
+def document(**initializers: Any) -> dict[str, Any]:
+    workload = {"kind": "command", "argv": ["true"], "initializers": initializers, "environment": {"HF_ENDPOINT": "x"}}
+    return {"name": "test", "workload": workload}
+
+
+def test_secrets_are_in_no_document() -> None:
+    request = parse_submit(document(dataset=S3, model=HUB))
+    assert secret_values(request) == {
+        "env.HF_ENDPOINT": "x",
+        "dataset_initializer_access_key_id": "key-id",
+        "dataset_initializer_secret_access_key": "the-secret",
+        "model_initializer_access_token": "the-token",
+    }
+    stored, shown = dump(request), redacted(request)
+    launch = compile_launch(request)
+    texts = [json.dumps(stored), json.dumps(shown), json.dumps(launch_to_json(launch)), repr(request)]
+    assert not [value for value in VALUES for text in texts if value in text]
+    assert stored["workload"]["initializers"]["model"]["access_token"] == "secret:model_initializer_access_token"
+    assert shown["workload"]["initializers"]["dataset"]["secret_access_key"] == "***"
+    assert compile_launch(load_stored(SPEC_VERSION, json.loads(json.dumps(stored)))) == launch
+
+
+def test_each_is_a_step_with_secrets_of_its_own() -> None:
+    launch = compile_launch(parse_submit(document(dataset=S3, model=HUB)))
+    assert [step.name for step in launch.steps] == ["dataset-initializer", "model-initializer", "main"]
+    assert [sorted(step.secrets.values()) for step in launch.steps] == [
+        ["secret:dataset_initializer_access_key_id", "secret:dataset_initializer_secret_access_key"],
+        ["secret:model_initializer_access_token"],
+        [],
+    ]
+    assert launch.prepared == {"DATASET_PATH": "dataset", "MODEL_PATH": "model"}
+    told = json.loads(launch.inputs["initializers.json"])
+    assert told["endpoints_of_the_job"] == ["HF_ENDPOINT"]
+    assert told["model"]["ignore_patterns"] == list(OTHER_WEIGHTS)
+    assert told["dataset"]["ignore_patterns"] is None
+    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+
+
+def test_they_come_before_packages_are_installed() -> None:
+    described = document(model=HUB)
+    described["workload"]["packages"] = ["einops"]
+    launch = compile_launch(parse_submit(described))
+    assert [step.name for step in launch.steps] == ["model-initializer", "environment", "main"]
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"kind": "function", "name": "train", "source": "def train(): pass"},
+        {"kind": "script", "path": "/srv/train.sh"},
+        {"kind": "container", "image": "python:3.12"},
+    ],
+)
+def test_every_kind_of_code_takes_them(workload: dict[str, Any]) -> None:
+    request = parse_submit({"name": "test", "workload": {**workload, "initializers": {"dataset": CACHE}}})
+    assert compile_launch(request).steps[0].name == "dataset-initializer"
+
+
+def test_job_without_initializers_is_as_it_was() -> None:
+    launch = compile_launch(parse_submit({"name": "test", "workload": {"kind": "command", "argv": ["true"]}}))
+    assert ([step.name for step in launch.steps], launch.prepared, dict(launch.inputs)) == (["main"], {}, {})
+
+
+@pytest.mark.parametrize("part", [{"dataset": CACHE}, {"dataset": HUB}, {"model": S3}, {}])
+def test_good_initializers_are_accepted(part: dict[str, Any]) -> None:
+    parse_submit(document(**part))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "message"),
+    [
+        ({"dataset": {**S3, "storage_uri": "bucket/rows"}}, "dataset.storage_uri", "must be s3://bucket/prefix"),
+        ({"dataset": {**S3, "secret_access_key": None}}, "dataset.secret_access_key", "a key has two halves"),
+        ({"dataset": {**S3, "endpoint": "store:9000"}}, "dataset.endpoint", "must be an http or https URL"),
+        ({"dataset": {**S3, "acces_key_id": "x"}}, "dataset.acces_key_id", "unknown field"),
+        ({"model": {**HUB, "storage_uri": "hf://model"}}, "model.storage_uri", "must be hf://owner/name"),
+        ({"model": {**HUB, "storage_uri": "org/model"}}, "model.storage_uri", "must be hf://owner/name"),
+        ({"model": {**HUB, "access_token": "two\nlines"}}, "model.access_token", "must be one line"),
+        ({"model": CACHE}, "model.type", "unknown type 'cache'; choices: huggingface, s3"),
+        ({"dataset": {"storage_uri": "hf://a/b"}}, "dataset.type", "required; choices: huggingface, s3, cache"),
+        ({"dataset": "hf://a/b"}, "dataset", "must be an object, not text"),
+        ({"dataset": {**CACHE, "num_data_nodes": 1}}, "dataset.num_data_nodes", "must be more than 1"),
+        ({"dataset": {**CACHE, "storage_uri": "cache://a"}}, "dataset.storage_uri", "must be cache://schema/table"),
+        ({"dataset": {**CACHE, "metadata_loc": "m.json"}}, "dataset.metadata_loc", "or an absolute path"),
+        ({"dataset": {**CACHE, "worker_mem": "much"}}, "dataset.worker_mem", "such as 2, 500m or 4Gi"),
+    ],
+)
+def test_bad_initializers_are_refused_at_their_field(part: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit(document(**part))
+    (problem,) = caught.value.problems
+    assert problem.field == f"workload.initializers.{field}"
+    assert message in problem.message
+    assert not [value for value in VALUES if value in str(caught.value)]
+
+
+@pytest.mark.parametrize("kind", ["service", "job_class"])
+def test_kinds_that_take_none_refuse_them(kind: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit({"name": "test", "workload": {"kind": kind, "initializers": {"model": HUB}}})
+    assert "workload.initializers" in {problem.field for problem in caught.value.problems}
