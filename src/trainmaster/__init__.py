@@ -13,22 +13,48 @@ if TYPE_CHECKING:
         TrainerServiceEndpoint,
         TrainingShapeProfile,
     )
+    from trainmaster.trainer import (
+        BuiltinTrainer,
+        ContainerBackendConfig,
+        CustomTrainer,
+        CustomTrainerContainer,
+        KubernetesBackendConfig,
+        LocalProcessBackendConfig,
+        ScriptTrainer,
+        ServerBackendConfig,
+        TrainerClient,
+        update_trainjob_status,
+    )
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "BuiltinTrainer",
+    "ContainerBackendConfig",
     "CreatedTrainerJob",
+    "CustomTrainer",
+    "CustomTrainerContainer",
     "FireworksClient",
+    "KubernetesBackendConfig",
+    "LocalProcessBackendConfig",
+    "ScriptTrainer",
+    "ServerBackendConfig",
+    "TrainerClient",
     "TrainerJobConfig",
     "TrainerJobManager",
     "TrainerServiceEndpoint",
     "TrainingShapeProfile",
+    "update_trainjob_status",
 ]
 
 
 def __getattr__(name: str) -> object:
     # Workers and training code import this package too, and should not wait for an HTTP library.
     if name in __all__:
+        from trainmaster import trainer
+
+        if name in trainer.__all__:
+            return getattr(trainer, name)
         from trainmaster.sdk import fireworks
 
         return getattr(fireworks, name)

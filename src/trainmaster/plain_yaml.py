@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import yaml
+
+Parsed = TypeVar("Parsed")
 
 _TAG = "tag:yaml.org,2002:"
 _TYPES = (
@@ -30,14 +33,29 @@ def parse_yaml(text: str, name: str) -> Any:
     Raises:
         YamlError: it is not valid.
     """
+    return _told(lambda: yaml.load(text, _Loader), name)
+
+
+def parse_yaml_documents(text: str, name: str) -> list[Any]:
+    """The documents of a text, which `---` parts; an empty one is None.
+
+    Raises:
+        YamlError: it is not valid.
+    """
+    return _told(lambda: list(yaml.load_all(text, _Loader)), name)
+
+
+def _told(parse: Callable[[], Parsed], name: str) -> Parsed:
     try:
-        return yaml.load(text, _Loader)
+        return parse()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         raise YamlError(f"{where}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise YamlError(f"{name} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise YamlError(f"{name} is nested too deeply") from error
 
 
 def dump_yaml(document: Any) -> str:

@@ -63,6 +63,8 @@ BELOW_PREFIX = {
     "POST /nodes/{node_id}/drain": Who.ADMIN,
     "POST /nodes/{node_id}/enable": Who.ADMIN,
     "PATCH /nodes/{node_id}": Who.ADMIN,
+    "GET /runtimes": Who.VIEW,
+    "GET /runtimes/{name}": Who.VIEW,
     "GET /queues": Who.VIEW,
     "PUT /queues/{name}": Who.ADMIN,
     "DELETE /queues/{name}": Who.ADMIN,

@@ -68,6 +68,9 @@ def test_lines_of_several_files_are_merged_by_time(api: Api, world: World) -> No
     assert lines(api, job_id, stream="stderr") == ["e1"]
     assert lines(api, job_id, step="main", rank=0, stream="stdout") == ["a1", "a2", "a3"]
     assert lines(api, job_id, step="other") == []
+    world.write(job, "c1\n", at=300, node=1, rank=2)
+    assert lines(api, job_id, node=1) == ["c1"]
+    assert lines(api, job_id, node=0, tail=1) == ["a3"]
 
 
 def test_open_line_counts_when_the_attempt_has_ended(api: Api, world: World) -> None:

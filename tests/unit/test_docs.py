@@ -16,6 +16,7 @@ import typer
 
 from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
+from trainmaster.backends import capabilities_of
 from trainmaster.cli.app import app as command_line
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
@@ -176,7 +177,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
             database=database,
             commands=Commands(
                 database,
-                backends=["local"],
+                backends={"local": capabilities_of("local")},
                 default_backend="local",
                 admission=Admission(),
                 vault=vault,

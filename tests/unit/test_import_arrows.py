@@ -52,6 +52,7 @@ OURS: dict[str, set[str]] = {
     "engine": set(),
     "service": {"engine", "jobs", "protocol"},
     "sdk": {"protocol"},
+    "trainer": {"sdk", "protocol", "plain_yaml"},
     "cli": {"sdk", "protocol", "plain_yaml"},
     "plain_yaml": set(),
     "settings": set(),
@@ -69,11 +70,11 @@ OURS: dict[str, set[str]] = {
 THEIRS: dict[str, set[str]] = {
     "protocol": set(),
     "worker": set(),
-    "jobs": {"numpy", "ml_dtypes", "obstore", "torch", "jax", "orbax", "trackio", *PYDANTIC},
+    "jobs": {"numpy", "ml_dtypes", "obstore", "pyarrow", "torch", "jax", "orbax", "trackio", *PYDANTIC},
     "core": PYDANTIC,
     "scheduling": set(),
     "store": {"sqlalchemy", "alembic", "psycopg"},
-    "backends": {"pynvml"},
+    "backends": {"docker", "pynvml", "requests"},
     "coordinator": {"sqlalchemy", "httpx"},
     "api": {"fastapi", "prometheus_client", "starlette", "httpx", "sqlalchemy", "zstandard", *PYDANTIC},
     "trainers": {
@@ -85,6 +86,7 @@ THEIRS: dict[str, set[str]] = {
         "obstore",
         "peft",
         "pyarrow",
+        "pyiceberg",
         "tokenizers",
         "torch",
         "tqdm",
@@ -95,6 +97,7 @@ THEIRS: dict[str, set[str]] = {
     "engine": {"numpy", "safetensors", "tokenizers", "torch"},
     "service": {"google", "numpy", "starlette", "torch", "uvicorn", "zstandard"},
     "sdk": {"httpx"},
+    "trainer": {"httpx", "rich", "kubeflow", *PYDANTIC},
     "cli": {"typer", "rich", "yaml", "pynvml"},
     "plain_yaml": {"yaml"},
     "settings": set(),
@@ -122,6 +125,8 @@ CLI_BEGINS = {(Path("cli/jobtemplate.py"), "core")}
 CLI_RUNS = {(Path("cli/commands/run.py"), "jobs"), (Path("cli/commands/checkpoints.py"), "jobs")}
 """`run` runs a job class in its own process; `checkpoints verify` reads checkpoints wherever they lie."""
 
+CLI_SHOWS_RUNTIMES = {(Path("cli/commands/runtimes.py"), "trainer")}
+"""`trainmaster runtimes` lists what a `TrainerClient` of this machine would."""
 
 SERVER_READS_MODELS = {(Path("coordinator/base_models.py"), "engine")}
 """What a trainer cannot hold is refused before one starts; `engine.config` reads that off a file, without torch."""
@@ -158,7 +163,7 @@ def test_module_imports_follow_the_arrows(package: str, path: Path) -> None:
         if top == "trainmaster":
             target = rest.partition(".")[0]
             known = target in OURS or (ROOT / f"{target}.py").exists() or (ROOT / target).is_dir()
-            exceptions = CLI_SIMULATES | CLI_BEGINS | CLI_RUNS | SERVER_READS_MODELS
+            exceptions = CLI_SIMULATES | CLI_BEGINS | CLI_RUNS | CLI_SHOWS_RUNTIMES | SERVER_READS_MODELS
             excepted = (package, target) in CLI_SERVES or (path.relative_to(ROOT), target) in exceptions
             if target and known and not excepted:
                 assert target == package or target in OURS[package], f"{path.name}: {package} may not import {name}"

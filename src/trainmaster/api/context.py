@@ -21,6 +21,7 @@ from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.promoting import Promotions
 from trainmaster.coordinator.retention import Collector
+from trainmaster.coordinator.runtime_files import RuntimeFiles
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
@@ -98,6 +99,8 @@ class ApiContext:
     """What base models are called."""
     shapes: Shapes = field(default_factory=Shapes)
     """The training shapes that there are."""
+    runtimes: Callable[[], RuntimeFiles] = RuntimeFiles
+    """Reads the training runtimes that lie beside the server."""
     tinker_shape: str = ""
     """The one of trainers for plain Tinker clients; empty: whichever is good enough."""
     tinker_silent_s: float = 1800.0

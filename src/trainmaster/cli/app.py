@@ -36,6 +36,7 @@ from trainmaster.cli.commands import (
     resume,
     retry,
     run,
+    runtimes,
     serve,
     show,
     simulate,
@@ -51,7 +52,7 @@ from trainmaster.sdk.errors import SdkError
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "Run": (init, data, submit, run, cancel, pause, resume, retry, edit, delete),
-        "Look": (ps, show, logs, metrics, events, checkpoints, download, why),
+        "Look": (ps, show, logs, metrics, events, checkpoints, download, why, runtimes),
         "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
         "Server": (up, down, serve, config, webhooks, gc, simulate, doctor),
     }

@@ -23,6 +23,7 @@ from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.finding import find_server
 from trainmaster.sdk.following import Following
 from trainmaster.sdk.results import Results
+from trainmaster.sdk.runtimes import Runtimes
 from trainmaster.sdk.types import (
     CheckedJob,
     ControlledJob,
@@ -80,6 +81,8 @@ class Client:
         """Accounts and API keys."""
 
         self.webhooks = Webhooks(self._connection)
+        self.runtimes = Runtimes(self._connection)
+        """The training runtimes that lie beside the server."""
         self.data = Data(self._connection)
         """A look at training data."""
         self.results = Results(self._connection)
@@ -169,12 +172,19 @@ class Client:
         tail: int | None = None,
         cursor: str | None = None,
         limit: int | None = None,
+        since: str | None = None,
+        step: str | None = None,
+        node: int | None = None,
         rank: int | None = None,
         stream: str | None = None,
         attempt: int | str | None = None,
     ) -> LogPage:
-        """A page of a job's log: its last lines, or those after a cursor. `attempt` is a number or "all"."""
-        params = _given(tail=tail, cursor=cursor, limit=limit, rank=rank, stream=stream, attempt=attempt)
+        """A page of a job's log: its last lines, those since a time (ISO 8601), or those after a cursor.
+
+        `attempt` is a number or "all".
+        """
+        chosen = _given(step=step, node=node, rank=rank, stream=stream, attempt=attempt)
+        params = chosen | _given(tail=tail, since=since, cursor=cursor, limit=limit)
         return cast(LogPage, self._connection.call("GET", _path(job, "logs"), params=params))
 
     def follow_logs(
@@ -183,12 +193,15 @@ class Client:
         *,
         tail: int | None = None,
         cursor: str | None = None,
+        since: str | None = None,
+        step: str | None = None,
+        node: int | None = None,
         rank: int | None = None,
         stream: str | None = None,
         attempt: int | str | None = None,
     ) -> Following[LogLine]:
         """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
-        params = _given(tail=tail, rank=rank, stream=stream, attempt=attempt)
+        params = _given(tail=tail, since=since, step=step, node=node, rank=rank, stream=stream, attempt=attempt)
         return Following(self._connection, _path(job, "logs"), params, cursor=cursor)
 
     def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:

@@ -41,6 +41,7 @@ class LogFilter:
 
     attempt: int | None = None
     """This attempt alone; otherwise the log goes on into the next attempt."""
+    node: int | None = None
     rank: int | None = None
     stream: str | None = None
     step: str | None = None
@@ -48,7 +49,8 @@ class LogFilter:
     def admits(self, file: LogFile) -> bool:
         """Whether lines of a file are wanted."""
         return (
-            (self.rank is None or self.rank == file.rank)
+            (self.node is None or self.node == file.node)
+            and (self.rank is None or self.rank == file.rank)
             and (self.stream is None or self.stream == file.stream)
             and (self.step is None or self.step == file.step)
         )

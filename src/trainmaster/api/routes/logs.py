@@ -44,6 +44,7 @@ async def logs(
     job_id: JobId,
     tail: Annotated[int | None, Query(ge=0, le=MAX_LINES, description="Begin with the last lines.")] = None,
     since: Annotated[PlainText | None, Query(description="Begin at a time: ISO 8601, or seconds since 1970.")] = None,
+    node: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only what ranks of this node wrote.")] = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
     stream: Annotated[Literal["stdout", "stderr"] | None, Query()] = None,
     attempt: Annotated[
@@ -62,7 +63,7 @@ async def logs(
     will be no more.
     """
     number, whole = _attempt(attempt)
-    chosen = LogFilter(attempt=number, rank=rank, stream=stream, step=step)
+    chosen = LogFilter(attempt=number, node=node, rank=rank, stream=stream, step=step)
     given = last_event_id or cursor
     position = Cursor.decode(given) if given else None
     since_s = _seconds(since) if since is not None else None

@@ -92,6 +92,7 @@ class JobSummary(Wire):
     priority: int
     attempt: int = Field(description="The number of the latest attempt; 0 before the first.")
     max_retries: int
+    node_count: int = Field(description="Nodes of the gang.")
     placement: Placement | None = Field(description="What it holds now.")
     progress: ProgressResource
     metrics: dict[str, float | None] = Field(description="The last value of each metric.")
@@ -206,6 +207,7 @@ def _summary(job: Job, now: float) -> dict[str, Any]:
         "priority": job.priority,
         "attempt": job.attempt_count,
         "max_retries": job.max_retries,
+        "node_count": job.needs.node_count,
         "placement": placement_of(attempt) if attempt else None,
         "progress": ProgressResource(
             step=progress.step,

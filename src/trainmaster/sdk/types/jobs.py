@@ -145,6 +145,7 @@ class JobSummary(TypedDict):
     priority: int
     attempt: int
     max_retries: int
+    node_count: int
     placement: Placement | None
     progress: Progress
     metrics: dict[str, float | None]

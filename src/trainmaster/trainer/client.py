@@ -1,0 +1,325 @@
+"""`TrainerClient`: Kubeflow's client, on a Trainmaster server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainmaster import sdk
+from trainmaster.sdk.shipping import submit
+from trainmaster.sdk.types import TERMINAL
+from trainmaster.trainer.choosing import Backend, choose, surroundings
+from trainmaster.trainer.compiling import RUNTIME_LABEL, job_document
+from trainmaster.trainer.configs import AnyBackendConfig
+from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE
+from trainmaster.trainer.directories import files_of
+from trainmaster.trainer.jobs import Jobs, named
+from trainmaster.trainer.naming import random_name
+from trainmaster.trainer.reading_logs import log_lines
+from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
+from trainmaster.trainer.showing import log_filter, name_of
+from trainmaster.trainer.translating import translated
+from trainmaster.trainer.tuning import default_runtime
+from trainmaster.trainer.types import (
+    BuiltinTrainer,
+    CustomTrainer,
+    CustomTrainerContainer,
+    Event,
+    Initializer,
+    Runtime,
+    ScriptTrainer,
+    TrainJob,
+)
+from trainmaster.trainer.waiting import Wait
+
+_log = logging.getLogger(__name__)
+
+
+class TrainerClient:
+    """Trains functions, scripts, images and built-in trainers.
+
+    Jobs are the server's: they outlive the client, and every client sees all of its account's. A job that is not there
+    is a `NotFoundError`, which is a ValueError and a RuntimeError; what the server refuses is a ValueError, what cannot
+    be done now a RuntimeError.
+    """
+
+    def __init__(self, backend_config: AnyBackendConfig | None = None) -> None:
+        """Find the server; the local one is started when none runs.
+
+        Args:
+            backend_config: where jobs run. None: where TRAINMASTER_URL says, else on this machine; `backend` tells.
+
+        Raises:
+            ValueError: it is no configuration, or one that cannot be used.
+            RuntimeError: the server cannot be used.
+        """
+        choice = choose(backend_config, surroundings())
+        with translated():
+            if choice.server is not None:
+                server = choice.server
+                self._client = sdk.Client(server.url, server.api_key, ca=server.ca)
+            else:
+                self._client = sdk.Client()
+        self.backend = Backend(url=self._client.url, name=choice.name, why=choice.why)
+        """Where jobs run, and why there."""
+        _log.info("jobs run on %s", self.backend)
+        self._common = choice.workload
+        self._catalog = RuntimeCatalog(self._client, choice.runtime_sources)
+        self._jobs = Jobs(self._client, self._catalog)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; jobs run on."""
+        self._client.close()
+
+    # Runtimes
+
+    def list_runtimes(self) -> list[Runtime]:
+        """All runtimes."""
+        with translated():
+            return self._catalog.list()
+
+    def get_runtime(self, name: str) -> Runtime:
+        """The runtime of a name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return runtime_of(self._definition(name))
+
+    def get_runtime_packages(self, runtime: Runtime | str) -> list[str]:
+        """Print and return the packages, and the GPUs, that jobs of a runtime find. A small job looks.
+
+        Raises:
+            NotFoundError: there is no such runtime.
+            RuntimeError: the job failed.
+        """
+        with translated():
+            return runtime_packages(self._client, self._definition(runtime), backend=self.backend.name)
+
+    # Jobs
+
+    def train(
+        self,
+        runtime: str | Runtime | None = None,
+        initializer: Initializer | None = None,
+        trainer: CustomTrainer | CustomTrainerContainer | BuiltinTrainer | ScriptTrainer | None = None,
+        options: list[Any] | None = None,
+    ) -> str:
+        """Submit a job; returns its name.
+
+        Args:
+            runtime: what the trainer builds upon; torch-distributed when None.
+            initializer: a dataset and a model to fetch before.
+            trainer: what runs; the runtime's own command when None.
+            options: of `trainmaster.trainer.options`.
+
+        Raises:
+            NameRefusedError: a job cannot have that name, or another has it.
+            ValueError: something cannot be read, does not fit together, or is refused by the server.
+        """
+        if runtime is None and isinstance(trainer, BuiltinTrainer):
+            runtime = default_runtime(trainer.config)
+        definition = self._definition(DEFAULT_TRAINING_RUNTIME if runtime is None else runtime)
+        whole = trainer.directory if isinstance(trainer, ScriptTrainer) else None
+        directory = None if whole is None else Path(whole).expanduser()
+        document = job_document(
+            name=random_name(),
+            runtime=definition,
+            trainer=trainer,
+            initializer=initializer,
+            options=options,
+            backend=self.backend.name,
+            common=self._common,
+            shipped=files_of(directory) if directory else (),
+        )
+        with translated():
+            if isinstance(trainer, ScriptTrainer):
+                return name_of(submit(self._client, document, directory or Path.cwd()))
+            return name_of(self._client.submit(document))
+
+    def list_jobs(self, runtime: Runtime | str | None = None) -> list[TrainJob]:
+        """All jobs of the account, the newest first; of one runtime alone, where it is named.
+
+        Their steps are those of their nodes, and checkpoints are left out: `get_job` has them.
+        """
+        return self._jobs.list(None if runtime is None else {RUNTIME_LABEL: _runtime_name(runtime)})
+
+    def get_job(self, name: str) -> TrainJob:
+        """A job, with its steps, progress, metrics and checkpoints.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        return self._jobs.shown(self._jobs.get(name))
+
+    def get_job_logs(
+        self,
+        name: str,
+        step: str = "node-0",
+        follow: bool | None = False,
+        *,
+        tail: int | None = None,
+        since: datetime | str | None = None,
+    ) -> Iterator[str]:
+        """The lines that a step wrote, on standard output and standard error.
+
+        Args:
+            name: the job's.
+            step: one of the job's steps, such as `node-0`, `dataset-initializer` or `environment`.
+            follow: go on until the job has ended, line by line; waits for its start, and over restarts of the server.
+            tail: only the last so many.
+            since: only those since a time: a datetime, or ISO 8601.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ValueError: it has no such step.
+        """
+        job = self._jobs.get(name)
+        chosen = log_filter(job, step)
+        if chosen is None:
+            steps = ", ".join(each.name for each in self._jobs.shown(job).steps)
+            raise ValueError(f"job {name} has no step {step!r}; its steps are {steps}")
+        return log_lines(self._client, name, chosen, follow=bool(follow), tail=tail, since=since)
+
+    def get_job_events(self, name: str) -> list[Event]:
+        """What happened to a job, from the beginning.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        return self._jobs.events(name)
+
+    def wait_for_job_status(
+        self,
+        name: str,
+        status: Iterable[str] = frozenset({TRAINJOB_COMPLETE}),
+        timeout: float = 600,
+        polling_interval: float = 2,
+        callbacks: list[Callable[[TrainJob], None]] | None = None,
+    ) -> TrainJob:
+        """Wait until a job has one of these statuses; a terminal or a notebook shows how far it is.
+
+        A server that is away for a moment is waited for too.
+
+        Args:
+            name: the job's.
+            status: some of Created, Running, Complete and Failed.
+            timeout: seconds.
+            polling_interval: seconds between two looks.
+            callbacks: called with the job at every look.
+
+        Raises:
+            ValueError: an argument is wrong.
+            NotFoundError: there is no such job.
+            RuntimeError: it failed, and that was not waited for; the message has the reason and its last lines.
+            TimeoutError: it has none of them in time, or has ended and will not have one.
+        """
+        wait = Wait(status, timeout, polling_interval)
+        with contextlib.closing(wait.looks()) as looks:
+            for _ in looks:
+                try:
+                    job = self._jobs.get(name)
+                    shown = self._jobs.shown(job)
+                except (RuntimeError, TimeoutError) as error:
+                    if isinstance(error.__cause__, sdk.UnreachableError | sdk.UnavailableError):
+                        continue
+                    raise
+                wait.show(shown)
+                for callback in callbacks or ():
+                    callback(shown)
+                if shown.status in wait.wanted:
+                    return shown
+                if job["status"] == "COMPLETED":
+                    raise TimeoutError(f"job {name} is Complete, and will not be {wait.words()}")
+                if job["status"] in TERMINAL:
+                    raise self._jobs.failure(job)
+        raise TimeoutError(wait.too_late(name))
+
+    def get_job_result(self, name: str) -> Any:
+        """What the job's function returned on rank 0; None of a job that ran something else.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RuntimeError: it has not ended well, or JSON cannot hold what the function returned.
+        """
+        return self._jobs.result(name)
+
+    def suspend_job(self, name: str, *, save_checkpoint: bool = True) -> None:
+        """Stop a running job so that it can go on later; its status is Created, and its state PAUSED, once it stopped.
+
+        Args:
+            name: the job's.
+            save_checkpoint: have it save first. One that has never saved needs False, and goes on from the start.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RuntimeError: it does not run, or cannot save.
+        """
+        with translated(name):
+            self._client.pause(named(name), save_checkpoint=save_checkpoint)
+
+    def resume_job(self, name: str) -> None:
+        """Queue a suspended job again; it goes on from its latest checkpoint.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RuntimeError: it is not suspended.
+        """
+        with translated(name):
+            self._client.resume(named(name))
+
+    def retry_job(self, name: str) -> str:
+        """Make a new job of one that failed, which goes on from its checkpoint; returns the new one's name.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RuntimeError: it has not failed.
+        """
+        with translated(name):
+            return name_of(self._client.retry(named(name)))
+
+    def cancel_job(self, name: str) -> None:
+        """End a job for good; it stays in lists, as Failed.
+
+        Raises:
+            NotFoundError: there is no such job.
+            RuntimeError: it has ended already.
+        """
+        with translated(name):
+            self._client.cancel(named(name))
+
+    def delete_job(self, name: str) -> None:
+        """Stop a job and take it off the lists; returns when nothing of it runs, and its name is free.
+
+        Raises:
+            NotFoundError: there is no such job.
+            TimeoutError: it does not stop; it goes when it has.
+        """
+        self._jobs.delete(name)
+
+    def _definition(self, runtime: object) -> TrainingRuntime:
+        with translated():
+            definition = self._catalog.definition(_runtime_name(runtime))
+        self._jobs.forget_runtimes()
+        return definition
+
+
+def _runtime_name(runtime: object) -> str:
+    if isinstance(runtime, Runtime):
+        return runtime.name
+    if isinstance(runtime, str):
+        return runtime
+    raise ValueError(f"runtime must be a Runtime or the name of one, not a {type(runtime).__name__}")

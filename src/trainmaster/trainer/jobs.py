@@ -1,0 +1,124 @@
+"""The jobs of a server, asked for by name and shown in the types of `TrainerClient`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster import sdk
+from trainmaster.sdk.types import TERMINAL, Job
+from trainmaster.trainer.errors import NotFoundError
+from trainmaster.trainer.runtimes import RuntimeCatalog
+from trainmaster.trainer.showing import event, failure, preparing_steps, train_job
+from trainmaster.trainer.translating import translated
+from trainmaster.trainer.types import Event, Listing, Runtime, TrainJob
+
+LAST_LINES = 20
+"""Of a job's log, in the error of one that failed."""
+EVENTS_PER_PAGE = 1000
+RESULT_FILE = "result.json"
+"""In the output of a job: what its function returned."""
+DELETE_PATIENCE_S = 120.0
+"""Longer than a job is given to stop by default."""
+DELETE_POLL_S = 0.05
+
+
+class Jobs:
+    """What a server says of jobs. Errors are those that `translated` promises."""
+
+    def __init__(self, client: sdk.Client, catalog: RuntimeCatalog) -> None:
+        self._client = client
+        self._catalog = catalog
+        self._runtimes: Mapping[str, Runtime] | None = None
+
+    def get(self, name: str) -> Job:
+        """A job as the server has it."""
+        with translated(name):
+            return self._client.get(named(name))
+
+    def shown(self, job: Job) -> TrainJob:
+        """A job as users see it."""
+        with translated():
+            return train_job(job, self._known_runtimes(), current_step=self._current_step(job))
+
+    def list(self, labels: Mapping[str, str] | None) -> Listing[TrainJob]:
+        """All jobs with these labels, the newest first."""
+        with translated():
+            return Listing(train_job(job, self._known_runtimes()) for job in self._client.list(labels=labels))
+
+    def forget_runtimes(self) -> None:
+        """Look for runtimes again when the next job is shown."""
+        self._runtimes = None
+
+    def events(self, name: str) -> Listing[Event]:
+        """What happened to a job, from the beginning."""
+        found: Listing[Event] = Listing()
+        after: int | None = None
+        with translated(name):
+            while True:
+                page = self._client.events(named(name), after=after, limit=EVENTS_PER_PAGE)
+                found += [event(each, name) for each in page["events"]]
+                if len(page["events"]) < EVENTS_PER_PAGE:
+                    return found
+                after = page["next_cursor"]
+
+    def result(self, name: str) -> Any:
+        """What a job's function returned on rank 0; None of a job that ran something else."""
+        job = self.get(name)
+        if job["status"] != "COMPLETED":
+            if job["status"] in TERMINAL:
+                raise self.failure(job)
+            raise RuntimeError(f"job {name} has no result yet: it is {job['status']}")
+        with translated(name), tempfile.TemporaryDirectory() as directory:
+            self._client.results.download(job["job_id"], directory, patterns=[RESULT_FILE])
+            result = Path(directory, RESULT_FILE)
+            if result.exists():
+                return json.loads(result.read_text("utf-8"))
+        if job["kind"] == "function":
+            raise RuntimeError(f"JSON cannot hold what the function of job {name} returned; its log says more")
+        return None
+
+    def delete(self, name: str) -> None:
+        """Stop a job and hide it; returns when it is gone."""
+        with translated(name):
+            job_id = self._client.delete(named(name))["job_id"]
+            deadline = time.monotonic() + DELETE_PATIENCE_S
+            while time.monotonic() < deadline:
+                try:
+                    self._client.get(job_id)
+                except sdk.NotFoundError:
+                    return
+                time.sleep(DELETE_POLL_S)
+        raise TimeoutError(f"job {name} has not stopped after {DELETE_PATIENCE_S:g} s; it goes when it has")
+
+    def failure(self, job: Job) -> RuntimeError:
+        """Why a job ended badly."""
+        lines: list[str] = []
+        with contextlib.suppress(sdk.SdkError):
+            lines = [line["message"] for line in self._client.logs(job["job_id"], tail=LAST_LINES)["lines"]]
+        return RuntimeError(failure(job, lines))
+
+    def _known_runtimes(self) -> Mapping[str, Runtime]:
+        """Those of the last look; jobs are shown more often than runtimes change."""
+        if self._runtimes is None:
+            self._runtimes = {runtime.name: runtime for runtime in self._catalog.list()}
+        return self._runtimes
+
+    def _current_step(self, job: Job) -> str | None:
+        """What a job that prepares is at: the step that wrote last."""
+        if job["status"] != "PREPARING" or len(preparing_steps(job)) < 2:
+            return None
+        lines = self._client.logs(job["job_id"], tail=1)["lines"]
+        return lines[-1]["step"] if lines else None
+
+
+def named(name: object) -> str:
+    """A name that a job may have; nothing else is asked for, as a URL without one is that of the list."""
+    if not isinstance(name, str) or not name:
+        raise NotFoundError("job", str(name))
+    return name

@@ -1,0 +1,142 @@
+"""`RuntimePatch` and its parts: what it changes in the objects of a Kubernetes cluster, from the inside out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainmaster.trainer.options.base import JobDocument, Option, require
+
+VALUE_SOURCES = ("configMapKeyRef", "secretKeyRef", "fieldRef", "resourceFieldRef")
+"""What a variable's `valueFrom` may name."""
+
+
+@dataclass(frozen=True)
+class ContainerPatch:
+    """A container, by its name."""
+
+    name: str
+    env: list[dict[str, Any]] | None = None
+    volume_mounts: list[dict[str, Any]] | None = None
+    security_context: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_name(self.name):
+            raise ValueError(f"ContainerPatch: name must be that of a container, not {self.name!r}")
+        for variable in _entries("env", self.env):
+            _check_variable(variable)
+        for mount in _entries("volume_mounts", self.volume_mounts):
+            path = mount.get("mountPath")
+            if not isinstance(path, str) or not path.startswith("/"):
+                raise ValueError(f"ContainerPatch: the mountPath of {mount['name']!r} must be an absolute path")
+
+
+@dataclass(frozen=True)
+class PodSpecPatch:
+    """What a pod runs, and where."""
+
+    service_account_name: str | None = None
+    volumes: list[dict[str, Any]] | None = None
+    init_containers: list[ContainerPatch] | None = None
+    containers: list[ContainerPatch] | None = None
+    image_pull_secrets: list[dict[str, Any]] | None = None
+    security_context: dict[str, Any] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: dict[str, Any] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class PodTemplatePatch:
+    """The pods of a job."""
+
+    metadata: dict[str, Any] | None = None
+    spec: PodSpecPatch | None = None
+
+
+@dataclass(frozen=True)
+class JobSpecPatch:
+    """What a job of Kubernetes is made of."""
+
+    template: PodTemplatePatch | None = None
+
+
+@dataclass(frozen=True)
+class JobTemplatePatch:
+    """A job of Kubernetes."""
+
+    metadata: dict[str, Any] | None = None
+    spec: JobSpecPatch | None = None
+
+
+@dataclass(frozen=True)
+class ReplicatedJobPatch:
+    """One of the jobs of a job set, by its name: `node`, or an initializer."""
+
+    name: str
+    template: JobTemplatePatch | None = None
+
+
+@dataclass(frozen=True)
+class JobSetSpecPatch:
+    """The jobs of a job set."""
+
+    replicated_jobs: list[ReplicatedJobPatch] | None = None
+
+
+@dataclass(frozen=True)
+class JobSetTemplatePatch:
+    """A job set."""
+
+    metadata: dict[str, Any] | None = None
+    spec: JobSetSpecPatch | None = None
+
+
+@dataclass(frozen=True)
+class TrainingRuntimeSpecPatch:
+    """A runtime."""
+
+    template: JobSetTemplatePatch | None = None
+
+
+@dataclass(frozen=True)
+class RuntimePatch(Option):
+    """Changes to the objects that a runtime makes in a Kubernetes cluster."""
+
+    training_runtime_spec: TrainingRuntimeSpecPatch | None = None
+
+    backends: ClassVar[tuple[str, ...]] = ("kubernetes",)
+
+    def __post_init__(self) -> None:
+        spec = self.training_runtime_spec
+        fine = spec is None or isinstance(spec, TrainingRuntimeSpecPatch)
+        require(self, "training_runtime_spec", fine, "a TrainingRuntimeSpecPatch")
+
+    def _change(self, job: JobDocument) -> None:  # noqa: ARG002
+        raise ValueError("the option RuntimePatch needs a kubernetes backend")
+
+
+def _check_variable(variable: dict[str, Any]) -> None:
+    source = variable.get("valueFrom")
+    if "value" not in variable and "valueFrom" not in variable:
+        raise ValueError(f"ContainerPatch: the variable {variable['name']!r} must have a value or a valueFrom")
+    if "valueFrom" in variable and not (isinstance(source, dict) and any(name in source for name in VALUE_SOURCES)):
+        raise ValueError(
+            f"ContainerPatch: valueFrom of {variable['name']!r} must hold one of {', '.join(VALUE_SOURCES)}"
+        )
+
+
+def _entries(field: str, given: object) -> list[dict[str, Any]]:
+    """What was given as a list of dictionaries, each with a name."""
+    entries = [] if given is None else given
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"ContainerPatch: {field} must be a list of dictionaries")
+    for entry in entries:
+        if not _is_name(entry.get("name")):
+            raise ValueError(f"ContainerPatch: each entry of {field} must have a name")
+    return entries
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())

@@ -1,0 +1,237 @@
+"""One document in the shape of Kubeflow's TrainingRuntime, read into what a job needs of it.
+
+Fields that are not known here are passed over: the files are Kubeflow's. What is ours is an annotation below
+`trainmaster.io/`, and never needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from trainmaster.trainer.constants import (
+    DATASET_INITIALIZER,
+    GPU_LABEL,
+    GPU_MIG_PREFIX,
+    MODEL_INITIALIZER,
+    NODE,
+    RUNTIME_FRAMEWORK_LABEL,
+    TORCH_TUNE,
+    TRAINJOB_ANCESTOR_LABEL,
+)
+from trainmaster.trainer.runtimes.definition import TrainingRuntime
+from trainmaster.trainer.types import RuntimeKind, TrainerType
+
+PREFIX = "trainmaster.io/"
+PACKAGES, PRETRAINED_MODEL, TRAINING_TYPE = f"{PREFIX}packages", f"{PREFIX}pretrained-model", f"{PREFIX}training-type"
+TRAINER_STEP = "trainer"
+"""The step of the job that trains, whatever the job is called: with MPI, `launcher`."""
+RESOURCE_NAMES: Mapping[str, str] = MappingProxyType(
+    {GPU_LABEL: "gpu", "amd.com/gpu": "gpu", "ephemeral-storage": "storage"}
+)
+"""A cluster's name of a resource -> the one in `resources_per_node`."""
+VENDOR = "nvidia.com/"
+
+
+class RuntimeDocumentError(ValueError):
+    """A document is no training runtime; the message names it and the field."""
+
+    def __init__(self, where: str, path: str, message: str, name: str | None = None) -> None:
+        super().__init__(f"{where}: {path}: {message}" if path else f"{where}: {message}")
+        self.name = name
+        """What the runtime is called, where that could be read."""
+
+
+def kind_of(document: object) -> str | None:
+    """The kind that a document says it has; None: it is no such document."""
+    kind = document.get("kind") if isinstance(document, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
+def read_runtime(document: object, where: str) -> TrainingRuntime:
+    """The runtime of a document; `where` is what errors call it.
+
+    Raises:
+        RuntimeDocumentError: it is none.
+    """
+    root = _Field(document, where)
+    kinds = [str(kind.value) for kind in RuntimeKind]
+    kind = root.at("kind").text()
+    if kind not in kinds:
+        root.at("kind").refuse(f"is {kind}; a runtime is a {' or a '.join(kinds)}")
+    name = root.at("metadata", "name").text()
+    try:
+        return _read(root, RuntimeKind(kind), name)
+    except RuntimeDocumentError as error:
+        error.name = name
+        raise
+
+
+def _read(root: _Field, kind: RuntimeKind, name: str) -> TrainingRuntime:
+    framework = root.at("metadata", "labels", RUNTIME_FRAMEWORK_LABEL).text()
+    annotations = root.at("metadata", "annotations")
+    jobs = root.at("spec", "template", "spec", "replicatedJobs")
+    node = _container(jobs, TRAINER_STEP, NODE)
+    if node is None:
+        jobs.refuse(f"has no job called {NODE} with a container")
+    environment, left_out = _environment(node)
+    resources = _resources(node)
+    policy = root.at("spec", "mlPolicy")
+    training_type = annotations.at(TRAINING_TYPE).optional_text()
+    built_in = training_type is not None or framework == TORCH_TUNE
+    return TrainingRuntime(
+        name=name,
+        kind=kind,
+        framework=framework,
+        trainer_type=TrainerType.BUILTIN_TRAINER if built_in else TrainerType.CUSTOM_TRAINER,
+        training_type=training_type,
+        image=node.at("image").optional_text(),
+        num_nodes=policy.at("numNodes").positive(default=1),
+        ranks_per_node=_ranks_per_node(policy, resources),
+        command=node.at("command").texts(),
+        args=node.at("args").texts(),
+        environment=environment,
+        resources=resources,
+        packages=tuple(_lines(annotations.at(PACKAGES).optional_text() or "")),
+        pretrained_model=annotations.at(PRETRAINED_MODEL).optional_text() or _storage_uri(jobs, MODEL_INITIALIZER),
+        dataset=_storage_uri(jobs, DATASET_INITIALIZER),
+        left_out=left_out,
+        origin=root.where,
+        document=root.mapping(),
+    )
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (stripped for line in text.splitlines() if (stripped := line.strip()))
+
+
+def _ranks_per_node(policy: _Field, resources: Mapping[str, str | int | float]) -> int | None:
+    """Processes on each node; None: one for each GPU, or one. Without torch or MPI a container is one process."""
+    policies = [found for name in ("mpi", "torch") if (found := policy.at(name)).present]
+    if not policies:
+        return 1
+    processes = policies[0].at("numProcPerNode")
+    if processes.value in (None, "auto", "gpu"):
+        return None
+    if processes.value == "cpu":
+        cores = str(resources.get("cpu", ""))
+        if not cores.isdigit() or cores == "0":
+            processes.refuse("is cpu, a process for each core, but the node's resources name no whole number of cpu")
+        return int(cores)
+    return processes.positive(default=1)
+
+
+def _container(jobs: _Field, step: str, name: str) -> _Field | None:
+    """The container of a step: of the job that is labelled so, or else is called so."""
+    entries = jobs.items()
+    labelled = [
+        job for job in entries if job.at("template", "metadata", "labels", TRAINJOB_ANCESTOR_LABEL).value == step
+    ]
+    for job in [*labelled, *(job for job in entries if job.at("name").value == name)]:
+        containers = job.at("template", "spec", "template", "spec", "containers").items()
+        named = [container for container in containers if container.at("name").value == name]
+        if named or len(containers) == 1:
+            return (named or containers)[0]
+    return None
+
+
+def _storage_uri(jobs: _Field, step: str) -> str | None:
+    """What an initializer of the runtime fetches by itself."""
+    container = _container(jobs, step, step)
+    return None if container is None else _environment(container)[0].get("STORAGE_URI") or None
+
+
+def _environment(container: _Field) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables with their values, and the paths of those whose value only a cluster knows."""
+    found: dict[str, str] = {}
+    left_out: list[str] = []
+    for entry in container.at("env").items():
+        name = entry.at("name").text()
+        if entry.at("valueFrom").present:
+            left_out.append(f"{entry.path} ({name})")
+        else:
+            found[name] = entry.at("value").optional_text() or ""
+    return found, tuple(left_out)
+
+
+def _resources(container: _Field) -> dict[str, str | int | float]:
+    """What a node needs, in the names of `resources_per_node`. A limit wins over a request."""
+    found: dict[str, str | int | float] = {}
+    for place in ("requests", "limits"):
+        for name, amount in container.at("resources", place).mapping().items():
+            if isinstance(amount, bool) or not isinstance(amount, str | int | float):
+                container.at("resources", place, name).refuse("must be an amount, such as 2 or 10Gi")
+            ours = name.removeprefix(VENDOR) if name.startswith(GPU_MIG_PREFIX) else RESOURCE_NAMES.get(name, name)
+            found[ours] = amount
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A place in a document, there or not, that knows what to call itself."""
+
+    value: Any
+    where: str
+    path: str = ""
+    known: bool = field(default=True)
+
+    @property
+    def present(self) -> bool:
+        """Whether it is there: `mpi: {}` is, and so is `mpi:` with nothing after it."""
+        return self.known
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise RuntimeDocumentError."""
+        raise RuntimeDocumentError(self.where, self.path, message)
+
+    def at(self, *names: str) -> _Field:
+        """A field below."""
+        found = self
+        for name in names:
+            inside = found.mapping()
+            path = f"{found.path}.{name}" if found.path else name
+            found = _Field(inside.get(name), self.where, path, name in inside)
+        return found
+
+    def mapping(self) -> Mapping[str, Any]:
+        """Its fields; none where it is not there."""
+        if self.value is None:
+            return {} if self.path else self.refuse("is empty")
+        if not isinstance(self.value, Mapping):
+            self.refuse("must have fields")
+        return self.value
+
+    def items(self) -> list[_Field]:
+        """Its entries; none where it is not there."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list):
+            self.refuse("must be a list")
+        return [_Field(entry, self.where, f"{self.path}[{index}]") for index, entry in enumerate(self.value)]
+
+    def optional_text(self) -> str | None:
+        """Its text, or None. A number is taken for its digits, as people forget the quotes."""
+        if self.value is None:
+            return None
+        if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
+            self.refuse("must be text")
+        return str(self.value)
+
+    def text(self) -> str:
+        """Its text, which must be there."""
+        return self.optional_text() or self.refuse("is required")
+
+    def texts(self) -> tuple[str, ...]:
+        """A list of texts; none where it is not there."""
+        return tuple(entry.optional_text() or "" for entry in self.items())
+
+    def positive(self, *, default: int) -> int:
+        """A number of things."""
+        if self.value is None:
+            return default
+        text = str(self.value)
+        if isinstance(self.value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
+            self.refuse(f"must be a whole number from 1 on, not {self.value!r}")
+        return int(text)

@@ -1,0 +1,132 @@
+"""Which server and which backend a client uses, and which files a directory sends along."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.trainer import (
+    ContainerBackendConfig,
+    KubernetesBackendConfig,
+    LocalProcessBackendConfig,
+    ServerBackendConfig,
+    TrainingRuntimeSource,
+)
+from trainmaster.trainer.choosing import Backend, Surroundings, choose
+from trainmaster.trainer.directories import files_of
+
+KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
+
+
+def around(home: Path, **changes: Any) -> Surroundings:
+    fields: dict[str, Any] = {"environment": {}, "home": home, "in_cluster": False, "ask": None, **changes}
+    return Surroundings(**fields)
+
+
+def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
+    local = choose(LocalProcessBackendConfig(), around(tmp_path))
+    assert (local.name, local.workload) == ("local", {"remove_working_directory": True})
+    assert choose(LocalProcessBackendConfig(cleanup_venv=False), around(tmp_path)).workload == {}
+    server = ServerBackendConfig(url="http://127.0.0.1:1")
+    chosen = choose(server, around(tmp_path, in_cluster=True))
+    assert (chosen.name, chosen.server) == (None, server)
+    containers = choose(
+        ContainerBackendConfig(
+            pull_policy="never",  # type: ignore[arg-type]
+            auto_remove=False,
+            container_runtime="podman",
+            runtime_source=TrainingRuntimeSource(sources=["/srv/runtimes"]),
+        ),
+        around(tmp_path),
+    )
+    assert (containers.name, containers.runtime_sources) == ("container", ("/srv/runtimes",))
+    assert containers.workload == {"container": {"pull_policy": "Never", "auto_remove": False, "runtime": "podman"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
+        (ContainerBackendConfig(container_host="unix:///run/podman.sock"), "--container-host"),
+        (ContainerBackendConfig(initializer_timeout=5), "initializer_timeout"),
+        (ContainerBackendConfig(model_initializer_image="image"), "model_initializer_image"),
+        ("local", "not a str"),
+        ({}, "not a dict"),
+    ],
+)
+def test_configuration_that_cannot_be_used_is_refused(config: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        choose(config, around(tmp_path))
+
+
+def test_without_a_configuration_the_configured_server_comes_first(tmp_path: Path) -> None:
+    chosen = choose(None, around(tmp_path, environment={"TRAINMASTER_URL": "http://127.0.0.1:1"}, in_cluster=True))
+    assert (chosen.name, chosen.server) == (None, None)
+    assert "TRAINMASTER_URL" in str(Backend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why))
+
+
+def test_without_a_cluster_jobs_run_on_this_machine(tmp_path: Path) -> None:
+    assert "no Kubernetes cluster" in choose(None, around(tmp_path)).why
+    (tmp_path / ".kube").mkdir()
+    for useless in ("", "current-context: ''", "a: [", "\0"):
+        (tmp_path / ".kube" / "config").write_text(useless)
+        assert "no Kubernetes cluster" in choose(None, around(tmp_path)).why
+
+
+@pytest.mark.parametrize("where", ["home", "variable", "inside"])
+def test_cluster_is_not_replaced_by_this_machine_unasked(where: str, tmp_path: Path) -> None:
+    found = tmp_path / ".kube" / "config" if where == "home" else tmp_path / "named"
+    found.parent.mkdir(exist_ok=True)
+    found.write_text(KUBECONFIG)
+    environment = {"KUBECONFIG": f"/absent:{found}"} if where == "variable" else {}
+    says = "process runs in" if where == "inside" else "context 'team-a'"
+    with pytest.raises(ValueError, match=rf"{says}.*LocalProcessBackendConfig"):
+        choose(None, around(tmp_path, environment=environment, in_cluster=where == "inside"))
+
+
+def test_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(question: str) -> bool:
+        asked.append(question)
+        return len(asked) == 1
+
+    agreed = choose(None, around(tmp_path, in_cluster=True, ask=answer))
+    assert agreed.name is None
+    assert "was agreed to" in agreed.why
+    with pytest.raises(ValueError, match="no Kubernetes backend"):
+        choose(None, around(tmp_path, in_cluster=True, ask=answer))
+    assert "Run jobs on this machine instead?" in asked[0]
+
+
+def write(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+
+
+def test_files_of_a_work_tree_are_those_that_git_would_keep(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "lib/model.py", "new.py", "out/weights.bin", "secret.env", "deleted.py", "ü.py")
+    (tmp_path / ".gitignore").write_text("out/\n*.env\n")
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "train.py", "lib", "deleted.py", ".gitignore"], check=True)
+    (tmp_path / "deleted.py").unlink()
+    assert files_of(tmp_path) == [".gitignore", "lib/model.py", "new.py", "train.py", "ü.py"]
+    assert files_of(tmp_path / "lib") == ["model.py"]
+
+
+def test_files_of_any_directory_are_all_but_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no git
+    write(tmp_path, "train.py", "lib/model.py", "lib/__pycache__/model.pyc", "env/pyvenv.cfg", "env/bin/python")
+    assert files_of(tmp_path) == ["lib/model.py", "train.py"]
+
+
+def test_directory_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing in"):
+        files_of(tmp_path)
+    with pytest.raises(ValueError, match="no directory"):
+        files_of(tmp_path / "absent")

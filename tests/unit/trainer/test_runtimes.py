@@ -1,0 +1,212 @@
+"""Documents in the shape of Kubeflow's TrainingRuntime, and what a job takes from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_documents import container, job, runtime, text_of
+
+from trainmaster.core.training.support import BUILT_IN
+from trainmaster.plain_yaml import parse_yaml
+from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
+from trainmaster.trainer.runtimes.reading import TextFile, built_in, read_files
+from trainmaster.trainer.types import RuntimeKind, TrainerType
+
+
+def read(document: object) -> Any:
+    return read_runtime(document, "mine.yaml")
+
+
+def test_document_gives_all_that_a_job_takes_from_it() -> None:
+    document = runtime(
+        "wide",
+        kind="ClusterTrainingRuntime",
+        policy={"numNodes": 2, "torch": {"numProcPerNode": 4}},
+        annotations={"trainmaster.io/packages": "einops>=0.8,<1\n\n  numpy\n"},
+        image="training:1",
+        command=["python", "-m"],
+        args=["train", 7],
+        env=[{"name": "A", "value": "1"}, {"name": "PORT", "value": 80}, {"name": "EMPTY"}],
+        resources={"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"cpu": "4", "nvidia.com/gpu": 4}},
+    )
+    found = read(document)
+    assert (found.name, found.kind, found.framework) == ("wide", RuntimeKind.CLUSTER_TRAINING_RUNTIME, "torch")
+    assert (found.trainer_type, found.training_type) == (TrainerType.CUSTOM_TRAINER, None)
+    assert (found.image, found.num_nodes, found.ranks_per_node) == ("training:1", 2, 4)
+    assert (found.command, found.args) == (("python", "-m"), ("train", "7"))
+    assert found.environment == {"A": "1", "PORT": "80", "EMPTY": ""}
+    assert found.resources == {"cpu": "4", "memory": "1Gi", "gpu": 4}
+    assert found.packages == ("einops>=0.8,<1", "numpy")
+    assert (found.origin, found.document) == ("mine.yaml", document)
+
+
+def test_document_with_little_has_defaults() -> None:
+    found = read(runtime())
+    assert (found.image, found.num_nodes, found.ranks_per_node) == (None, 1, None)
+    assert (found.command, found.packages, found.pretrained_model, found.dataset) == ((), (), None, None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks"),
+    [
+        ({"torch": {}}, None),
+        ({"torch": {"numProcPerNode": "auto"}}, None),
+        ({"torch": {"numProcPerNode": "gpu"}}, None),
+        ({"torch": {"numProcPerNode": "cpu"}}, 3),
+        ({"torch": {"numProcPerNode": "2"}}, 2),
+        ({"mpi": {"numProcPerNode": 5, "mpiImplementation": "OpenMPI"}}, 5),
+        ({"mpi": None}, None),
+        ({"jax": {}}, 1),
+        ({}, 1),
+    ],
+)
+def test_ranks_of_a_node_follow_from_the_policy(policy: dict[str, Any], ranks: int | None) -> None:
+    assert read(runtime(policy=policy, resources={"limits": {"cpu": 3}})).ranks_per_node == ranks
+
+
+def test_policy_with_an_mpi_launcher_takes_the_container_that_trains() -> None:
+    launcher = job("launcher", "trainer", [container(image="mpi:1", command=["mpirun"])])
+    worker = job("node", None, [container(image="mpi:1", command=["sshd"])])
+    assert read(runtime(policy={"mpi": {}}, jobs=[worker, launcher])).command == ("mpirun",)
+
+
+def test_initializers_say_which_model_and_dataset() -> None:
+    def fetching(step: str, uri: str) -> dict[str, Any]:
+        env = [{"name": "STORAGE_URI", "value": uri}]
+        return job(step, step, [{"name": step, "image": "fetch:1", "env": env}])
+
+    jobs = [fetching("dataset-initializer", "hf://rows/of"), fetching("model-initializer", "hf://a/model"), job()]
+    found = read(runtime(jobs=jobs, framework="torchtune"))
+    assert (found.dataset, found.pretrained_model) == ("hf://rows/of", "hf://a/model")
+    assert found.trainer_type is TrainerType.BUILTIN_TRAINER
+    named = read(runtime(jobs=jobs, annotations={"trainmaster.io/pretrained-model": "hf://another/model"}))
+    assert named.pretrained_model == "hf://another/model"
+
+
+def test_training_type_makes_a_built_in_trainer() -> None:
+    found = read(runtime(annotations={"trainmaster.io/training-type": "LORA"}))
+    assert (found.trainer_type, found.training_type) == (TrainerType.BUILTIN_TRAINER, "LORA")
+
+
+def test_variables_that_only_a_cluster_knows_are_left_out_and_told() -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    found = read(runtime(env=[secret, {"name": "A", "value": "1"}]))
+    assert found.environment == {"A": "1"}
+    assert len(found.left_out) == 1
+    assert found.left_out[0].endswith("containers[0].env[0] (TOKEN)")
+
+
+def test_fields_of_kubeflow_that_mean_nothing_here_are_passed_over() -> None:
+    document = runtime(volumeMounts=[{"name": "v", "mountPath": "/v"}])
+    document["spec"] |= {"podGroupPolicy": {"coscheduling": {}}, "suspend": False}
+    document["status"] = None
+    assert read(document).name == "mine"
+
+
+def changed(*path: str, to: object) -> dict[str, Any]:
+    document = runtime()
+    place: Any = document
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = to
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, "mine.yaml: is empty"),
+        (["a"], "mine.yaml: must have fields"),
+        ({}, "mine.yaml: kind: is required"),
+        (changed("kind", to="Pod"), "mine.yaml: kind: is Pod; a runtime is a "),
+        (changed("metadata", to={}), "mine.yaml: metadata.name: is required"),
+        (
+            changed("metadata", "labels", to={}),
+            "mine.yaml: metadata.labels.trainer.kubeflow.org/framework: is required",
+        ),
+        (changed("metadata", "labels", to="torch"), "mine.yaml: metadata.labels: must have fields"),
+        (changed("spec", "mlPolicy", "numNodes", to=0), "mine.yaml: spec.mlPolicy.numNodes: must be a whole number"),
+        (changed("spec", "mlPolicy", "numNodes", to=True), "mine.yaml: spec.mlPolicy.numNodes: must be a whole number"),
+        (
+            runtime(policy={"torch": {"numProcPerNode": "cpu"}}),
+            "mine.yaml: spec.mlPolicy.torch.numProcPerNode: is cpu, a process for each core",
+        ),
+        (runtime(jobs=[]), "mine.yaml: spec.template.spec.replicatedJobs: has no job called node"),
+        (runtime(jobs=[job(containers=[])]), "mine.yaml: spec.template.spec.replicatedJobs: has no job called node"),
+        (changed("spec", "template", "spec", "replicatedJobs", to={}), "replicatedJobs: must be a list"),
+        (runtime(image=["a"]), "containers[0].image: must be text"),
+        (runtime(env=[{"value": "1"}]), "containers[0].env[0].name: is required"),
+        (runtime(env={"A": "1"}), "containers[0].env: must be a list"),
+        (runtime(resources={"limits": {"cpu": [1]}}), "resources.limits.cpu: must be an amount"),
+    ],
+)
+def test_wrong_document_is_refused_by_file_and_field(document: object, message: str) -> None:
+    with pytest.raises(RuntimeDocumentError) as refused:
+        read(document)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "device", "count"),
+    [
+        ({"nvidia.com/gpu": 4, "cpu": 8}, "gpu", "8"),
+        ({"nvidia.com/mig-1g.5gb": "1"}, "mig-1g.5gb", "2"),
+        ({"google.com/tpu": 4.0}, "tpu", "8"),
+        ({"cpu": "500m"}, "cpu", "500m"),
+        ({"memory": "1Gi"}, "Unknown", "Unknown"),
+    ],
+)
+def test_user_sees_the_devices_of_all_nodes(limits: dict[str, Any], device: str, count: str) -> None:
+    shown = runtime_of(read(runtime(policy={"numNodes": 2, "torch": {}}, resources={"limits": limits})))
+    assert (shown.trainer.device, shown.trainer.device_count, shown.trainer.num_nodes) == (device, count, 2)
+
+
+def test_user_sees_the_runtime() -> None:
+    shown = runtime_of(read(runtime(image="i:1", command=["a", "b"])))
+    assert (shown.name, shown.kind, shown.pretrained_model) == ("mine", RuntimeKind.TRAINING_RUNTIME, None)
+    assert (shown.trainer.image, shown.trainer.framework, shown.trainer.command) == ("i:1", "torch", ("a", "b"))
+
+
+def test_file_has_many_documents_and_errors_name_which() -> None:
+    text = text_of(runtime("a"), {"kind": "Kustomization"}, {"kind": 3}, runtime("b"), runtime("c", image=[1]))
+    found = read_files([TextFile(name="many.yaml", text=text), TextFile(name="bad.yaml", text="a: [")])
+    assert [each.name for each in found.runtimes] == ["a", "b"]
+    assert [each.origin for each in found.runtimes] == ["many.yaml, document 1", "many.yaml, document 4"]
+    unnamed, broken, not_yaml = found.problems
+    assert (
+        unnamed.message
+        == "many.yaml, document 3: kind: is 3; a runtime is a ClusterTrainingRuntime or a TrainingRuntime"
+    )
+    assert (broken.runtime, broken.message.partition(": ")[0]) == ("c", "many.yaml, document 5")
+    assert not_yaml.message.startswith("bad.yaml, line ")
+
+
+def test_text_that_is_nested_without_end_is_a_problem_and_no_crash() -> None:
+    found = read_files([TextFile(name="deep.yaml", text="[" * 20_000)])
+    assert [problem.message for problem in found.problems] == ["deep.yaml is nested too deeply"]
+
+
+def test_built_in_runtimes_are_whole() -> None:
+    found = built_in()
+    assert found.problems == ()
+    custom = {each.name for each in found.runtimes if each.trainer_type is TrainerType.CUSTOM_TRAINER}
+    assert custom == {"torch-distributed", "jax-distributed", "deepspeed-distributed", "mpi", "python"}
+    assert all(each.image is None for each in found.runtimes)
+
+
+def test_page_shows_a_file_that_is_good_and_every_built_in_runtime() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "runtimes.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    found = read(parse_yaml(shown, "page"))
+    assert (found.name, found.packages, found.resources) == ("vision", ("einops>=0.8",), {"gpu": 4})
+    table = page.partition("## Built in")[2]
+    assert [each.name for each in built_in().runtimes if f"`{each.name}`" not in table] == []
+
+
+def test_every_built_in_trainer_has_a_runtime() -> None:
+    trainers = {each.training_type: each.name for each in built_in().runtimes if each.training_type}
+    assert set(trainers) == {str(kind) for kind in BUILT_IN}
+    assert trainers["LORA"] == "trainmaster-lora"

@@ -1,0 +1,57 @@
+"""Names of `trainmaster.trainer`: where they are found, and what importing them costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import trainmaster.trainer
+from trainmaster.trainer import constants, options, types
+
+PROGRAM = """
+import json, sys
+from trainmaster.trainer import CustomTrainer, update_trainjob_status
+loaded = [name for name in ("httpx", "pydantic", "rich", "yaml", "trainmaster.sdk") if name in sys.modules]
+from trainmaster.trainer.constants import constants
+print(json.dumps({
+    "loaded": loaded,
+    "runtime": constants.DEFAULT_TRAINING_RUNTIME,
+    "urls": CustomTrainer(func=print).pip_index_urls,
+    "home": constants.DEFAULT_MPI_USER_HOME,
+}))
+"""
+
+
+def found(**environment: str) -> Any:
+    """What a fresh process finds in such an environment."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DEFAULT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**kept, **environment}, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_names_for_training_code_load_no_library_and_the_defaults() -> None:
+    assert found() == {"loaded": [], "runtime": "torch-distributed", "urls": [], "home": "/home/mpiuser"}
+
+
+def test_defaults_come_from_the_environment() -> None:
+    given = found(DEFAULT_TRAINING_RUNTIME="jax", DEFAULT_PIP_INDEX_URLS="http://a/simple, http://b/simple,")
+    assert (given["runtime"], given["urls"]) == ("jax", ["http://a/simple", "http://b/simple"])
+
+
+@pytest.mark.parametrize("module", [trainmaster.trainer, types, types.types, options, constants, constants.constants])
+def test_every_name_that_is_listed_is_there_once(module: Any) -> None:
+    assert len(module.__all__) == len(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        trainmaster.trainer.no_such_name  # noqa: B018

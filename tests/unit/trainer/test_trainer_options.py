@@ -1,0 +1,208 @@
+"""Options: what each changes in a job, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.trainer import CustomTrainer, CustomTrainerContainer
+from trainmaster.trainer import options as o
+
+
+def job(kind: str = "container") -> dict[str, Any]:
+    return {"name": "made-up", "handle": "made-up", "workload": {"kind": kind, "image": "localhost/x"}}
+
+
+def changed(option: o.Option, **given: Any) -> dict[str, Any]:
+    document = job()
+    option(document, **given)
+    return document
+
+
+def test_name_is_the_handle_too() -> None:
+    document = changed(o.Name("first"))
+    assert (document["name"], document["handle"]) == ("first", "first")
+
+
+def test_labels_and_annotations_add_up() -> None:
+    document = {**job(), "labels": {"team": "a", "kept": "yes"}}
+    for option in (o.Labels({"team": "b"}), o.Annotations({"example.org/note": "try 2"}), o.Labels({"more": "x"})):
+        option(document)
+    assert document["labels"] == {
+        "team": "b",
+        "kept": "yes",
+        "more": "x",
+        "annotations/example.org/note": "try 2",
+    }
+
+
+def test_scheduling_options_lie_side_by_side() -> None:
+    document = job()
+    given = (o.ActiveDeadlineSeconds(60), o.Queue("team-a"), o.Priority(9), o.MaxRetries(2), o.Preemptible())
+    for option in given:
+        option(document)
+    assert document["scheduling_config"] == {
+        "max_runtime_seconds": 60,
+        "queue": "team-a",
+        "priority": 9,
+        "max_retries": 2,
+        "preemptible": True,
+    }
+
+
+def test_of_two_options_the_last_one_wins() -> None:
+    document = job()
+    o.Priority(3)(document)
+    o.Priority(4)(document)
+    assert document["scheduling_config"]["priority"] == 4
+
+
+def test_command_and_arguments_of_an_image() -> None:
+    trainer = CustomTrainerContainer(image="localhost/x")
+    document = job()
+    o.TrainerCommand(["python", "train.py"])(document, trainer, "container")
+    o.TrainerArgs(["--epochs", "3"])(document, trainer, "container")
+    assert document["workload"]["argv"] == ["python", "train.py"]
+    assert document["workload"]["args"] == ["--epochs", "3"]
+
+
+@pytest.mark.parametrize(
+    "option", [o.TrainerCommand(["a"]), o.TrainerArgs(["a"])], ids=lambda option: type(option).__name__
+)
+def test_command_of_what_is_no_image_is_refused(option: o.Option) -> None:
+    with pytest.raises(ValueError, match=f"{type(option).__name__}.*CustomTrainer$"):
+        option(job(), CustomTrainer(func=print), "container")
+    with pytest.raises(ValueError, match=type(option).__name__):
+        option(job("command"), None, "local")
+
+
+def test_volumes_and_limits_are_the_workloads() -> None:
+    document = job()
+    o.Volumes([o.Volume("/srv/data", "/data", read_only=True)])(document, None, "container")
+    o.Volumes([o.Volume("scratch", "/scratch")])(document, None, "container")
+    o.Limits(shm_mb=512)(document, None, "container")
+    assert document["workload"]["volumes"] == [
+        {"source": "/srv/data", "target": "/data", "read_only": True},
+        {"source": "scratch", "target": "/scratch", "read_only": False},
+    ]
+    assert document["workload"]["container"] == {"shm_mb": 512}
+
+
+def test_volumes_of_a_built_in_trainer_make_its_workload() -> None:
+    document: dict[str, Any] = {"name": "x", "training_config": {}}
+    o.Volumes([o.Volume("/a", "/b")])(document)
+    assert document["workload"]["kind"] == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("option", "backend"),
+    [
+        (o.Volumes([]), "local"),
+        (o.Limits(shm_mb=1), "local"),
+        (o.RuntimePatch(), "local"),
+        (o.RuntimePatch(), "container"),
+        (o.RuntimePatch(), None),
+    ],
+)
+def test_option_that_the_backend_cannot_do_is_refused_by_name(option: o.Option, backend: str | None) -> None:
+    document = job()
+    with pytest.raises(ValueError, match=type(option).__name__):
+        option(document, None, backend)
+    assert document == job()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: o.Name(""),
+        lambda: o.Name(" "),
+        lambda: o.Name(None),
+        lambda: o.Labels(None),
+        lambda: o.Labels({"a": 1}),
+        lambda: o.Labels(["a"]),
+        lambda: o.Annotations({1: "a"}),
+        *(lambda seconds=seconds: o.ActiveDeadlineSeconds(seconds) for seconds in (0, -1, True, 1.0, "1", None)),
+        lambda: o.Queue(""),
+        *(lambda priority=priority: o.Priority(priority) for priority in (-1, 11, 5.0, "5", True)),
+        *(lambda retries=retries: o.MaxRetries(retries) for retries in (-1, 101, "3", True)),
+        lambda: o.Preemptible("yes"),
+        lambda: o.TrainerCommand("python train.py"),
+        lambda: o.TrainerCommand([]),
+        lambda: o.TrainerCommand([1]),
+        lambda: o.TrainerArgs(None),
+        lambda: o.Volume("./relative", "/a"),
+        lambda: o.Volume("/a", "relative"),
+        lambda: o.Volume("/a", "/b", read_only="yes"),
+        lambda: o.Volumes(["/a:/b"]),
+        lambda: o.Volumes([o.Volume("/a", "/x"), o.Volume("/b", "/x")]),
+        lambda: o.Limits(shm_mb=0),
+        lambda: o.Limits(shm_mb="1g"),
+        lambda: o.Limits(pids=True),
+        lambda: o.RuntimePatch({"template": {}}),
+    ],
+)
+def test_option_of_a_wrong_value_is_refused_when_it_is_made(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": ""},
+        {"name": " "},
+        {"name": None},
+        {"name": "a", "env": {"x": "1"}},
+        {"name": "a", "env": ["x"]},
+        {"name": "a", "env": [{"value": "1"}]},
+        {"name": "a", "env": [{"name": "", "value": "1"}]},
+        {"name": "a", "env": [{"name": "x"}]},
+        {"name": "a", "env": [{"name": "x", "valueFrom": "y"}]},
+        {"name": "a", "env": [{"name": "x", "valueFrom": {"vault": {}}}]},
+        {"name": "a", "volume_mounts": {}},
+        {"name": "a", "volume_mounts": ["v"]},
+        {"name": "a", "volume_mounts": [{"mountPath": "/x"}]},
+        {"name": "a", "volume_mounts": [{"name": "v"}]},
+        {"name": "a", "volume_mounts": [{"name": "v", "mountPath": "x"}]},
+    ],
+)
+def test_container_patch_of_a_wrong_value_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="ContainerPatch"):
+        o.ContainerPatch(**given)
+
+
+def test_runtime_patch_is_made_of_its_parts() -> None:
+    container = o.ContainerPatch(
+        name="node",
+        env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        volume_mounts=[{"name": "data", "mountPath": "/data"}],
+    )
+    pod = o.PodTemplatePatch(spec=o.PodSpecPatch(containers=[container], node_selector={"zone": "a"}))
+    node = o.ReplicatedJobPatch(name="node", template=o.JobTemplatePatch(spec=o.JobSpecPatch(template=pod)))
+    template = o.JobSetTemplatePatch(spec=o.JobSetSpecPatch(replicated_jobs=[node]))
+    patch = o.RuntimePatch(training_runtime_spec=o.TrainingRuntimeSpecPatch(template=template))
+    assert patch.training_runtime_spec is not None
+
+
+def test_options_make_a_job_that_the_server_takes() -> None:
+    document = job()
+    given = (
+        o.Name("first"),
+        o.Labels({"team": "a"}),
+        o.Annotations({"example.org/note": "try 2"}),
+        o.ActiveDeadlineSeconds(60),
+        o.Queue("team-a"),
+        o.Priority(9),
+        o.MaxRetries(2),
+        o.Preemptible(),
+        o.TrainerCommand(["python", "train.py"]),
+        o.Volumes([o.Volume("/srv/data", "/data", read_only=True), o.Volume("scratch", "/scratch")]),
+        o.Limits(shm_mb=512, pids=1024),
+    )
+    for option in given:
+        option(document, CustomTrainerContainer(image="localhost/x"), "container")
+    request = SubmitJobRequest.model_validate(document)
+    assert (request.handle, request.priority, request.max_retries) == ("first", 9, 2)
