@@ -15,6 +15,7 @@ from benchmarks import (
     engine_tokens,
     first_instruction,
     followers,
+    function_start,
     idle,
     listing,
     live,
@@ -33,6 +34,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
     {
         "submissions": submissions.measure,
         "first_instruction": first_instruction.measure,
+        "function_start": function_start.measure,
         "throughput": throughput.measure,
         "followers": followers.measure,
         "idle": idle.measure,
