@@ -71,7 +71,8 @@ def running_engine() -> Iterator[Engine]:
         host = f"unix://{directory}/podman.sock"
         with open(f"{directory}/log", "w") as log:
             command = ["podman", "system", "service", "--time=0", host]
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            # Where it runs, its monitors leave a file when a container was out of memory.
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=directory)
         try:
             deadline = time.monotonic() + 60
             while not os.path.exists(f"{directory}/podman.sock"):

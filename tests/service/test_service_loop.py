@@ -12,6 +12,7 @@ import pytest
 import torch
 from running_service import BASE_MODEL, data
 
+from real_server import wait_for
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.owner import NotOwnerError
@@ -128,8 +129,9 @@ def loop(tiny: Path, tmp_path: Path) -> Iterator[Loop]:
 def test_passes_of_models_that_wait_together_run_in_one(loop: Loop) -> None:
     loop.start()
     loop.create("a:train:0", "b:train:0", "c:train:0")
-    # While the first is computed, the others come.
     first = loop.ask_pass("a:train:0", length=400, sequences=16)
+    wait_for(lambda: loop.log, "the first pass")
+    # While it is computed, the others come.
     asked = [loop.ask_pass(model, seed) for seed in range(2) for model in ("b:train:0", "c:train:0")]
     replies = [loop.reply() for _ in range(5)]
     assert [reply.request_id for reply in replies] == [first, *asked]

@@ -18,6 +18,7 @@ from trainmaster.core.training.sources import ModelSource, left_by_job
 from trainmaster.core.workloads import compile_launch
 from trainmaster.core.workloads.container import KIND as CONTAINER
 from trainmaster.core.workloads.trainer import configs_of, is_training, models_from
+from trainmaster.protocol.launch import ContainerWish
 from trainmaster.store import checkpoints, jobs, queues
 from trainmaster.store.scope import Scope
 
@@ -48,12 +49,17 @@ def check_backend(request: SubmitJobRequest, name: str, backends: Mapping[str, C
         RefusedError: it lacks what the job needs.
     """
     launch, capable = compile_launch(request), backends[name]
-    needs_images = "image" if launch.image is not None else "volumes" if launch.volumes else None
-    if needs_images is not None and not capable.images:
+    wishes = {
+        "image": launch.image is not None,
+        "volumes": bool(launch.volumes),
+        "container": launch.container != ContainerWish(),
+    }
+    wished = next((field for field, given in wishes.items() if given), None)
+    if wished is not None and not capable.images:
         remedy = _remedy(other for other, each in backends.items() if each.images)
-        without = "" if launch.kind == CONTAINER else f", or leave {needs_images} out"
+        without = "" if launch.kind == CONTAINER else f", or leave {wished} out"
         message = f"the backend {name} runs no containers; {remedy}{without}"
-        raise RefusedError.because([Problem(field=f"workload.{needs_images}", message=message)])
+        raise RefusedError.because([Problem(field=f"workload.{wished}", message=message)])
     if launch.lifetime not in capable.lifetimes:
         remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
         message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"

@@ -20,7 +20,7 @@ from trainmaster.backends.base import Capabilities
 from trainmaster.coordinator.accepting import Named, accepted, check_backend, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
-from trainmaster.coordinator.tenants import LOCAL, Tenants
+from trainmaster.coordinator.tenants import CONTAINER, LOCAL, Tenants
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
 from trainmaster.core.errors import (
@@ -303,8 +303,8 @@ class Commands:
         return Outcome(job=job)
 
     def _accepted(self, connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
-        if self._tenants is not None and change.job.backend == LOCAL:
-            self._tenants.require(connection, scope, change.job.account_id)
+        if self._tenants is not None and change.job.backend in (LOCAL, CONTAINER):
+            self._tenants.require(connection, scope, change.job.account_id, change.job.backend)
         return accepted(connection, scope, change, named)
 
     def _command(

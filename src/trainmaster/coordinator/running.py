@@ -153,9 +153,7 @@ class CoordinatorRole:
             return None
         with self._database.read() as connection:
             account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
-        if job.live.backend == CONTAINER and account.uid is None:
-            return None
-        return runs_as(account, self._settings)
+        return runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
 
     def _secrets(self, job: Job) -> Secrets:
         with self._database.read() as connection:

@@ -18,7 +18,8 @@ from trainmaster.store.scope import Scope
 LOCAL = "local"
 """The backend whose jobs are processes of this machine."""
 CONTAINER = "container"
-"""The one whose jobs are kept apart by their containers, whoever runs them."""
+"""The one whose jobs run in containers of this machine. They are no boundary between accounts: a worker in one acts as
+the server's user, and writes where the server reads."""
 ROOT = 0
 _REMEMBER_S = 5.0
 """How long a yes holds: to ask the database at every submission would cost a tenth of it."""
@@ -30,23 +31,26 @@ class Tenants:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._fine_until: dict[str, float] = {}
+        self._fine_until: dict[tuple[str, str], float] = {}
 
-    def require(self, connection: Connection, scope: Scope, account_id: str) -> None:
+    def require(self, connection: Connection, scope: Scope, account_id: str, backend: str) -> None:
         """Raise RefusedError, with the remedy, when they may not."""
         now = self._clock()
-        if now >= self._fine_until.get(account_id, 0.0):
-            runs_as(accounts.get(connection, scope, account_id), self._settings)
-            self._fine_until[account_id] = now + _REMEMBER_S
+        if now >= self._fine_until.get((account_id, backend), 0.0):
+            runs_as(accounts.get(connection, scope, account_id), self._settings, contained=backend == CONTAINER)
+            self._fine_until[account_id, backend] = now + _REMEMBER_S
 
 
-def runs_as(account: Account, settings: Settings, *, server_uid: int | None = None) -> int | None:
+def runs_as(
+    account: Account, settings: Settings, *, server_uid: int | None = None, contained: bool = False
+) -> int | None:
     """The uid as which the account's jobs run; None means that of the server itself.
 
     Args:
         account: whose jobs they are.
         settings: those of the server.
         server_uid: as whom the server runs, where it is not this process.
+        contained: whether they run in containers.
 
     Raises:
         RefusedError: they must not run here, or cannot; the message says what to do.
@@ -61,6 +65,11 @@ def runs_as(account: Account, settings: Settings, *, server_uid: int | None = No
             f"account {name} has no user of its own on this machine, where its jobs could read those of other "
             f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, or allow all accounts to share "
             "the server's with the setting shared_uid"
+        )
+    if contained and account.uid != own:
+        raise RefusedError(
+            f"jobs of account {name} run as uid {account.uid}, and a container of this machine could act as the "
+            "server's own user; use the backend local"
         )
     return None if account.uid == own else account.uid
 

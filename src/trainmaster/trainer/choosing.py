@@ -121,8 +121,8 @@ def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
 def _refuse_what_servers_decide(config: ContainerBackendConfig) -> None:
     if config.container_host is not None:
         raise ValueError(
-            "container_host is a setting of the server, whose machine the containers run on; start it with "
-            "`trainmaster serve --container-host`, and leave it out here"
+            "container_host is a setting of the server, whose machine the containers run on: write it into the "
+            "server's settings file, and leave it out here"
         )
     for name in ("dataset_initializer_image", "model_initializer_image", "initializer_timeout"):
         if getattr(config, name) != type(config).model_fields[name].default:

@@ -73,7 +73,7 @@ class ContainerBackendConfig(BackendConfig):
 
     pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], BeforeValidator(_as_written)] = "IfNotPresent"
     auto_remove: bool = True
-    """Remove containers, networks and working directories of jobs that have ended; their logs stay."""
+    """Remove containers of jobs that have ended; their logs and results stay."""
     container_host: str | None = None
     """Where the engine listens. The server knows: a client that names it is refused."""
     container_runtime: Literal["docker", "podman"] | None = None

@@ -75,7 +75,7 @@ class _Pages:
                 page = self._client.logs(self._job, limit=LINES_PER_PAGE, **self._chosen, **start)
             self.cursor = page["next_cursor"]
             yield from page["lines"]
-            if len(page["lines"]) < LINES_PER_PAGE:
+            if not page["lines"]:  # a page of long lines has fewer than were asked for
                 return
 
 

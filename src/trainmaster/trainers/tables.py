@@ -18,7 +18,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from trainmaster.jobs.data_cache import TABLE_FILE
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
@@ -108,10 +107,10 @@ class _Source:
             """Files on S3, and below the data roots: a table's metadata may name any."""
 
             def new_input(self, location: str) -> PyArrowFile:
-                parts = urlsplit(location)
-                if parts.scheme in ("", "file"):
-                    local_path(unquote(parts.path), access)
-                elif parts.scheme not in ("s3", "s3a", "s3n"):
+                scheme, _, path = self.parse_location(location)
+                if scheme == "file":
+                    local_path(path, access)  # the very path that is opened
+                elif scheme not in ("s3", "s3a", "s3n"):
                     raise InputError(f"{location}: tables are read from s3:// and from files alone")
                 return super().new_input(location)
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,12 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
     exit_record.write(compose, wait)
     if run is not None:
         if request.launch.remove_working_directory:
-            _remove_work(directory)
+            _remove_work(directory, range(len(request.nodes)))
         send_hint(request.hint_socket, request.attempt_id)
 
 
-def _remove_work(directory: RunDirectory) -> None:
+def _remove_work(directory: RunDirectory, nodes: Iterable[int]) -> None:
     """Remove the attempt's working directory once the last node that works in it has ended."""
-    nodes = [int(claim.stem) for claim in (directory.path / "claims").glob("*.json")]
     if all(directory.document(exit_document(node)) is not None for node in nodes):
         shutil.rmtree(directory.path / "work", ignore_errors=True)
 

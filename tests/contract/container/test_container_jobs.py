@@ -81,7 +81,8 @@ def test_volumes_are_seen_inside_and_kept_to_the_data_roots(container_server: Co
     assert server.lines(job_id) == ["given", "Read-only file system"]
     assert (shown / "made.txt").read_text() == "made"
     server.wait_until_cleared(job_id)
-    server.engine.podman("volume", "rm", "trainmaster-default-kept")
+    (kept,) = server.engine.podman("volume", "ls", "--filter", "name=-kept$", "--format", "{{.Name}}").split()
+    server.engine.podman("volume", "rm", kept)
 
     for source, word in (("/etc", "outside"), (str(server.home), "its own state")):
         job = server.until(server.run("true", workload={"volumes": [{"source": source, "target": "/x"}]}))
@@ -207,6 +208,19 @@ def test_a_container_is_kept_for_whoever_wants_to_look_into_it(container_server:
     server.wait_until_cleared(done)  # so the other one could have been removed too
     (name,) = server.containers(job_id)
     server.engine.podman("rm", name)
+
+
+def test_labels_of_an_image_are_not_taken_for_ours(container_server: ContainerServer) -> None:
+    server = container_server
+    recipe = server.home / "labelled"
+    recipe.mkdir()
+    labels = "LABEL trainmaster.probed-at=x trainmaster.keep=yes trainmaster.node=9"
+    (recipe / "Dockerfile").write_text(f"FROM {server.image}\n{labels}\n")
+    server.engine.podman("build", "--quiet", "--tag", "localhost/labelled:1", str(recipe))
+    job_id = server.run("true", workload={"image": "localhost/labelled:1"})
+    assert server.until(job_id)["status"] == "COMPLETED"
+    server.wait_until_cleared(job_id)
+    server.engine.podman("rmi", "localhost/labelled:1")
 
 
 def test_a_function_with_packages_runs_with_the_images_python(container_server: ContainerServer) -> None:

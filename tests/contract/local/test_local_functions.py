@@ -222,15 +222,18 @@ def test_two_nodes_reduce_from_one_function(server: LocalServer) -> None:
     assert told == [{"node": "0", "total": 3.0}, {"node": "1", "total": 3.0}]
 
 
-def test_image_is_refused_where_no_containers_run(server: LocalServer) -> None:
-    function = {"kind": "function", "source": "def train(): pass", "name": "train", "image": "example/image:1"}
-    container = {"kind": "container", "image": "example/image:1"}
-    for workload, remedy in ((function, ", or leave image out"), (container, "")):
-        body = {"name": "n", "workload": workload, "backend": "local"}
-        answer = server.ask("POST", "/v1/jobs", body)
+def test_what_only_containers_have_is_refused_where_none_run(server: LocalServer) -> None:
+    function = {"kind": "function", "source": "def train(): pass", "name": "train"}
+    for workload, field, remedy in (
+        ({**function, "image": "example/image:1"}, "image", ", or leave image out"),
+        ({**function, "volumes": [{"source": "data", "target": "/data"}]}, "volumes", ", or leave volumes out"),
+        ({**function, "container": {"shm_mb": 64}}, "container", ", or leave container out"),
+        ({"kind": "container", "image": "example/image:1"}, "image", ""),
+    ):
+        answer = server.ask("POST", "/v1/jobs", {"name": "n", "workload": workload, "backend": "local"})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error["details"][0]["field"] == "workload.image"
+        assert error["details"][0]["field"] == f"workload.{field}"
         assert error["message"] == (
-            f"workload.image: the backend local runs no containers; this server has none that does{remedy}"
+            f"workload.{field}: the backend local runs no containers; this server has none that does{remedy}"
         )

@@ -153,11 +153,16 @@ def test_what_cannot_be_had_names_the_step_and_the_remedy(
 def test_download_that_was_killed_goes_on_with_what_is_missing(server: LocalServer, hub: Hub) -> None:
     broken = {"dataset": {"type": "huggingface", "storage_uri": "hf://org/broken", "access_token": TOKEN}}
     hub.held["b.txt"] = threading.Event()
+    hub.downloads.clear()
     killed = submit(server, broken)
     try:
         wait_for(lambda: {"a.txt", "b.txt"} <= set(hub.downloads), "the downloads")
-        blobs = server.directory.rglob("datasets--org--broken/blobs/*")
-        wait_for(lambda: [path for path in blobs if path.suffix != ".incomplete"], "the first file")
+
+        def first_file() -> bool:
+            blobs = server.directory.rglob("datasets--org--broken/blobs/*")
+            return any(path.suffix != ".incomplete" for path in blobs)
+
+        wait_for(first_file, "the first file")
         server.control(killed, "cancel")
         assert server.until(killed)["status"] == "CANCELLED"
     finally:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +10,9 @@ import pytest
 from local_servers import LocalServer, serving
 
 from real_server import wait_for
+
+KUBEFLOW = Path(__file__).parents[3] / ".venvs" / "kubeflow" / "bin" / "python"
+"""An interpreter with the real kubeflow package."""
 
 REPORTS = """
 import math, pathlib, sys, time
@@ -145,28 +145,10 @@ def test_job_without_a_step_is_shown_as_stalled_with_its_stacks(impatient_server
     assert len(server.events_of(job_id, "stalled")) == 2
 
 
-@pytest.fixture(scope="session")
-def kubeflow_python() -> Path:
-    """An interpreter with the real kubeflow package, made once and kept; others may be making it at this moment."""
-    home = Path(__file__).parents[3] / ".venvs"
-    home.mkdir(exist_ok=True)
-    venv = home / "kubeflow"
-    with open(home / "kubeflow.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (venv / "complete").exists():
-            # With our own pip: Debian's Python may have none to put into an environment.
-            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", venv], check=True)
-            pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
-            subprocess.run([*pip, "--disable-pip-version-check", "install", "-q", "kubeflow>=0.5,<0.6"], check=True)
-            (venv / "complete").touch()
-    return venv / "bin" / "python"
-
-
-@pytest.mark.timeout(600)  # the package and all that it needs are installed first
-def test_progress_for_kubeflow_is_progress_here(server: LocalServer, kubeflow_python: Path, scripts: Path) -> None:
+def test_progress_for_kubeflow_is_progress_here(server: LocalServer, scripts: Path) -> None:
     gate = scripts / "gate"
     (scripts / "reports.py").write_text(REPORTS_TO_KUBEFLOW)
-    job_id = server.submit(str(kubeflow_python), str(scripts / "reports.py"), str(gate))
+    job_id = server.submit(str(KUBEFLOW), str(scripts / "reports.py"), str(gate))
     server.wait_for_line(job_id, "sent True")
     wait_for(lambda: server.job(job_id)["progress"]["percent"] == 42.0, "the percentage")
     job = server.job(job_id)

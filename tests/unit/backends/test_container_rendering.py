@@ -18,6 +18,7 @@ from trainmaster.backends.container.rendering import (
     Surroundings,
     container_document,
     network_name,
+    volume_name,
 )
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
@@ -97,6 +98,15 @@ def test_a_gang_has_a_network_of_its_own_and_a_service_is_the_machines_neighbour
     assert within(service).address is None
 
 
+def test_accounts_share_no_volume_whatever_they_are_called() -> None:
+    asked = request()
+    names = {
+        volume_name(Volume(source=source, target="/x"), replace(asked, cache_dir=f"/srv/cache/{account}"))
+        for account, source in (("a", "b-x"), ("a-b", "x"), ("a-b", "b-x"))
+    }
+    assert len(names) == 3
+
+
 def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
     volumes = (Volume(source="/data/x", target="/x", read_only=True), Volume(source="kept", target="/kept"))
     shipped = (BlobFile(sha256="0" * 64, path="train.py"),)
@@ -109,7 +119,7 @@ def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
         "/srv/artifacts/job-1/checkpoints",
         "/srv/artifacts/job-1/output",
         "/srv/cache/team",
-        "trainmaster-team-kept",
+        volume_name(volumes[1], asked),
     }
     assert {mount["Source"] for mount in mounts} - writable == {
         "/srv/workers/worker.pyz",

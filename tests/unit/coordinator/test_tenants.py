@@ -17,9 +17,12 @@ from trainmaster.store.scope import Scope
 SERVER = 1000
 
 
-def ask(account_id: str, uid: int | None = None, *, server_uid: int = SERVER, **changes: Any) -> int | None:
+def ask(
+    account_id: str, uid: int | None = None, *, server_uid: int = SERVER, contained: bool = False, **changes: Any
+) -> int | None:
     settings = Settings(data_dir=Path("/nowhere"), **changes)
-    return runs_as(Account(account_id=account_id, uid=uid), settings, server_uid=server_uid)
+    account = Account(account_id=account_id, uid=uid)
+    return runs_as(account, settings, server_uid=server_uid, contained=contained)
 
 
 def test_default_account_runs_as_the_server() -> None:
@@ -50,6 +53,15 @@ def test_server_that_is_not_root_cannot_become_another() -> None:
         ask("vision", 1500)
 
 
+def test_containers_are_no_boundary_between_accounts() -> None:
+    assert ask("default", contained=True) is None
+    assert ask("vision", SERVER, contained=True) is None
+    with pytest.raises(RefusedError, match="shared_uid"):
+        ask("vision", contained=True)
+    with pytest.raises(RefusedError, match=r"uid 1500.*use the backend local"):
+        ask("vision", 1500, server_uid=ROOT, contained=True)
+
+
 def test_no_account_runs_as_root() -> None:
     with pytest.raises(RefusedError, match="root"):
         ask("vision", ROOT)
@@ -64,14 +76,14 @@ def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
         account = Account(account_id="vision", uid=os.geteuid() or 1500)
         database.write_now(lambda connection: accounts.create(connection, everything, account))
         with database.read() as connection:
-            tenants.require(connection, scope, "vision")
+            tenants.require(connection, scope, "vision", "local")
         database.write_now(lambda connection: accounts.set_uid(connection, everything, "vision", None))
         with database.read() as connection:
-            tenants.require(connection, scope, "vision")
+            tenants.require(connection, scope, "vision", "local")
             now[0] += 5.0
             with pytest.raises(RefusedError, match="vision"):
-                tenants.require(connection, scope, "vision")
+                tenants.require(connection, scope, "vision", "local")
             with pytest.raises(RefusedError, match="vision"):
-                tenants.require(connection, scope, "vision")
+                tenants.require(connection, scope, "vision", "local")
     finally:
         database.close()

@@ -50,7 +50,7 @@ def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
     ("config", "says"),
     [
         (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
-        (ContainerBackendConfig(container_host="unix:///run/podman.sock"), "--container-host"),
+        (ContainerBackendConfig(container_host="unix:///run/podman.sock"), "settings file"),
         (ContainerBackendConfig(initializer_timeout=5), "initializer_timeout"),
         (ContainerBackendConfig(model_initializer_image="image"), "model_initializer_image"),
         ("local", "not a str"),

@@ -219,12 +219,6 @@ class ContainerBackend:
                 "or newer is needed",
                 Reason.LAUNCH_REFUSED,
             )
-        if facts.python is None and request.uid is not None:
-            raise LaunchError(
-                f"jobs of this account run as uid {request.uid}, and only an image with a Python that runs the worker "
-                f"can do that: {facts.lacks}",
-                Reason.LAUNCH_REFUSED,
-            )
         if not steps[-1].argv and not facts.command:
             raise LaunchError("the image has no command of its own: say what to run", Reason.LAUNCH_REFUSED)
         for volume in request.launch.volumes:
@@ -309,5 +303,5 @@ class ContainerBackend:
         return f"{os.geteuid()}:{os.getegid()}"
 
     def _remove(self, name: str) -> None:
+        remove_secrets(secrets_directory() / name)  # first: the engine may be away
         self._engine.remove(name)
-        remove_secrets(secrets_directory() / name)

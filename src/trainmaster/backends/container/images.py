@@ -9,24 +9,29 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as StillPullingError
 from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, NoSuchImageError
 from trainmaster.backends.container.packing import OLDEST_PYTHON
-from trainmaster.backends.container.rendering import PROBED_AT, RUNS, ImageFacts
+from trainmaster.backends.container.rendering import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
 from trainmaster.protocol.reasons import Reason
 
 __all__ = ["Images", "StillPullingError"]
 
 _log = logging.getLogger(__name__)
-_PULL_PATIENCE_S = 8.0
-"""How long a launch waits for an image. It is asked for again until it is there, and holds up nobody meanwhile."""
+_PULL_PATIENCE_S = 0.5
+"""How long a launch waits for an image; it is asked for again until it is there."""
+_PROBE_MEMORY = 512 << 20
+_PROBE_PIDS = 64
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = "import json, sys; print(json.dumps([sys.executable, sys.version_info[:2]]))"
 _PYTHON = "python3"
+
+
+class StillPullingError(Exception):
+    """An image is being fetched."""
 
 
 class Images:
@@ -83,6 +88,8 @@ class Images:
                     del self._pulls[key]
         try:
             pull.result(_PULL_PATIENCE_S)
+        except TimeoutError:
+            raise StillPullingError(image) from None
         except NoSuchImageError as error:
             raise LaunchError(f"image {image} cannot be fetched: {error}", Reason.LAUNCH_REFUSED) from error
         except EngineError as error:
@@ -90,14 +97,14 @@ class Images:
 
     def _looked_into(self, document: Mapping[str, Any]) -> ImageFacts:
         """Run the image's Python once, to see which one it is."""
-        name = f"tm-probe-{uuid.uuid4().hex[:12]}"
+        name = f"{PROBE_PREFIX}{uuid.uuid4().hex[:12]}"
         probe = {
             "Image": document["Id"],
             "Entrypoint": [_PYTHON],
             "Cmd": ["-c", _PROBE],
             "User": "0:0",
             "Labels": {RUNS: self._runs, PROBED_AT: str(time.time())},
-            "HostConfig": {"NetworkMode": "none"},
+            "HostConfig": {"NetworkMode": "none", "Memory": _PROBE_MEMORY, "PidsLimit": _PROBE_PIDS},
         }
         python, lacks = None, ""
         try:
@@ -107,12 +114,7 @@ class Images:
         except NoSuchCommandError:
             lacks = f"it has no {_PYTHON}"
         else:
-            if code != 0:
-                lacks = f"its {_PYTHON} fails: {said}"
-            else:
-                python, version = json.loads(said.splitlines()[-1])
-                if tuple(version) < OLDEST_PYTHON:
-                    python, lacks = None, f"it has Python {'.'.join(map(str, version))}"
+            python, lacks = _python_of(said) if code == 0 else (None, f"its {_PYTHON} fails: {said}")
         finally:
             self._engine.remove(name)
         config = document.get("Config") or {}
@@ -126,3 +128,14 @@ class Images:
             python=python,
             lacks=lacks,
         )
+
+
+def _python_of(said: str) -> tuple[str | None, str]:
+    """The interpreter that a probe told of; or None, and what is wrong with it. The image may have said anything."""
+    try:
+        python, (major, minor) = json.loads(said.splitlines()[-1])
+        if (int(major), int(minor)) >= OLDEST_PYTHON:
+            return str(python), ""
+    except (IndexError, TypeError, ValueError):
+        return None, f"its {_PYTHON} does not answer as Python does"
+    return None, f"it has Python {major}.{minor}"

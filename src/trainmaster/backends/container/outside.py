@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if code == _EXIT_KILLED and "Memory" in document["HostConfig"]:
         # Engines do not agree on whether they tell; and nobody else kills what has a limit.
         _tell(Reason.OUT_OF_MEMORY, "the container was killed by the kernel: out of memory")
-    if KEEP not in document["Labels"]:
+    if document["Labels"][KEEP] == "no":
         engine.remove(name)
     return code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PROBED_AT = (
     f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "probed-at")
 )
 
+PROBE_PREFIX = "tm-probe-"
+"""Begins the name of a container that only looks into an image."""
 INSIDE = "/trainmaster"
 """Where a container has what is ours and has no path of its own."""
 WORKER = f"{INSIDE}/worker.pyz"
@@ -158,9 +161,9 @@ def own_directories(request: AttemptRequest, around: Surroundings) -> list[str]:
 
 
 def volume_name(volume: Volume, request: AttemptRequest) -> str:
-    """The engine's name of a volume: each account has its own."""
-    account = Path(request.cache_dir).name if request.cache_dir else "default"
-    return f"trainmaster-{account}-{volume.source}"
+    """The engine's name of a volume: each account of each server has its own."""
+    owner = hashlib.sha256((request.cache_dir or "").encode()).hexdigest()[:12]
+    return f"trainmaster-{owner}-{volume.source}"
 
 
 def _labels(request: AttemptRequest, around: Surroundings, node: int | None = None) -> dict[str, str]:
@@ -173,8 +176,8 @@ def _labels(request: AttemptRequest, around: Surroundings, node: int | None = No
     }
     if node is not None:
         labels[NODE] = str(node)
-        if not request.launch.container.auto_remove:
-            labels[KEEP] = "yes"
+        # Said in either case: the image may have labels of its own.
+        labels[KEEP] = "no" if request.launch.container.auto_remove else "yes"
     return labels
 
 

@@ -11,8 +11,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainmaster.backends.container.engine import Container, Engine, EngineError
-from trainmaster.backends.container.rendering import ATTEMPT, KEEP, NODE, NODES, PROBED_AT, RUN_DIR, RUNS
+from trainmaster.backends.container.engine import Container, Engine, EngineError, RefusedByEngineError
+from trainmaster.backends.container.rendering import (
+    ATTEMPT,
+    KEEP,
+    NODE,
+    NODES,
+    PROBE_PREFIX,
+    PROBED_AT,
+    RUN_DIR,
+    RUNS,
+)
 from trainmaster.core.sight import Liveness
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.rundir import RunDirectory, exit_document
@@ -89,15 +98,26 @@ class Upkeep:
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
         self._seen, self._seen_from = found, asked_at
-        done = [container for container in found.values() if _has_done(container)]
-        for container in done:
-            self._remove(container.name)
+        done = [container for container in found.values() if self._is_seen_to(container)]
         if done or asked_at > self._networks_due:
             self._networks_due = asked_at + _NETWORKS_EVERY_S
             self._remove_networks()
         for name, at in list(self._claimed_from.items()):
             if name not in found and asked_at - at > _FORGET_S:
                 del self._claimed_from[name]
+
+    def _is_seen_to(self, container: Container) -> bool:
+        """Whether a container was removed. What cannot be read, or removed, of one holds up no other."""
+        try:
+            if container.labels.get(KEEP) == "yes" and _lingers(container):
+                self._engine.kill(container.name)
+            if not _has_done(container):
+                return False
+            self._remove(container.name)
+        except (OSError, ValueError, TypeError, KeyError, RefusedByEngineError) as error:
+            _log.error("container %s cannot be looked after: %r", container.name, error)
+            return False
+        return True
 
     def _remove_networks(self) -> None:
         # Where every node was claimed, no container will come any more; so those that there are now are all.
@@ -120,17 +140,22 @@ def _was_taken_up(labels: Mapping[str, str]) -> bool:
 def _has_done(container: Container) -> bool:
     """Whether a container is of no use any more."""
     labels = container.labels
-    if PROBED_AT in labels:
+    if container.name.startswith(PROBE_PREFIX):
         # Made to look into an image, by a server that would have removed it by now.
         return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
     directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
     if not directory.path.exists():
         return True
-    if KEEP in labels:
+    if labels[KEEP] == "yes":
         return False
-    ended = directory.document(exit_document(node))
-    if ended is not None:
-        # A worker writes down its end last of all; what still runs a while later is of no use to anybody.
-        return container.has_ended or time.time() - float(ended["ended_at"]) > _LINGERS_S
+    if directory.document(exit_document(node)) is not None:
+        return container.has_ended or _lingers(container)
     claimant = directory.claimant(node)
     return claimant is not None and bool(claimant.get("revoked"))
+
+
+def _lingers(container: Container) -> bool:
+    """Whether a container runs on though its worker, which writes down its end last of all, has done so a while ago."""
+    directory, node = RunDirectory(Path(container.labels[RUN_DIR])), int(container.labels[NODE])
+    ended = directory.document(exit_document(node))
+    return not container.has_ended and ended is not None and time.time() - float(ended["ended_at"]) > _LINGERS_S
