@@ -14,8 +14,6 @@ from trainmaster.trainers.errors import CredentialsError, InputError
 from trainmaster.trainers.fetching import Access
 from trainmaster.trainers.tables import quantity, sharded
 
-pytest.importorskip("pyiceberg")
-
 SIZES = {"head_cpu": None, "head_mem": None, "worker_cpu": "500m", "worker_mem": "4Gi"}
 
 

@@ -190,7 +190,6 @@ print(sum(batch.num_rows for batch in data_cache.record_batches()), flush=True)
 
 
 def test_table_is_parted_for_ranks(server: LocalServer, tmp_path: Path) -> None:
-    pytest.importorskip("pyiceberg")
     import pyarrow as pa
     from pyiceberg.catalog.sql import SqlCatalog
 

@@ -23,7 +23,8 @@ QUIET = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1", "PIP_RETRIES": "0"}
 
 
 def variables(*, uv: bool = False) -> dict[str, str]:
-    path = str(Path(UV).parent) if uv and UV else "/nonexistent"
+    assert UV is not None, "uv is missing: run `make setup-dev`"
+    path = str(Path(UV).parent) if uv else "/nonexistent"
     return {**os.environ, **QUIET, "PATH": path}
 
 
@@ -100,7 +101,6 @@ def test_environment_holds_what_the_base_lacks_and_wins_over_it(tmp_path: Path, 
     assert time.time() - place.stat().st_mtime < 3600, "an environment that is used must not be forgotten"
 
 
-@pytest.mark.skipif(UV is None, reason="there is no uv")
 def test_uv_installs_only_what_the_base_lacks(
     tmp_path: Path, index: WheelIndex, capfd: pytest.CaptureFixture[str]
 ) -> None:

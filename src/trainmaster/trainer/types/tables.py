@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -15,12 +16,12 @@ Row = dict[str, str]
 NONE = "none"
 
 
-class Shown:
+class Shown(ABC):
     """Something that is one row of a table."""
 
+    @abstractmethod
     def row(self) -> Row:
         """What is shown of it."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return html_table([self.row()])
