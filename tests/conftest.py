@@ -62,6 +62,7 @@ REAL_PROCESSES = (
     "tests/chaos/test_real",
     "tests/cli",
     "tests/clients",
+    "tests/contract/backends",
     "tests/contract/container",
     "tests/contract/local",
     "tests/contract/worker",

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from container_engine import Engine
-from real_server import ENDED, RealServer, wait_for
+from job_server import JobServer
+from real_server import ENDED, wait_for
 
 SECRETS = Path("/dev/shm/trainmaster-0")
 PACKAGES = next(Path(path) for path in sys.path if (Path(path) / "torch").is_dir())
 """What is installed on this machine, for containers to have mounted."""
 
 
-class ContainerServer(RealServer):
+class ContainerServer(JobServer):
     """A server with the backends `container` and `local`, and an image for jobs that name none."""
 
     def __init__(self, home: Path, engine: Engine, image: str, **settings: str) -> None:
@@ -27,7 +28,7 @@ class ContainerServer(RealServer):
         values = {"container_host": engine.host, "container_image": image, "container_pull_policy": "Never", **settings}
         lines = [
             'backends = ["container", "local"]',
-            f'data_roots = ["{home}", "{PACKAGES}"]',
+            f'data_roots = ["{home}", "{PACKAGES}", "{sys.prefix}"]',
             *(f'{name} = "{value}"' for name, value in values.items()),
         ]
         (directory / "config.toml").write_text("\n".join(lines))
@@ -45,11 +46,6 @@ class ContainerServer(RealServer):
         """The names of what the engine has of this server, or of one of its jobs."""
         label = f"trainmaster.job={job_id}" if job_id else f"trainmaster.runs={self.directory / 'runs'}"
         return self.engine.labelled(label)
-
-    def wait_for_line(self, job_id: str, text: str) -> str:
-        """The first line of its log that holds a text."""
-        found = wait_for(lambda: [line for line in self.lines(job_id) if text in line], f"the line '{text}'")
-        return str(found[0])
 
     def wait_until_cleared(self, job_id: str = "") -> None:
         """Wait until nothing is left of a job, or of any: containers, networks, secrets."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import json
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,14 +14,19 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 PATIENCE_S = 90.0
 KEY, SECRET = "tests", "tests-secret"
+ASKER, ASKER_SECRET = "asker", "askers-secret"
+"""Keys that may do nothing but take on the role below."""
+ROLE = "arn:aws:iam::123456789012:role/reader"
+"""Who has it may read every object."""
 TRIES = 3
 PORTS = tuple(f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc"))
 _PR_SET_PDEATHSIG = 1
@@ -46,15 +53,32 @@ class SeaweedServer:
         """A URI that nothing lies below yet."""
         return f"s3://{self.bucket}/{uuid.uuid4().hex}"
 
+    def put(self, files: Mapping[str, bytes]) -> str:
+        """A URI with these objects below it."""
+        import obstore
+
+        prefix = self.new_prefix()
+        store = obstore.store.S3Store(
+            self.bucket,
+            prefix=prefix.rpartition("/")[2],
+            endpoint=self.url,
+            access_key_id=KEY,
+            secret_access_key=SECRET,
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
+        for name, content in files.items():
+            obstore.put(store, name, content)
+        return prefix
+
 
 @contextlib.contextmanager
 def running_seaweed() -> Iterator[SeaweedServer]:
     """A server that runs for the length of a block, and never longer than this process."""
     with tempfile.TemporaryDirectory(prefix="tm-seaweed-") as name:
         directory = Path(name)
-        identity = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
-        actions = ["Admin", "Read", "Write", "List", "Tagging"]
-        (directory / "s3.json").write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
+        (directory / "s3.json").write_text(json.dumps({"identities": _identities()}))
+        (directory / "iam.json").write_text(json.dumps(_roles()))
         (directory / "data").mkdir()
         for _ in range(TRIES):
             ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
@@ -70,12 +94,38 @@ def running_seaweed() -> Iterator[SeaweedServer]:
         raise RuntimeError(f"SeaweedFS did not start: {(directory / 'log').read_text()[-5000:]}")
 
 
+def _identities() -> list[dict[str, Any]]:
+    everything = ["Admin", "Read", "Write", "List", "Tagging"]
+    return [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+        for key, secret, actions in ((KEY, SECRET, everything), (ASKER, ASKER_SECRET, [f"sts:AssumeRole:{ROLE}"]))
+    ]
+
+
+def _roles() -> dict[str, Any]:
+    """The role, and the service beside the store that gives keys for it to whoever may have it (STS)."""
+
+    def allowed(**what: Any) -> dict[str, Any]:
+        return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **what}]}
+
+    reading = allowed(Action=["s3:GetObject", "s3:ListBucket"], Resource=["*"])
+    trust = allowed(Action=["sts:AssumeRole"], Principal="*")
+    role = {"roleName": ROLE.rpartition("/")[2], "roleArn": ROLE, "trustPolicy": trust, "attachedPolicies": ["Read"]}
+    key = base64.b64encode(secrets.token_bytes(32)).decode()
+    return {
+        "sts": {"issuer": "tests", "signingKey": key, "tokenDuration": "1h", "maxSessionLength": "12h"},
+        "policies": [{"name": "Read", "document": reading}],
+        "roles": [role],
+    }
+
+
 def _start(directory: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
         "dir": directory / "data",
         "s3.config": directory / "s3.json",
+        "s3.iam.config": directory / "iam.json",
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
         "volume.max": 20,

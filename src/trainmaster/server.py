@@ -24,7 +24,7 @@ from trainmaster.api.app import create_app
 from trainmaster.api.context import ApiContext
 from trainmaster.api.exchange import TokenExchange
 from trainmaster.api.front import Front
-from trainmaster.backends import capabilities_of, check_names
+from trainmaster.backends import capabilities_of, check_names, names_from
 from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
@@ -43,6 +43,7 @@ from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
+from trainmaster.core.sight import EngineFacts
 from trainmaster.protocol.datadir import KEPT
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
@@ -203,6 +204,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
         healthy: Callable[[], str | None] = _always_healthy
         leads: Callable[[], bool] = _never_leads
+        engine: Callable[[str], EngineFacts | None] = _knows_no_engine
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
         admission = Admission(
             data_roots=settings.readable_roots,
@@ -225,11 +227,12 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
             )
             role.start()
             stack.callback(role.stop)
-            hint, healthy, leads = role.hint, role.problem, role.leads
+            hint, healthy, leads, engine = role.hint, role.problem, role.leads, role.engine
+        backends = names_from(settings.backends)
         commands = Commands(
             database,
-            backends={name: capabilities_of(name) for name in settings.backends},
-            default_backend=settings.backends[0],
+            backends={name: capabilities_of(name, own_image=settings.container_image) for name in backends},
+            default_backend=backends[0],
             admission=admission,
             vault=vault,
             hint=hint,
@@ -254,6 +257,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
                 spool=settings.data_dir / "spool",
                 healthy=healthy,
                 leads=leads,
+                engine=engine,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),
                 allow_trust_remote_code=settings.allow_trust_remote_code,
@@ -278,6 +282,10 @@ def _always_healthy() -> None:
 def _never_leads() -> bool:
     """A server without a coordinator of its own does not lead."""
     return False
+
+
+def _knows_no_engine(backend: str) -> None:
+    """A server without a coordinator of its own has no backends of its own."""
 
 
 def load_sealer(settings: Settings) -> Sealer:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from trainmaster.protocol.launch import PullPolicy
+
 
 class Role(StrEnum):
     """What a server process does. Roles share only the store and hints."""
@@ -36,14 +38,6 @@ class ContainerRuntime(StrEnum):
     AUTO = "auto"
     DOCKER = "docker"
     PODMAN = "podman"
-
-
-class PullPolicy(StrEnum):
-    """When the image of a container is fetched."""
-
-    IF_NOT_PRESENT = "IfNotPresent"
-    ALWAYS = "Always"
-    NEVER = "Never"
 
 
 class LogFormat(StrEnum):
@@ -120,17 +114,19 @@ class Settings:
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
     """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
     jobs."""
-    backends: tuple[str, ...] = ("local",)
-    """Where jobs can run; the first is the default."""
+    backends: tuple[str, ...] = ()
+    """Where jobs can run: `local` and `container`; the first is the default of jobs that name none. Empty: `local`,
+    then `container` where `trainmaster[containers]` is installed; its engine is looked for when a job needs one."""
     container_host: str = ""
-    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST, or the sockets
-    of docker and podman, in that order. It has to run on this machine, whose files containers share."""
+    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
+    CONTAINER_HOST, or the sockets of docker and podman, in that order. It has to run on this machine, whose files
+    containers share."""
     container_runtime: ContainerRuntime = ContainerRuntime.AUTO
     """Which engine that must be; `auto` takes whichever answers."""
     container_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
     """When images are fetched, for jobs that do not say."""
     container_image: str = ""
-    """The image of jobs that name none. Empty: such a job does not start in a container."""
+    """The image of jobs that name none. Empty: such a job is refused for the backend `container`."""
     transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
     """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
     advertise_url: str = field(default="", metadata={"flag": "--advertise-url"})
@@ -183,7 +179,7 @@ class Settings:
     """Whether jobs may run code that comes with a model (`base_model.trust_remote_code`)."""
     shared_uid: bool = False
     """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
-    only the account `default` may, and others need a uid of their own."""
+    only the account `default` may, and others need a uid of their own, or containers."""
     tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert"})
     """The server's certificate with its chain, in PEM. Any address but loopback needs it and `tls_key`, or
     `behind_proxy`."""

@@ -70,6 +70,8 @@ BELOW_PREFIX = {
     "DELETE /queues/{name}": Who.ADMIN,
     "GET /queue": Who.VIEW,
     "GET /cluster": Who.VIEW,
+    "GET /backends": Who.VIEW,
+    "GET /backends/{name}": Who.VIEW,
     "PUT /blobs/{sha256}": Who.MANAGE,
     "POST /data/validate": Who.MANAGE,
     "GET /blobs/{sha256}": Who.VIEW_OR_WORKER,

@@ -135,10 +135,10 @@ def test_impossible_stream_is_refused(worker: Worker, path: str) -> None:
 
 
 def test_documents_go_up_and_the_rendezvous_comes_down(worker: Worker, world: World) -> None:
-    assert worker.call("GET", "documents/rendezvous.json", 404)["code"] == "NOT_FOUND"
+    assert worker.call("GET", "documents/nodes/0/rendezvous.json", 404)["code"] == "NOT_FOUND"
     meeting = {"host": "127.0.0.1", "port": 1}
-    assert worker.call("PUT", "documents/rendezvous.json", json=meeting) == {}
-    assert worker.call("GET", "documents/rendezvous.json") == meeting
+    assert worker.call("PUT", "documents/nodes/0/rendezvous.json", json=meeting) == {}
+    assert worker.call("GET", "documents/nodes/0/rendezvous.json") == meeting
     end = {"reason": "SUCCEEDED", "message": "", "ended_at": 1.0, "streams": {}}
     worker.call("PUT", "documents/nodes/1/exit.json", json=end)
     assert world.directory(worker.job).document("nodes/1/exit.json") == end
@@ -208,7 +208,7 @@ def test_token_of_ranks_is_good_for_the_owner_alone(worker: Worker, api: Api, wo
     for method, path, options in (
         ("GET", "request", {}),
         ("GET", "control", {}),
-        ("GET", "documents/rendezvous.json", {}),
+        ("GET", "documents/nodes/0/rendezvous.json", {}),
         ("POST", "claims/0", {"json": CLAIMANT}),
         ("POST", f"streams/{STREAM}?offset=0", {"content": b"x"}),
         ("PUT", "documents/nodes/0/exit.json", {"json": end}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainmaster.api.wire.jobs import JobView, job_resource
+from trainmaster.backends.base import endpoint_on_node
 from trainmaster.coordinator.explain import Waiting
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
@@ -187,7 +189,14 @@ def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
                 if document is not None:
                     (directory.path / name(node)).write_text(json.dumps(document))
         liveness = [said["liveness"] for said in wrote[:nodes]]
-        sight = look(job, directory, liveness, ranks_per_node=1, roots=cluster.roots)
+        sight = look(
+            job,
+            directory,
+            liveness,
+            ranks_per_node=1,
+            roots=cluster.roots,
+            endpoint=partial(endpoint_on_node, directory.request()),
+        )
         change = observations.observe(job, sight, now=cluster.now + number)
         if change is not None:
             job = stored(cluster, change)

@@ -16,6 +16,7 @@ def job(status: str = "TRAINING", **fields: Any) -> Any:
         "job_id": "job-1",
         "status": status,
         "pending_reason": None,
+        "status_message": None,
         "attempt": 1,
         "kind": "trainer",
         "metrics": {},
@@ -44,6 +45,14 @@ def test_pipe_is_not_told_how_a_wait_counts_down(capsys: pytest.CaptureFixture[s
     reasons = ["waits 5 s more", "waits 4 s more", "waits 3 s more", "needs 1 × GPU", "needs 1 × GPU"]
     lines = told(capsys, *(job("QUEUED", pending_reason=reason) for reason in reasons))
     assert lines == ["QUEUED: waits 5 s more", "QUEUED: needs 1 × GPU"]
+
+
+def test_wait_for_an_image_is_told_once_in_a_pipe_and_as_it_goes_in_the_footer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = [job("SCHEDULING", status_message=f"pulling train:1: {layer} of 7 layers") for layer in (1, 1, 2, 2)]
+    assert told(capsys, *jobs) == ["SCHEDULING: pulling train:1: 1 of 7 layers"]
+    assert sentence(jobs[-1], Pace()) == "pulling train:1: 2 of 7 layers"
 
 
 @pytest.mark.parametrize(("percent", "said"), [(40.0, ""), (100.0, "load the model")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import nbformat
@@ -38,6 +39,20 @@ def _text(output: nbformat.NotebookNode) -> str:
 def test_what_is_trained_is_seen_line_by_line(executed: dict[str, list[str]]) -> None:
     text = "".join(executed["for line in client.get_job_logs(name, follow=True):"])
     assert [line.partition(":")[0] for line in text.splitlines()] == [f"step {step}" for step in range(20, 101, 20)]
+
+
+def test_wait_leaves_a_bar_with_the_loss_and_the_job_as_a_table(executed: dict[str, list[str]]) -> None:
+    bar, job = executed["client.wait_for_job_status(name)"]
+    assert re.fullmatch(
+        r'<div><code>[a-z0-9]{12}</code> <progress max="100" value="100.0"></progress> '
+        r"COMPLETED · step 100 of 100 · loss [0-9.e-]+</div>",
+        bar,
+    ), bar
+    assert job.startswith("<table>")
+    assert all(f"<th>{column}</th>" in job for column in ("job", "status", "progress", "metrics"))
+    assert "<td>Complete</td>" in job
+    assert "<td>step 100 of 100, 100 %</td>" in job
+    assert re.search(r"<td>loss [0-9.e-]+</td>", job), job
 
 
 def test_what_it_returns_is_right(executed: dict[str, list[str]]) -> None:

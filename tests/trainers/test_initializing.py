@@ -197,12 +197,13 @@ def test_addresses_of_the_job_must_be_public_where_the_server_says_so(
         monkeypatch.setenv(name, "set back after the test")
     monkeypatch.setenv("HF_ENDPOINT", "http://localhost:9001")
     monkeypatch.setenv("TRAINMASTER_PRIVATE_URLS", private)
-    document = {"type": "s3", "storage_uri": "s3://bucket/rows", **spec}
+    named = {"type": "s3", "storage_uri": "s3://bucket/rows", **spec}
+    document = {"dataset": named, "endpoints_of_the_job": endpoints}
     if field is None:
-        initializing._access("dataset", document, endpoints)
+        initializing.access_of("dataset", named, document)
     else:
         with pytest.raises(InputError, match=f"{field}: it leads to .* which is no public address"):
-            initializing._access("dataset", document, endpoints)
+            initializing.access_of("dataset", named, document)
 
 
 def test_file_that_would_lie_outside_is_not_placed(tmp_path: Path) -> None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from iceberg_tables import ROWS, table_at, table_on
 
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import data_cache
 from trainmaster.trainers.errors import CredentialsError, InputError
 from trainmaster.trainers.fetching import Access
-from trainmaster.trainers.tables import quantity, sharded
+from trainmaster.trainers.tables import sharded
 
 SIZES = {"head_cpu": None, "head_mem": None, "worker_cpu": "500m", "worker_mem": "4Gi"}
-
-
-def table_at(warehouse: str, directory: Path, **properties: str) -> str:
-    """Where the metadata of a table with the rows 10 to 999 lies: of two files, of one of which rows were deleted."""
-    import pyarrow as pa
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    catalog = SqlCatalog("tests", uri=f"sqlite:///{directory}/catalog.db", warehouse=warehouse, **properties)
-    catalog.create_namespace("made")
-    table = catalog.create_table("made.rows", schema=pa.schema([("id", pa.int64()), ("text", pa.string())]))
-    for low, high in ((0, 700), (700, 1000)):
-        table.append(pa.table({"id": list(range(low, high)), "text": [f"row {n}" for n in range(low, high)]}))
-    table.delete("id < 10")
-    catalog.close()
-    return str(table.metadata_location)
 
 
 def spec(location: str, count: int = 2, **options: Any) -> dict[str, Any]:
@@ -52,7 +40,7 @@ def test_table_is_sharded_once_and_each_rank_has_its_share(tmp_path: Path) -> No
 
     for world_size in (1, 2, 3, 7):
         shares = [rows(rank, world_size) for rank in range(world_size)]
-        assert sorted(row for share in shares for row in share) == list(range(10, 1000))
+        assert sorted(row for share in shares for row in share) == list(ROWS)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     files = [data_cache.shard_files(rank, 3, path=directory) for rank in range(3)]
     assert [[file.name for file in share] for share in files] == [
@@ -69,6 +57,47 @@ def test_table_is_sharded_once_and_each_rank_has_its_share(tmp_path: Path) -> No
     told.clear()
     sharded(spec(location), Access(cache=other, working_directory=tmp_path, data_roots=(tmp_path,)), told.append)
     assert told == [1.0]
+
+
+def test_copy_with_the_same_ids_and_other_files_has_shards_of_its_own(tmp_path: Path) -> None:
+    access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=(tmp_path,))
+    first, second = (Path(table_at(f"file://{tmp_path}/{name}", make(tmp_path / name))[7:]) for name in ("a", "b"))
+    mine, copied = (json.loads(path.read_text()) for path in (first, second))
+    ids = dict(
+        zip(*([str(each["snapshot-id"]) for each in table["snapshots"]] for table in (copied, mine)), strict=True)
+    )
+    text = second.read_text().replace(copied["table-uuid"], mine["table-uuid"])
+    second.write_text(re.sub(r'(?<=snapshot-id":)\d+', lambda found: ids[found[0]], text))
+    assert json.loads(second.read_text())["current-snapshot-id"] == mine["current-snapshot-id"]
+    shards = sharded(spec(str(first)), access, lambda _: None)
+    # The same files by another metadata, as after a change of the table's properties, are not written again.
+    mine["properties"]["comment"] = "another"
+    again = first.with_name("again.metadata.json")
+    again.write_text(json.dumps(mine))
+    assert sharded(spec(str(again)), access, lambda _: None) == shards
+    # Other columns of them are.
+    mine["schemas"][0]["fields"].pop()
+    again.write_text(json.dumps(mine))
+    narrow = sharded(spec(str(again)), access, lambda _: None)
+    assert data_cache.schema(narrow).names == ["id"]
+    assert sharded(spec(str(second)), access, lambda _: None) not in (shards, narrow)
+
+
+def test_shards_that_are_there_are_for_those_who_may_read_the_table(tmp_path: Path) -> None:
+    location = table_at(f"file://{tmp_path}/warehouse", tmp_path)
+    roots = tmp_path / "roots"
+    roots.mkdir()
+    copied = roots / "copied.metadata.json"
+    copied.write_bytes(Path(location.removeprefix("file://")).read_bytes())
+    access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=(tmp_path,))
+    sharded(spec(location), access, lambda _: None)
+    with pytest.raises(InputError, match="below its data roots alone"):
+        sharded(spec(str(copied)), replace(access, working_directory=roots, data_roots=(roots,)), lambda _: None)
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
 
 
 def test_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -101,13 +130,7 @@ def test_files_that_metadata_names_must_be_allowed_too(tmp_path: Path) -> None:
 def test_table_on_an_object_store_wants_keys(
     seaweed: SeaweedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {
-        "s3.endpoint": seaweed.url,
-        "s3.access-key-id": KEY,
-        "s3.secret-access-key": SECRET,
-        "s3.region": "us-east-1",
-    }
-    location = table_at(seaweed.new_prefix(), tmp_path, **keys)
+    location = table_on(seaweed, tmp_path)
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=())
@@ -129,8 +152,3 @@ def test_directory_without_shards_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         data_cache.shard_files()
     with pytest.raises(ValueError, match="there is no rank 2 among 2"):
         data_cache.shard_files(2, 2)
-
-
-@pytest.mark.parametrize(("text", "value"), [("250m", 0.25), ("2", 2.0), ("1Gi", 2.0**30), ("3M", 3e6), ("1.5", 1.5)])
-def test_quantities_are_read(text: str, value: float) -> None:
-    assert quantity(text) == value

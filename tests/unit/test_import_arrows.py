@@ -55,7 +55,7 @@ OURS: dict[str, set[str]] = {
     "trainer": {"sdk", "protocol", "plain_yaml"},
     "cli": {"sdk", "protocol", "plain_yaml"},
     "plain_yaml": set(),
-    "settings": set(),
+    "settings": {"protocol"},
     "configuration": {"core", "protocol", "settings", "failpoints"},
     "sealing": {"core", "settings"},
     "storage": {"protocol"},

@@ -21,6 +21,7 @@ from trainmaster.api.requests import ALIAS, PREFIX
 from trainmaster.api.routes import (
     accounts,
     artifacts,
+    backends,
     blobs,
     checkpoints,
     cluster,
@@ -65,6 +66,7 @@ _RESOURCES = (
     nodes.router,
     queues.router,
     cluster.router,
+    backends.router,
     artifacts.router,
     checkpoints.router,
     tombstones.router,

@@ -27,6 +27,7 @@ from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
 from trainmaster.core.retention import Keep
 from trainmaster.core.shapes import Shapes
+from trainmaster.core.sight import EngineFacts
 from trainmaster.storage import Roots
 from trainmaster.store.database import Database
 
@@ -48,6 +49,11 @@ def _fine() -> str | None:
 def _leads_not() -> bool:
     """A process without a coordinator never leads."""
     return False
+
+
+def _no_engine(backend: str) -> EngineFacts | None:  # noqa: ARG001 - the shape of a question
+    """A process without a coordinator has no engine either."""
+    return None
 
 
 def _any_account(account: Account) -> None:
@@ -86,6 +92,8 @@ class ApiContext:
     """Whether code that comes with a model may run."""
     leads: Callable[[], bool] = _leads_not
     """Whether this process leads."""
+    engine: Callable[[str], EngineFacts | None] = _no_engine
+    """What runs the jobs of a backend, asked now; None: nobody but the server, or another server knows."""
     rate_limit_per_s: float = 0.0
     """Requests of one key, in the long run; 0 means no limit."""
     rate_burst: int = 1000

@@ -166,10 +166,8 @@ def _directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
 
 
 def _size(directory: RunDirectory) -> int:
-    try:
-        return (directory.path / _STREAM).stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+    status = directory.status(_STREAM)
+    return status.st_size if status is not None else 0
 
 
 def _values(record: Mapping[str, Any], names: Collection[str]) -> dict[str, float | None]:

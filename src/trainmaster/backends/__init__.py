@@ -1,28 +1,41 @@
 """Backends: verbs over an engine. They know no database and decide nothing about jobs.
 
-Registered by name and imported on first use, so that the server starts without any engine's client.
+Registered by name and imported on use, so that the server starts without any engine's client.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import importlib.metadata
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.backends.absent import AbsentBackend
+from trainmaster.backends.base import Backend, Capabilities, PlacementBy
+from trainmaster.backends.deferred import DeferredBackend
+from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import Lifetime
+
 if TYPE_CHECKING:
-    from trainmaster.backends.base import Backend, Capabilities
     from trainmaster.protocol.request import AttemptRequest
     from trainmaster.protocol.rundir import RunDirectory
 
 BACKENDS: Mapping[str, str] = {
-    "local": "trainmaster.backends.local:make",
-    "container": "trainmaster.backends.container:make",
+    LOCAL: "trainmaster.backends.local:make",
+    CONTAINER: "trainmaster.backends.container:make",
 }
-"""Name -> the function that makes it from a `BackendContext`; its module has the backend's `CAPABILITIES` too."""
-EXTRAS: Mapping[str, str] = {"container": "containers"}
-"""Name -> the extra of this package that brings what the backend stands on."""
+"""Name -> the function that makes it from a `BackendContext`."""
+CAPABILITIES: Mapping[str, Capabilities] = {
+    LOCAL: Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True),
+    CONTAINER: Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, images=True),
+}
+"""What each can do; known without importing it."""
+LIBRARIES: Mapping[str, str] = {CONTAINER: "docker"}
+"""Name -> the distribution that the backend stands on, beside what Trainmaster needs anyway."""
+EXTRAS: Mapping[str, str] = {CONTAINER: "containers"}
+"""Name -> the extra of this package that brings it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,9 @@ class ContainerDefaults:
     """For jobs that name none."""
     data_roots: tuple[Path, ...] = ()
     """Where directories may lie that jobs have mounted."""
+    set_data_roots: tuple[Path, ...] = ()
+    """Those that the operator has named, and that jobs may have mounted to write there. The home of the server's user,
+    which holds where none is named, is not theirs to write to."""
     private: tuple[Path, ...] = ()
     """The server's own directories, which no job has mounted as a whole."""
 
@@ -57,6 +73,35 @@ class BackendContext:
     container: ContainerDefaults = field(default_factory=ContainerDefaults)
 
 
+def names_from(named: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends of a server whose settings name these; where they name none, all that are installed."""
+    return named or tuple(name for name in BACKENDS if is_installed(name))
+
+
+def is_installed(name: str) -> bool:
+    """Whether what a backend stands on is there; nothing is imported to find out."""
+    if name not in LIBRARIES:
+        return True
+    try:
+        importlib.metadata.version(LIBRARIES[name])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def missing(name: str, present: Collection[str]) -> str:
+    """What to say of a backend that a server does not have, and what to do about it."""
+    said = f"backend {name!r} is not available on this server; it has: {', '.join(sorted(present))}"
+    if name not in BACKENDS:
+        return said
+    if not is_installed(name):
+        return (
+            f"{said}. Install what it needs where the server runs: pip install 'trainmaster[{EXTRAS[name]}]'; then "
+            "start the server anew (`trainmaster down`: running jobs go on)"
+        )
+    return f"{said}. It was not installed when the server was started, or the setting `backends` leaves it out"
+
+
 def check_names(names: Iterable[str]) -> None:
     """See that there are backends of these names, and what they stand on.
 
@@ -69,26 +114,40 @@ def check_names(names: Iterable[str]) -> None:
         try:
             importlib.import_module(BACKENDS[name].partition(":")[0])
         except ImportError as error:
-            extra = f"trainmaster[{EXTRAS[name]}]" if name in EXTRAS else str(error.name)
-            raise ValueError(f"backend {name!r} needs {error.name}: install {extra}") from None
+            needed = f"'trainmaster[{EXTRAS[name]}]'" if name in EXTRAS else str(error.name)
+            raise ValueError(f"backend {name!r} needs {error.name}: pip install {needed}") from None
 
 
-def capabilities_of(name: str) -> Capabilities:
-    """What a backend can do, without making it.
-
-    Raises:
-        KeyError: there is no such backend.
-    """
-    declared: Capabilities = importlib.import_module(BACKENDS[name].partition(":")[0]).CAPABILITIES
-    return declared
-
-
-def make_backend(name: str, context: BackendContext) -> Backend:
-    """A backend by its name.
+def capabilities_of(name: str, *, own_image: str = "") -> Capabilities:
+    """What a backend can do, on a server with this image for jobs that name none.
 
     Raises:
         KeyError: there is no such backend.
     """
-    module, _, function = BACKENDS[name].partition(":")
-    made: Backend = getattr(importlib.import_module(module), function)(context)
-    return made
+    declared = CAPABILITIES[name]
+    return replace(declared, own_image=own_image) if declared.images else declared
+
+
+def make_backends(named: tuple[str, ...], context: BackendContext) -> dict[str, Backend]:
+    """The backends of a server whose settings name these, by their names.
+
+    Those that nobody named are imported when a job needs them: most servers on which one is installed never do. What
+    the server does not have is there too, for jobs that another server has taken.
+
+    Raises:
+        KeyError: there is none of some name.
+    """
+    chosen = names_from(named)
+
+    def maker(name: str) -> Callable[[], Backend]:
+        module, _, function = BACKENDS[name].partition(":")
+        return lambda: getattr(importlib.import_module(module), function)(context)
+
+    def made(name: str) -> Backend:
+        if name not in chosen:
+            return AbsentBackend(name, CAPABILITIES[name], context.run_directory, why=missing(name, chosen))
+        if name in LIBRARIES and not named:
+            return DeferredBackend(name, CAPABILITIES[name], maker(name), used=context.data_dir / f"{name}.used")
+        return maker(name)()
+
+    return {name: made(name) for name in (*chosen, *(name for name in BACKENDS if name not in chosen))}

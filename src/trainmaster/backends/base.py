@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainmaster.core.resources import Node
-from trainmaster.core.sight import Liveness
+from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
@@ -33,15 +34,35 @@ class Capabilities:
     """Several nodes of a gang may share one machine."""
     images: bool = False
     """It runs a workload in the container image that the workload names."""
+    own_image: str = ""
+    """The image of workloads that name none, as the server's settings have it; empty: those are refused."""
 
 
 class LaunchError(Exception):
     """The backend could not launch an attempt, and nothing of it runs."""
 
-    def __init__(self, message: str, reason: Reason = Reason.ENGINE_UNAVAILABLE) -> None:
+    def __init__(
+        self, message: str, reason: Reason = Reason.ENGINE_UNAVAILABLE, *, again_in_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         """ENGINE_UNAVAILABLE is tried again; LAUNCH_REFUSED is final."""
+        self.again_in_s = again_in_s
+        """When that is, where the backend knows better than others."""
+
+
+class NotYetError(Exception):
+    """An attempt cannot start yet, and nothing of it runs; the text says what for. It keeps its place meanwhile."""
+
+    def __init__(self, message: str, until: Future[Any]) -> None:
+        super().__init__(message)
+        self.until = until
+        """Done when it is worth another try; how it ended is for the backend to know."""
+
+
+def endpoint_on_node(request: AttemptRequest, node: int, host: str, port: int) -> str | None:
+    """Where a service is reached that listens on its node itself: there, and not where else its worker may name."""
+    return f"{host}:{port}" if host == request.nodes[node].address else None
 
 
 class Backend(Protocol):
@@ -61,6 +82,10 @@ class Backend(Protocol):
         """The nodes there are now."""
         ...
 
+    def engine(self) -> EngineFacts | None:
+        """What runs its jobs, asked now; None: nobody else does."""
+        ...
+
     def render(self, request: AttemptRequest) -> str:
         """The document for the engine, as text: what `submit` would send, but for the secrets' values."""
         ...
@@ -73,11 +98,16 @@ class Backend(Protocol):
 
         Raises:
             LaunchError: nothing was started.
+            NotYetError: something is being made ready; it is to be submitted again soon, for as long as that takes.
         """
         ...
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """What is known of each node's worker."""
+        ...
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
+        """Where the server reaches a service that listens there, as its worker says; None: nowhere."""
         ...
 
     def stop(self, request: AttemptRequest, control: Control) -> None:

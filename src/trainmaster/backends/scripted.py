@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
+from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy, endpoint_on_node
 from trainmaster.core.resources import Node
-from trainmaster.core.sight import Liveness
+from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason
@@ -123,6 +123,10 @@ class ScriptedBackend:
         """The nodes that it was given."""
         return self._nodes
 
+    def engine(self) -> EngineFacts | None:
+        """There is none."""
+        return None
+
     def render(self, request: AttemptRequest) -> str:
         """The request itself."""
         return json.dumps(request.to_json(), indent=2)
@@ -156,6 +160,10 @@ class ScriptedBackend:
             else:
                 seen.append(Liveness.GONE if worker is None or worker.gone else Liveness.ALIVE)
         return seen
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
+        """On the node itself."""
+        return endpoint_on_node(request, node, host, port)
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """The worker ends at its next act."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -192,14 +193,28 @@ def _cgroups() -> Iterator[Finding]:
         if controller in memberships:
             group = mount / memberships[controller].lstrip("/")
             if os.access(group / "cgroup.procs", os.W_OK):
-                yield Finding(check="cgroups", verdict=Verdict.OK, found=f"usable at {group}")
+                held = "memory and cores are held to" if _has_limits(group) else "cores are not held to"
+                found = f"usable at {group}; {held} what jobs book"
+                yield Finding(check="cgroups", verdict=Verdict.OK, found=found)
                 return
     yield Finding(
         check="cgroups",
         verdict=Verdict.WARN,
         found="not writable for this user",
-        remedy="jobs run without; a kill for want of memory may then show as a mere signal",
+        remedy="jobs run without; a kill for want of memory may then show as a mere signal, and cores are not held to "
+        "what jobs book",
     )
+
+
+def _has_limits(group: Path) -> bool:
+    """Whether groups below can have limits: in version 2 only beside a group that was delegated with its parent."""
+    if (group / "memory.limit_in_bytes").exists():
+        return True
+    for mark in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(group.parent, mark) == b"1":
+                return True
+    return False
 
 
 def _gpus() -> Iterator[Finding]:

@@ -92,6 +92,8 @@ def sentence(job: Job, pace: Pace) -> str:
     if job["status"] in ("PENDING", "QUEUED"):
         return _waiting(job)
     attempt = f"attempt {job['attempt']}" if job["attempt"] > 1 else ""
+    if job["status"] == "SCHEDULING":
+        return " · ".join(part for part in (attempt, job["status_message"]) if part)
     if job["status"] == "PREPARING":
         # What comes after the preparation may take minutes with a large model, and has no percents.
         loads = "all is there; the processes start and load the model" if percent(job) == PREPARED else ""

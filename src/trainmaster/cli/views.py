@@ -93,7 +93,7 @@ class PlainView(_Plain):
         """
         if job["status"] in TERMINAL:
             return
-        waits = job["pending_reason"] if job["status"] == "QUEUED" else None
+        waits = {"QUEUED": job["pending_reason"], "SCHEDULING": job["status_message"]}.get(job["status"])
         told = f"{job['status']}: {waits}" if waits else job["status"]
         seen, self._seen = self._seen, _COUNTED.sub("", told)
         if self._seen != self._told and seen in ("", self._seen):

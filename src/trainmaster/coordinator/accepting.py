@@ -16,7 +16,9 @@ from trainmaster.core.retention import best_checkpoint
 from trainmaster.core.spec import SubmitJobRequest
 from trainmaster.core.training.sources import ModelSource, left_by_job
 from trainmaster.core.workloads import compile_launch
+from trainmaster.core.workloads.base import initializers_of
 from trainmaster.core.workloads.container import KIND as CONTAINER
+from trainmaster.core.workloads.initializers import InitializerSpec
 from trainmaster.core.workloads.trainer import configs_of, is_training, models_from
 from trainmaster.protocol.launch import ContainerWish
 from trainmaster.store import checkpoints, jobs, queues
@@ -53,6 +55,7 @@ def check_backend(request: SubmitJobRequest, name: str, backends: Mapping[str, C
         "image": launch.image is not None,
         "volumes": bool(launch.volumes),
         "container": launch.container != ContainerWish(),
+        **{f"initializers.{part}.image": spec.image is not None for part, spec in _fetched(request)},
     }
     wished = next((field for field, given in wishes.items() if given), None)
     if wished is not None and not capable.images:
@@ -60,10 +63,21 @@ def check_backend(request: SubmitJobRequest, name: str, backends: Mapping[str, C
         without = "" if launch.kind == CONTAINER else f", or leave {wished} out"
         message = f"the backend {name} runs no containers; {remedy}{without}"
         raise RefusedError.because([Problem(field=f"workload.{wished}", message=message)])
+    if capable.images and launch.image is None and not capable.own_image:
+        message = (
+            f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
+            "CustomTrainer(image=...), or a runtime that has one), or have the operator set container_image"
+        )
+        raise RefusedError.because([Problem(field="workload.image", message=message)])
     if launch.lifetime not in capable.lifetimes:
         remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
         message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
         raise RefusedError.because([Problem(field="backend", message=message)])
+
+
+def _fetched(request: SubmitJobRequest) -> Iterable[tuple[str, InitializerSpec]]:
+    initializers = initializers_of(request.workload)
+    return initializers.named() if initializers is not None else ()
 
 
 def _remedy(able: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ save doing it again on every pass.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -15,10 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from trainmaster import failpoints
-from trainmaster.backends.base import Backend, LaunchError
-from trainmaster.coordinator.launching import attempt_request
+from trainmaster.backends.base import Backend, LaunchError, NotYetError
+from trainmaster.coordinator.launching import Standing, attempt_request
 from trainmaster.coordinator.watch import look
-from trainmaster.core.endings import name_attempt, refuse_launch
+from trainmaster.core.endings import BACKOFF_S as LAUNCH_BACKOFF_S
+from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait
 from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.sight import Liveness, Sight
@@ -30,16 +32,19 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.scheduling.view import ClusterView
-from trainmaster.storage import Roots, run_directory
+from trainmaster.storage import RUNS, Location, Roots, run_directory
 
 _log = logging.getLogger(__name__)
 
 LAUNCH_AGAIN_S = 10.0
 """An attempt that nobody claimed by then is handed to its backend once more."""
 LAUNCH_TIMEOUT_S = 120.0
-"""An attempt that nobody claimed by then is withdrawn, and the job is placed anew."""
-
-
+"""An attempt that nobody claimed by then is withdrawn, and the job is placed anew. The time in which its backend makes
+something ready does not count."""
+READY_AGAIN_S = 1.0
+"""A backend that makes something ready is asked as often how far it is."""
+WAIT_TOLD_EVERY_S = 2.0
+"""How far it is, is told to users no more often."""
 STOP_OVERDUE_S = 45.0
 """Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
 BACKOFF_S = 1.0
@@ -62,7 +67,12 @@ class _Memory:
     failures: int = 0
     """Acts that failed in a row; the next one waits the longer."""
     not_before: float = 0.0
-    refusal: tuple[str, Reason] | None = None
+    wait: NotYetError | None = None
+    """What its backend makes ready before it can launch it."""
+    wait_told_at: float = float("-inf")
+    claim_awaited_from: float | None = None
+    """The first launch by this process, or the last time that its backend was not ready for it."""
+    refusal: LaunchError | None = None
     """Why a launch failed of which nothing runs."""
     handle: str | None = None
 
@@ -74,6 +84,8 @@ class _Act:
     work: Callable[[], None]
     slow: bool = False
     """May wait for processes to end or for deliveries; must not hold up launches."""
+    launches: bool = False
+    """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
 
 
 class Acting:
@@ -89,7 +101,7 @@ class Acting:
         hint: Callable[[str], None],
         hint_socket: str | None,
         server_url: str | None,
-        runs_as: Callable[[Job], int | None] = lambda _: None,
+        standing: Callable[[Job], Standing] = lambda _: Standing(),
         log_cap_bytes: int = 0,
         cache: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
@@ -102,13 +114,16 @@ class Acting:
         self._hint = hint
         self._hint_socket = hint_socket
         self._server_url = server_url
-        self._runs_as = runs_as
+        self._standing = standing
         self._log_cap_bytes = log_cap_bytes
         self._cache = cache
         self._environment = environment
         self._memory: dict[str, _Memory] = {}
         self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
         self._slow_pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="sweep")
+        self._launch_pools = {
+            name: pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"launch {name}") for name in backends
+        }
 
     def forget(self) -> None:
         """Trust nothing of an earlier reign."""
@@ -116,7 +131,8 @@ class Acting:
 
     def close(self) -> None:
         """Finish what is under way; what has not begun is done by the next leader."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, *self._launch_pools.values()):
+            pool.shutdown(wait=True, cancel_futures=True)
         self._slow_pool.shutdown(wait=False, cancel_futures=True)
 
     def act(self, view: ClusterView, now: float) -> None:
@@ -131,9 +147,10 @@ class Acting:
             act = self._next(job, view, memory, now)
             if act is not None:
                 memory.busy = True
-                pool = self._slow_pool if act.slow else self._pool
-                pool.submit(self._run, attempt_id, memory, act.work, now)
+                self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
         if len(self._memory) > len(live):
+            for attempt_id in self._memory.keys() - live:
+                self._tidy_up_after(attempt_id, self._memory[attempt_id])
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
 
     def look(self, job: Job, view: ClusterView) -> Sight | None:
@@ -145,7 +162,8 @@ class Acting:
         if memory.request is None and not job.live.claimed:
             return None
         request = self._prepared(job, view, memory)
-        liveness = list(self._backends[job.live.backend].observe(request))
+        backend = self._backends[job.live.backend]
+        liveness = list(backend.observe(request))
         for node, alive in enumerate(liveness):
             if alive is Liveness.UNCLAIMED and node in job.live.claimed:
                 alive = Liveness.GONE  # The claim itself was lost, with whoever had it.
@@ -156,7 +174,14 @@ class Acting:
                     memory.lost.add(node)
                     alive = Liveness.UNKNOWN
             liveness[node] = alive
-        return look(job, directory, liveness, ranks_per_node=request.launch.ranks_per_node, roots=self._roots)
+        return look(
+            job,
+            directory,
+            liveness,
+            ranks_per_node=request.launch.ranks_per_node,
+            roots=self._roots,
+            endpoint=functools.partial(backend.endpoint, request),
+        )
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
         """What a launch that was carried out, or refused, makes of its job."""
@@ -164,11 +189,28 @@ class Acting:
         if memory is None:
             return None
         if memory.refusal is not None:
-            (message, reason), memory.refusal = memory.refusal, None
-            return refuse_launch(job, now=now, attempt=job.live.number, message=message, reason=reason)
+            refusal, memory.refusal = memory.refusal, None
+            return refuse_launch(
+                job,
+                now=now,
+                attempt=job.live.number,
+                message=str(refusal),
+                reason=refusal.reason,
+                again_in_s=LAUNCH_BACKOFF_S if refusal.again_in_s is None else refusal.again_in_s,
+            )
+        if memory.wait is not None and now - memory.wait_told_at >= WAIT_TOLD_EVERY_S:
+            told = tell_wait(job, now=now, message=str(memory.wait))
+            if told is not None:
+                memory.wait_told_at = now
+                return told
         if memory.handle != job.live.handle and memory.handle is not None:
             return name_attempt(job, now=now, handle=memory.handle)
         return None
+
+    def _pool_for(self, act: _Act, backend: str) -> Executor:
+        if act.launches:
+            return self._launch_pools[backend]
+        return self._slow_pool if act.slow else self._pool
 
     def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
         """The one thing to do next for an attempt, if any."""
@@ -195,19 +237,23 @@ class Acting:
 
     def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
         backend = self._backends[job.live.backend]
-        if job.live.stop is not None or now - job.live.created_at > LAUNCH_TIMEOUT_S:
+        awaited_from = now if memory.claim_awaited_from is None else memory.claim_awaited_from
+        if job.live.stop is not None or now - awaited_from > LAUNCH_TIMEOUT_S:
             if memory.revoked:
                 return None
             memory.revoked = True
-            return _Act(lambda: self._launch(backend.revoke, job, view, memory))
-        if memory.launched_at is not None and now - memory.launched_at <= LAUNCH_AGAIN_S:
+            return _Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
+        again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
+        if memory.launched_at is not None and now - memory.launched_at < again_s:
             return None
+        if memory.wait is not None or memory.claim_awaited_from is None:
+            memory.claim_awaited_from = now
         memory.launched_at = now
 
         def submit(request: AttemptRequest) -> str | None:
             return backend.submit(request, self._secrets(job))
 
-        return _Act(lambda: self._launch(submit, job, view, memory))
+        return _Act(lambda: self._launch(submit, job, view, memory), launches=True)
 
     def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
@@ -233,19 +279,23 @@ class Acting:
             request = self._prepared(job, view, memory)
             failpoints.reach("act.before_submit")
             memory.handle = verb(request)
+            memory.wait = None
+        except NotYetError as wait:
+            memory.wait = wait
+            wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
         except LaunchError as error:
-            memory.refusal = (str(error), error.reason)
+            memory.refusal = error
         except StoreUnavailableError:
             memory.launched_at = None  # Nobody refused it: it is tried again.
             raise
         except TrainmasterError as error:
-            memory.refusal = (error.message, Reason.LAUNCH_REFUSED)
+            memory.refusal = LaunchError(error.message, Reason.LAUNCH_REFUSED)
         except OSError as error:
             if memory.request is not None:
                 raise  # It was laid out: somebody may have claimed it.
-            memory.refusal = (f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
+            memory.refusal = LaunchError(f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
         if memory.refusal is not None:
-            _log.warning("%s was not launched: %s", job.job_id, memory.refusal[0])
+            _log.warning("%s was not launched: %s", job.job_id, memory.refusal)
 
     def _prepared(self, job: Job, view: ClusterView, memory: _Memory) -> AttemptRequest:
         """The attempt's request, laid out on disk; made anew from the job where a crash has left none."""
@@ -272,7 +322,7 @@ class Acting:
             resume=resume,
             hint_socket=self._hint_socket,
             server_url=self._server_url,
-            uid=self._runs_as(job),
+            standing=self._standing(job),
             log_cap_bytes=self._log_cap_bytes,
             cache=self._cache,
             environment=self._environment,
@@ -285,9 +335,27 @@ class Acting:
             memory.swept.add(node)
             memory.lost.discard(node)
 
+    def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
+        """Remove where an attempt worked, if it is to be, in place of a worker that died before it could."""
+        if not memory.swept or memory.request is None or not memory.request.launch.remove_working_directory:
+            return
+        job_id, _, number = attempt_id.rpartition(".")
+        work = Location(root=RUNS, path=f"{job_id}/{number}/work")
+
+        def remove() -> None:
+            try:
+                self._roots.remove(work)
+            except OSError as error:
+                _log.warning("%s cannot be removed; it goes with its job: %s", work.uri, error)
+
+        self._slow_pool.submit(remove)
+
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:
-    """The request of a run directory; None when there is none, or a power cut left nothing of it."""
+    """The request of a run directory; None when there is none, or a power cut left nothing of it.
+
+    It is believed, because no job that has anything to win by it can write there (`trainmaster.protocol.rundir`).
+    """
     try:
         return directory.request()
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):

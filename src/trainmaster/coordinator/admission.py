@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from trainmaster.coordinator.base_models import CONFIG, BaseModel, BaseModels
-from trainmaster.coordinator.tenants import CONTAINER, LOCAL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
@@ -24,6 +23,7 @@ from trainmaster.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.core.workloads.script import ScriptSpec
 from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths, models_from
 from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.protocol.backends import CONTAINER, LOCAL
 
 SERVICES = ("scaidrive", "scaiatlas")
 """Schemes, and sources of models, that lead to a service whose address a server has to know."""

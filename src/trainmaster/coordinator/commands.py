@@ -16,11 +16,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from trainmaster.backends import missing
 from trainmaster.backends.base import Capabilities
 from trainmaster.coordinator.accepting import Named, accepted, check_backend, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
-from trainmaster.coordinator.tenants import CONTAINER, LOCAL, Tenants
+from trainmaster.coordinator.tenants import HERE, Tenants
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
 from trainmaster.core.errors import (
@@ -91,11 +92,22 @@ class Commands:
         self._tenants = tenants
         self._models = models or BaseModels()
         self._vault = vault
-        self._backends = backends
-        self._default_backend = default_backend
+        self.backends = backends
+        """Where jobs can run, and what each can do."""
+        self.default_backend = default_backend
         self._admission = admission
         self._hint = hint
         self._clock = clock
+
+    def backend(self, name: str) -> Capabilities:
+        """What a backend can do.
+
+        Raises:
+            NotFoundError: there is none of this name here; the message says what to do about it.
+        """
+        if name not in self.backends:
+            raise NotFoundError(missing(name, self.backends))
+        return self.backends[name]
 
     def submit(
         self,
@@ -254,9 +266,8 @@ class Commands:
     def _new_job(
         self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
     ) -> Change:
-        if request.backend is not None and request.backend not in self._backends:
-            known = ", ".join(sorted(self._backends))
-            raise RefusedError(f"backend {request.backend!r} is not available on this server; it has: {known}")
+        if request.backend is not None and request.backend not in self.backends:
+            raise RefusedError(missing(request.backend, self.backends))
         trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
         if trusts and not self._allow_trust_remote_code:
             raise ForbiddenError(
@@ -264,14 +275,14 @@ class Commands:
                 "a model; its operator can allow that with the setting allow_trust_remote_code"
             )
         request = self._models.named(request, scope.account)
-        check_backend(request, request.backend or self._default_backend, self._backends)
+        check_backend(request, request.backend or self.default_backend, self.backends)
         change = submit(
             request,
             account_id=scope.account,
             job_id=new_job_id(),
             created_by=created_by,
             now=self._clock(),
-            default_backend=self._default_backend,
+            default_backend=self.default_backend,
             parent=parent,
         )
         admitted = self._admission.at_once(change.job, request)
@@ -303,7 +314,7 @@ class Commands:
         return Outcome(job=job)
 
     def _accepted(self, connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
-        if self._tenants is not None and change.job.backend in (LOCAL, CONTAINER):
+        if self._tenants is not None and change.job.backend in HERE:
             self._tenants.require(connection, scope, change.job.account_id, change.job.backend)
         return accepted(connection, scope, change, named)
 

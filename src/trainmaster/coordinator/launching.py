@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +20,19 @@ from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the jobs of an account are on this machine."""
+
+    uid: int | None = None
+    """As whom their ranks run; None means as the worker does."""
+    confined: bool = False
+    """Nothing of theirs may run outside of containers."""
+
+
+_WITH_US = Standing()
+
+
 def attempt_request(
     job: Job,
     *,
@@ -27,7 +41,7 @@ def attempt_request(
     resume: Checkpoint | None,
     hint_socket: str | None,
     server_url: str | None,
-    uid: int | None = None,
+    standing: Standing = _WITH_US,
     log_cap_bytes: int = 0,
     cache: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -41,7 +55,7 @@ def attempt_request(
         resume: the checkpoint that it goes on from.
         hint_socket: where its workers say "look now".
         server_url: where they report over HTTP; None where they share the server's files.
-        uid: as whom they run its ranks; None means their own.
+        standing: as whom they run its ranks, and where alone.
         log_cap_bytes: how much a log may hold.
         cache: where what jobs fetch is kept, each account in a directory of its own.
         environment: variables that the server sets for every process.
@@ -66,13 +80,14 @@ def attempt_request(
         ),
         checkpoint_dir=str(roots.path(ARTIFACTS, checkpoints_home(job))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
-        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
+        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if standing.uid is None else RANKS_OWNER}")),
         resume_from=_place_of(resume, roots) if resume else None,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
         blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
-        uid=uid,
+        uid=standing.uid,
+        confined=standing.confined,
         log_cap_bytes=log_cap_bytes,
         cache_dir=str(cache / job.account_id) if cache else None,
         environment=dict(environment),

@@ -7,21 +7,23 @@ import select
 import threading
 from pathlib import Path
 
-from trainmaster.backends import BackendContext, ContainerDefaults, make_backend
+from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.coordinator.acting import Acting
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.chores import Chores
 from trainmaster.coordinator.declaring import Declaring
-from trainmaster.coordinator.launching import fetching_environment
+from trainmaster.coordinator.launching import Standing, fetching_environment
 from trainmaster.coordinator.leadership import Leadership
 from trainmaster.coordinator.loop import Coordinator
 from trainmaster.coordinator.reporting import NodeReports
 from trainmaster.coordinator.retention import Collector, keep_from_settings
 from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.coordinator.tenants import CONTAINER, LOCAL, runs_as
+from trainmaster.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.coordinator.vault import Vault
 from trainmaster.coordinator.webhooks import Deliveries
 from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.sight import EngineFacts
+from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.settings import ContainerRuntime, Role, Settings, TransportKind
@@ -63,13 +65,14 @@ class CoordinatorRole:
                 pull_policy=settings.container_pull_policy,
                 image=settings.container_image,
                 data_roots=settings.readable_roots,
+                set_data_roots=settings.data_roots,
                 private=(settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache),
             ),
         )
         self._settings = settings
         self._database = database
         self._vault = vault
-        self._backends = {name: make_backend(name, context) for name in settings.backends}
+        self._backends = make_backends(settings.backends, context)
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
@@ -86,7 +89,7 @@ class CoordinatorRole:
                 hint=self.hint,
                 hint_socket=str(hint_socket),
                 server_url=worker_url(settings, url),
-                runs_as=self._runs_as,
+                standing=self._standing,
                 log_cap_bytes=settings.log_cap_mb << 20,
                 cache=settings.cache,
                 environment=fetching_environment(settings),
@@ -121,6 +124,10 @@ class CoordinatorRole:
         """Whether this server is the leader."""
         return self._leadership.epoch is not None
 
+    def engine(self, backend: str) -> EngineFacts | None:
+        """What runs the jobs of a backend, asked now; None: nobody but this server."""
+        return self._backends[backend].engine()
+
     def start(self) -> None:
         """Report the nodes, then begin to lead or to wait for the lead."""
         self._reports.take()
@@ -148,12 +155,13 @@ class CoordinatorRole:
         with self._database.read() as connection:
             return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
 
-    def _runs_as(self, job: Job) -> int | None:
-        if job.live.backend not in (LOCAL, CONTAINER):
-            return None
+    def _standing(self, job: Job) -> Standing:
+        if job.live.backend not in HERE:
+            return Standing()
         with self._database.read() as connection:
             account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
-        return runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
+        uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
+        return Standing(uid=uid, confined=is_confined(account, self._settings))
 
     def _secrets(self, job: Job) -> Secrets:
         with self._database.read() as connection:

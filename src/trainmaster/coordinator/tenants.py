@@ -11,15 +11,13 @@ from sqlalchemy import Connection
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import RefusedError
 from trainmaster.core.keys import DEFAULT_ACCOUNT
+from trainmaster.protocol.backends import CONTAINER, LOCAL
 from trainmaster.settings import Settings
 from trainmaster.store import accounts
 from trainmaster.store.scope import Scope
 
-LOCAL = "local"
-"""The backend whose jobs are processes of this machine."""
-CONTAINER = "container"
-"""The one whose jobs run in containers of this machine. They are no boundary between accounts: a worker in one acts as
-the server's user, and writes where the server reads."""
+HERE = frozenset({LOCAL, CONTAINER})
+"""The backends whose jobs run on this machine."""
 ROOT = 0
 _REMEMBER_S = 5.0
 """How long a yes holds: to ask the database at every submission would cost a tenth of it."""
@@ -59,19 +57,24 @@ def runs_as(
     name = account.account_id
     check_uid(account, server_uid=own)
     if account.uid is None:
-        if settings.shared_uid or name == DEFAULT_ACCOUNT:
+        if contained or not is_confined(account, settings):
             return None
         raise RefusedError(
             f"account {name} has no user of its own on this machine, where its jobs could read those of other "
-            f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, or allow all accounts to share "
-            "the server's with the setting shared_uid"
+            f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, use the backend container where "
+            "there is one, or allow all accounts to share the server's user with the setting shared_uid"
         )
     if contained and account.uid != own:
         raise RefusedError(
-            f"jobs of account {name} run as uid {account.uid}, and a container of this machine could act as the "
-            "server's own user; use the backend local"
+            f"jobs of account {name} run as uid {account.uid}, and what they leave in a container of this machine is "
+            "the server's own; use the backend local, or take the uid away from the account"
         )
     return None if account.uid == own else account.uid
+
+
+def is_confined(account: Account, settings: Settings) -> bool:
+    """Whether nothing of an account's jobs may run on this machine but in containers, which part it from others."""
+    return account.uid is None and not settings.shared_uid and account.account_id != DEFAULT_ACCOUNT
 
 
 def check_uid(account: Account, *, server_uid: int | None = None) -> None:

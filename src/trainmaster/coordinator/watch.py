@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,21 +32,36 @@ MOST_BYTES = 1024 * LONGEST_LINE
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
+Endpoint = Callable[[int, str, int], str | None]
 IDENTITY = ("project", "group", "name")
 """What the path of a job class's checkpoints begins with."""
 
 
 def look(
-    job: Job, directory: RunDirectory, liveness: Sequence[Liveness], *, ranks_per_node: int, roots: Roots
+    job: Job,
+    directory: RunDirectory,
+    liveness: Sequence[Liveness],
+    *,
+    ranks_per_node: int,
+    roots: Roots,
+    endpoint: Endpoint,
 ) -> Sight:
     """What is new about the current attempt.
+
+    Args:
+        job: whose attempt it is.
+        directory: its run directory.
+        liveness: of each node.
+        ranks_per_node: how many report.
+        roots: where checkpoints may lie.
+        endpoint: tells from a node, and the host and port that its worker names, where its service is reached.
 
     `liveness` must have been taken before the call: a worker that was found gone has written all it
     ever will, so nothing that it said can be missed here.
     """
     streams = _Streams(directory, job.live)
     nodes = [
-        _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots)
+        _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
         for node, alive in enumerate(liveness)
     ]
     # After the exit of node 0 was looked for: they are complete when that is there.
@@ -103,6 +118,7 @@ def _look_at_node(
     ranks_per_node: int,
     streams: _Streams,
     roots: Roots,
+    reached: Endpoint,
 ) -> NodeSight:
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
@@ -120,28 +136,24 @@ def _look_at_node(
     # Over HTTP the document may arrive after the word that it is there.
     unknown = node in attempt.started and job.endpoint is None
     if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
-        endpoint = _endpoint(directory, node)
+        endpoint = _endpoint(directory, node, reached)
     if streams.behind:
         # Its end would cut off what it said before; that is taken in first.
         ended, alive = None, Liveness.UNKNOWN
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
-def _endpoint(directory: RunDirectory, node: int) -> str | None:
-    """host:port of a service, where its worker says so.
+def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
+    """host:port of a service, once its worker says that it answers.
 
-    The gateway sends requests there in the server's name, so it is on the node that the attempt was given: a worker
-    must not lead it to others whom the server can reach.
+    The gateway sends requests there in the server's name. So it is the backend that knows where: a worker must not lead
+    it to others whom the server can reach.
     """
     told = directory.document(endpoint_document(node))
     if told is None:
         return None
-    try:
-        host = directory.request().nodes[node].address
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # the job's own processes may have spoilt it
     port = reported.whole(told.get("port"), low=1, high=65535)
-    return f"{host}:{port}" if told.get("host") == host and port is not None else None
+    return reached(node, str(told.get("host")), port) if port is not None else None
 
 
 def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[str, Any] | None:

@@ -11,14 +11,16 @@ from trainmaster.core.machine import Draft
 from trainmaster.core.reasons import CONSEQUENCES, Outcome
 from trainmaster.core.reported import ending
 from trainmaster.core.sight import Liveness, NodeSight
-from trainmaster.core.states import Desired, JobStatus, Trigger
+from trainmaster.core.states import Actor, Desired, JobStatus, Trigger
 from trainmaster.protocol.reasons import Reason, StopCause
 
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0
 
 
-def refuse_launch(job: Job, *, now: float, attempt: int, message: str, reason: Reason) -> Change | None:
+def refuse_launch(
+    job: Job, *, now: float, attempt: int, message: str, reason: Reason, again_in_s: float = BACKOFF_S
+) -> Change | None:
     """Take in that a backend could not launch an attempt that never began."""
     if job.attempt is None or job.attempt.number != attempt:
         return None
@@ -29,10 +31,20 @@ def refuse_launch(job: Job, *, now: float, attempt: int, message: str, reason: R
     elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
         draft.move(Trigger.REFUSE, reason=reason, message=message)
     else:
-        draft.set(not_before=now + BACKOFF_S)
+        draft.set(not_before=now + again_in_s)
         draft.move(Trigger.UNPLACE, reason=reason, message=message)
     if job.desired is Desired.DELETE:
         bury(draft)
+    return draft.change()
+
+
+def tell_wait(job: Job, *, now: float, message: str) -> Change | None:
+    """Take in what a backend has to do before it can launch the current attempt."""
+    if job.status is not JobStatus.SCHEDULING or job.live.stop is not None or job.message == message:
+        return None
+    draft = Draft(job, now)
+    draft.set(message=message)
+    draft.note("launch_waits", actor=Actor.BACKEND, message=message)
     return draft.change()
 
 

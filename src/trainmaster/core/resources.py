@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from trainmaster.protocol.backends import CONTAINER, LOCAL
+
 REGION = "region="
 """A node's label `region=NAME` says where it is."""
 
 
-_HOSTS: Mapping[str, str] = {"container": "local"}
+_HOSTS: Mapping[str, str] = {CONTAINER: LOCAL}
 
 
 def host_backend(backend: str) -> str:

@@ -43,3 +43,15 @@ class Sight:
     offsets: Mapping[str, int] = field(default_factory=dict)
     """Where each stream will have been taken in up to."""
     progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What runs a backend's jobs, where that is not this server itself."""
+
+    name: str = ""
+    """Such as `podman`; empty: none answers."""
+    host: str = ""
+    """Where it listens."""
+    problem: str = ""
+    """Why none answers, and what was tried."""

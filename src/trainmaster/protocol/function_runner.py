@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +29,13 @@ RESULT_FILE = "result.json"
 """What it returned on rank 0; among the job's results."""
 
 MPI_LAUNCHER = "MPI_LAUNCHER"
-"""Set by a runtime of MPI: what starts the processes of a node, such as `mpirun -n $(LOCAL_WORLD_SIZE)`."""
+"""Set by a runtime of MPI: what starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
+MPI_MODULE = "trainmaster_mpi_nodes"
+MPI_FILE = f"{MPI_MODULE}.py"
+"""The copy of `mpi_nodes`, where a job has several nodes."""
 STARTED_BY_MPI = "TRAINMASTER_STARTED_BY_MPI"
+"""The Python that it shall start this file with. Each node has its own, and its own place for the file."""
+PROGRAM = ("/bin/sh", "-c", f'exec "${STARTED_BY_MPI}" "$TRAINMASTER_INPUTS_DIR/{RUNNER_FILE}"')
 MPI_VARIABLES = (
     ("PMI_RANK", "RANK"),
     ("PMI_SIZE", "WORLD_SIZE"),
@@ -43,9 +50,35 @@ MPI_VARIABLES = (
 
 
 def main() -> None:
-    """Import the function, call it, and keep what it returns."""
+    """Run the function, as one process among those of MPI or without it."""
+    by_mpi = STARTED_BY_MPI in os.environ
     if make_room_for_mpi():
         return
+    try:
+        run()
+    except BaseException as error:
+        if by_mpi:
+            end_at_once(error)
+        raise
+
+
+def end_at_once(error: BaseException) -> None:
+    """After a failure, end without the farewell of MPI: that would wait for the others, who may wait for this one."""
+    if isinstance(error, SystemExit):
+        if not error.code:
+            return
+        code = error.code if isinstance(error.code, int) else 1
+        told = "" if isinstance(error.code, int) else f"{error.code}\n"
+    else:
+        code, told = 1, "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    sys.stderr.write(told)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run() -> None:
+    """Import the function, call it, and keep what it returns."""
     inputs = os.path.dirname(os.path.abspath(__file__))
     # What was shipped with the job lies in the working directory, and is imported from there as a script would.
     sys.path[:0] = [os.getcwd(), inputs]
@@ -64,21 +97,33 @@ def main() -> None:
 def make_room_for_mpi() -> bool:
     """Where a runtime names an MPI launcher: rank 0 becomes it, and it starts this file again, once for each rank.
 
-    The other ranks have nothing to do then: True. In a process that the launcher started, the variables of the ranks
-    say what it said.
+    The other ranks have nothing to do then but to let it in, the first one of a node: True. In a process that the
+    launcher started, the variables of the ranks say what it said.
     """
     launcher = shlex.split(os.environ.pop(MPI_LAUNCHER, ""))
     if not launcher:
         if os.environ.pop(STARTED_BY_MPI, ""):
             os.environ.update({ours: os.environ[its] for its, ours in MPI_VARIABLES if its in os.environ})
+            # The launcher mixes what they all write, piece by piece: let a piece be a line.
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(line_buffering=True, write_through=False)
         return False
-    if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE"):
-        sys.exit("functions that use MPI run on one node: leave num_nodes out, and ask for more processes there")
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return True
-    os.environ[STARTED_BY_MPI] = "1"
+    os.environ[STARTED_BY_MPI] = sys.executable
+    # Open MPI can be a package among others, and lies beside the Python that has it then.
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)))
     try:
-        os.execvp(launcher[0], [*launcher, sys.executable, os.path.abspath(__file__)])
+        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+            os.execvp(launcher[0], [*launcher, *PROGRAM])
+        nodes = importlib.import_module(MPI_MODULE)
+        if os.environ["NODE_RANK"] == "0":
+            sys.exit(nodes.lead(launcher, list(PROGRAM)))
+        nodes.follow()
+        return True
+    except ConnectionError as error:
+        sys.exit(str(error))
     except OSError as error:
         sys.exit(f"{launcher[0]}, which starts the processes of MPI, cannot be run here: {error.strerror}")
 

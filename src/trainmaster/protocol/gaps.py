@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from trainmaster.protocol.opening import open_below
+
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
@@ -24,6 +26,8 @@ _NOT_POSSIBLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 _UNSEEN_BYTES = 64 << 20
 """More than a process writes between a look at a log's size and the cut; it costs no room."""
 _MAX_OFFSET = 1 << 62
+_MOST_BYTES = 1 << 10
+"""More than a gap takes to be written down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +62,35 @@ def gap_path(log: str) -> str:
     return f"{log}.gap.json"
 
 
-def gap_of(log: str) -> Gap | None:
-    """The gap of a log, by its path; None while it is whole.
+def gap_of(directory: str, log: str) -> Gap | None:
+    """The gap of a log, by its name in a run directory; None while it is whole.
 
     Whoever reads the log must ask after the reading: what lies in a gap is not what was written there.
     """
     try:
-        with open(gap_path(log), "rb") as file:
-            return Gap.from_json(json.load(file))
-    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
+        with open(open_below(directory, gap_path(log)), "rb") as file:
+            return Gap.from_json(json.loads(file.read(_MOST_BYTES)))
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return None
 
 
-def remove(log: str, wanted: Gap, *, record: Callable[[Gap], None], being_written: bool) -> Gap:
+def remove(directory: str, log: str, wanted: Gap, *, record: Callable[[Gap], None], being_written: bool) -> Gap:
     """Remove bytes of a log, together with those that were removed before; what is gone now.
 
     A log that is shorter than the gap's end becomes that long. Repeating it is harmless.
 
     Args:
-        log: its path.
+        directory: the run directory.
+        log: its name there.
         wanted: what is to go.
         record: writes the gap down.
         being_written: others append to the log without a lock.
     """
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_below(directory, log, os.O_WRONLY | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `RunDirectory.append` does
         size = os.fstat(descriptor).st_size
-        before = gap_of(log) or wanted
+        before = gap_of(directory, log) or wanted
         start, end = min(wanted.start, before.start, size), max(wanted.end, before.end)
         gap = Gap(start=start, end=end, cap_bytes=wanted.cap_bytes)
         record(gap)

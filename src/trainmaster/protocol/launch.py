@@ -12,11 +12,40 @@ from enum import StrEnum
 from typing import Any
 
 
+class PullPolicy(StrEnum):
+    """When an image is fetched from its registry."""
+
+    IF_NOT_PRESENT = "IfNotPresent"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
 class Lifetime(StrEnum):
     """How a workload is meant to end."""
 
     BATCH = "batch"  # ends by itself; exit 0 is success
     SERVICE = "service"  # serves until it is stopped; has an endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of a machine a container may have; None: as much as there is."""
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """Containers that run beside a step's own, of the same image. They begin with it, and none outlives it."""
+
+    count: int
+    argv: tuple[str, ...]
+    """What each of them runs, as the step does its own; its number comes last."""
+    size: Size
+    """Of each of them."""
+    head: Size
+    """Of the step's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +55,9 @@ class Step:
     name: str
     """Names the step's log files: lower-case letters, digits and dashes."""
     argv: tuple[str, ...]
+    """Empty: what the image itself runs."""
+    args: tuple[str, ...] = ()
+    """Where argv is empty: what the image's entry point is given in place of the image's own arguments."""
     python: bool = False
     """Run argv with a Python interpreter in front: the worker's own; for the last step that of the environment which a
     preparing step made, if one did."""
@@ -35,6 +67,19 @@ class Step:
     """Give it the tokens that were passed on with the job. For our own steps that fetch; the user's never see them."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Variable -> reference to the sealed secret with its value; given to this step alone."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this step alone."""
+    timeout_s: float | None = None
+    """How long it may take before it is ended; None: as long as it likes."""
+    image: str | None = None
+    """The container image that it runs in by itself, before all steps without one; None: where the others run."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Directory in that image's container -> the path, below the node's prepared directory, of what it leaves there."""
+    through: tuple[str, ...] = ()
+    """What is started in its place and leads into its container: a worker that is outside of that adds it. It reads the
+    variables of what it starts from its standard input."""
+    gang: Gang | None = None
+    """What runs beside it where it has an image of its own; None: it runs by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +176,7 @@ def launch_to_json(launch: Launch) -> dict[str, Any]:
 def launch_from_json(document: Mapping[str, Any]) -> Launch:
     """The launch of a plain form. Unknown keys are ignored: an older reader meets a newer writer."""
     known = {name: document[name] for name in Launch.__dataclass_fields__ if name in document}
-    known["steps"] = tuple(_from_known(Step, {**step, "argv": tuple(step["argv"])}) for step in known["steps"])
+    known["steps"] = tuple(map(_step_from, known["steps"]))
     known["blobs"] = tuple(_from_known(BlobFile, blob) for blob in known.get("blobs", ()))
     known["volumes"] = tuple(_from_known(Volume, volume) for volume in known.get("volumes", ()))
     known["container"] = _from_known(ContainerWish, known.get("container", {}))
@@ -140,6 +185,16 @@ def launch_from_json(document: Mapping[str, Any]) -> Launch:
     if known.get("readiness") is not None:
         known["readiness"] = _from_known(Readiness, known["readiness"])
     return Launch(**known)
+
+
+def _step_from(document: Mapping[str, Any]) -> Step:
+    lists = {name: tuple(document.get(name, ())) for name in ("argv", "args", "through")}
+    known = {**document, **lists}
+    if (gang := document.get("gang")) is not None:
+        sizes = {name: _from_known(Size, gang[name]) for name in ("size", "head")}
+        known["gang"] = _from_known(Gang, {**gang, **sizes, "argv": tuple(gang["argv"])})
+    step: Step = _from_known(Step, known)
+    return step
 
 
 def _from_known(kind: type[Any], document: Mapping[str, Any]) -> Any:

@@ -82,7 +82,7 @@ class Phase(StrEnum):
     EXPORTING = "exporting"
 
 
-TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE})
+TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE, Reason.OUT_OF_MEMORY})
 """Reasons that code inside a job may give for its own failure: nobody else can know."""
 
 EXIT_STOPPED = 85

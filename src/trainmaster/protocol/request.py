@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trainmaster.protocol.launch import Launch, launch_from_json, launch_to_json
+from trainmaster.protocol.launch import Launch, Step, launch_from_json, launch_to_json
 
 RUN_DIRECTORY_VERSION = 1
 """Written into every request. A reader accepts this version and the one before it."""
@@ -29,6 +30,8 @@ class NodeAssignment:
     """How many are booked for it there; 0: the job did not say."""
     memory_mb: int = 0
     """How much is booked for it there; 0: the job did not say."""
+    port: int = 0
+    """Where a service of its listens; 0: where the worker finds that a port is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ class AttemptRequest:
     runs nothing."""
     log_cap_bytes: int = 0
     """How much a log may hold; of one that reaches it the middle is removed. 0: as much as it likes."""
+    confined: bool = False
+    """Nothing of the job may run outside of a container: its account has no user of its own on this machine."""
     cache_dir: str | None = None
     """Where what was fetched and prepared is kept for all jobs of the account; None in requests of older servers."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +103,7 @@ class AttemptRequest:
                 gpus=tuple(node.get("gpus", ())),
                 cpu_cores=node.get("cpu_cores", 0),
                 memory_mb=node.get("memory_mb", 0),
+                port=node.get("port", 0),
             )
             for node in document["nodes"]
         )
@@ -112,12 +118,21 @@ class Within:
     """Where the other nodes of the gang reach this one."""
     gpus: tuple[str, ...] | None = None
     """What CUDA_VISIBLE_DEVICES shall hold."""
+    port: int | None = None
+    """Where a service listens, because it is published there."""
+    entrypoint: tuple[str, ...] = ()
+    """What the image starts: for a last step that names no program."""
     command: tuple[str, ...] = ()
-    """What the image runs when it is not told what to run: for a last step that names nothing."""
+    """What the image gives to that, or starts where there is no entry point; a step may put its own in place."""
     working_directory: str | None = None
     """Where it runs that; None: where any step runs."""
-    through: tuple[str, ...] = ()
-    """What the last step is run through: the worker is outside of the container, and this leads into it."""
+    through: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Step -> what it is run through: the worker is outside of the step's container, and this leads into it."""
+    onward: tuple[str, ...] = ()
+    """What the worker becomes when the steps that have images of their own are done: it leads into the node's
+    container, where another one goes on. Empty: it does everything itself."""
+    first_step: str | None = None
+    """Where the worker goes on from one outside, which has claimed the node; None: it has it from the beginning."""
 
     def amend(self, request: AttemptRequest, node: int) -> AttemptRequest:
         """The request as it holds for a node in there."""
@@ -126,17 +141,25 @@ class Within:
             own,
             address=own.address if self.address is None else self.address,
             gpus=own.gpus if self.gpus is None else self.gpus,
+            port=own.port if self.port is None else self.port,
         )
         nodes = (*request.nodes[:node], own, *request.nodes[node + 1 :])
         launch, last = request.launch, request.launch.steps[-1]
-        if self.through:
-            launch = replace(launch, steps=(*launch.steps[:-1], replace(last, argv=(*self.through, *last.argv))))
-        elif not last.argv:
-            launch = replace(
-                launch,
-                steps=(*launch.steps[:-1], replace(last, argv=self.command)),
-                working_directory=launch.working_directory or self.working_directory,
-            )
+        argv = last.argv or (*self.entrypoint, *(last.args or self.command))
+        steps = tuple(map(self._led, (*launch.steps[:-1], replace(last, argv=argv, args=()))))
+        if self.first_step is not None:
+            steps = tuple(itertools.dropwhile(lambda step: step.name != self.first_step, steps))
+        if self.onward:
+            # The working directory and what is shipped into it are for whoever goes on, where it goes on.
+            own_steps = (step for step in steps[:-1] if step.name in self.through)
+            launch = replace(launch, steps=(*own_steps, steps[-1]), working_directory=None, blobs=())
+        elif not last.argv and not self.through:
+            directory = launch.working_directory or self.working_directory
+            launch = replace(launch, steps=steps, working_directory=directory)
+        else:
+            # Of a worker that is outside of the container, the directory in there is no business.
+            directory = None if self.through else launch.working_directory
+            launch = replace(launch, steps=steps, working_directory=directory)
         return replace(request, nodes=nodes, launch=launch)
 
     def to_json(self) -> dict[str, Any]:
@@ -150,10 +173,19 @@ class Within:
         return Within(
             address=document.get("address"),
             gpus=None if gpus is None else tuple(gpus),
+            port=document.get("port"),
+            entrypoint=tuple(document.get("entrypoint", ())),
             command=tuple(document.get("command", ())),
             working_directory=document.get("working_directory"),
-            through=tuple(document.get("through", ())),
+            through={step: tuple(command) for step, command in document.get("through", {}).items()},
+            onward=tuple(document.get("onward", ())),
+            first_step=document.get("first_step"),
         )
+
+    def _led(self, step: Step) -> Step:
+        """A step as the worker starts it; what leads into a container knows the Python there."""
+        through = self.through.get(step.name)
+        return step if through is None else replace(step, through=through, python=False)
 
 
 def check_version(document: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@
     <runs_root>/<job_id>/<attempt>/
         request.json                         immutable
         control.json                         what the server wants; replaced as a whole, `seq` rises
-        rendezvous.json                      where the ranks meet; written by node 0's worker
         claims/<node>.json                   who runs this node; exists at most once
         nodes/<node>/worker.jsonl            stream: what the worker did and saw
         nodes/<node>/rank-<rank>.events.jsonl    stream: what a rank reported
@@ -13,6 +12,7 @@
         nodes/<node>/logs/<step>.<rank>.out|err  stream: raw output
         nodes/<node>/logs/<step>.<rank>.out.times|err.times  stream: `<unix time> <offset>` a line
         nodes/<node>/logs/<step>.<rank>.out.gap.json|err.gap.json  what was removed from the middle of a log
+        nodes/0/rendezvous.json              where the ranks meet; written by node 0's worker
         nodes/<node>/beat.json               the worker's heartbeat
         nodes/<node>/endpoint.json           where a service answers
         nodes/<node>/exit.json               how it ended; written last
@@ -21,6 +21,10 @@
 A stream only ever grows, and moves by `append(name, offset, data) -> next offset`; sending the same
 bytes twice changes nothing. A document is replaced as a whole. The same methods serve the worker on
 shared files and the server's replica of a worker elsewhere.
+
+Below claims/, nodes/ and work/ lies what a job may have written, whatever its name says: nothing there is read through
+a link. What lies above them is the server's own. A job in a container can only read it; one that runs as a user of its
+own can neither read nor change it; and a job that is a process of the server's own user has nothing to win from it.
 """
 
 from __future__ import annotations
@@ -30,21 +34,24 @@ import fcntl
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol import gaps
 from trainmaster.protocol.gaps import Gap
+from trainmaster.protocol.opening import directory_below, open_below, status_below
 from trainmaster.protocol.request import AttemptRequest
 
 REQUEST = "request.json"
 CONTROL = "control.json"
-RENDEZVOUS = "rendezvous.json"
+RENDEZVOUS = "nodes/0/rendezvous.json"
 OWNER = "owner.json"
 RANKS_OWNER = "owner.ranks.json"
 """A copy, because whoever can read a file as its owner can also change it: nobody but ranks believes this one."""
+
+PREPARED = "prepared"
+"""Below a node's directory: what preparing steps leave for the ranks."""
 
 SEARCH_ONLY = 0o711
 """The mode of a directory that others may pass through, and neither read nor change."""
@@ -53,7 +60,9 @@ _LOG_NAME = r"nodes/\d{1,6}/logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)"
 _LOG = re.compile(_LOG_NAME)
 _STREAM = re.compile(rf"nodes/\d{{1,6}}/(worker\.jsonl|rank-\d{{1,6}}\.(events|metrics)\.jsonl)|{_LOG_NAME}(\.times)?")
 _GAP = re.compile(rf"(?P<log>{_LOG_NAME})\.gap\.json")
-_DOCUMENT = re.compile(r"rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
+_DOCUMENT = re.compile(r"nodes/0/rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
+MOST_DOCUMENT_BYTES = 64 << 20
+"""What is read of a document; a longer one is none."""
 
 
 def worker_stream(node: int) -> str:
@@ -157,7 +166,7 @@ class RunDirectory:
         try:
             os.link(temporary, target)
         except FileExistsError:
-            holder = read_document(target)
+            holder = self.claimant(node)
             return holder is not None and holder.get("nonce") == claimant.get("nonce")
         finally:
             temporary.unlink(missing_ok=True)
@@ -165,8 +174,8 @@ class RunDirectory:
 
     def claimant(self, node: int) -> dict[str, Any] | None:
         """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
-        path = self.path / "claims" / f"{node}.json"
-        return read_document(path) or ({} if path.exists() else None)
+        name = f"claims/{node}.json"
+        return self.document(name) or ({} if os.path.lexists(self.path / name) else None)
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
         """Write `data` at `offset` of a stream and return where it ends now.
@@ -179,9 +188,8 @@ class RunDirectory:
         """
         if not _STREAM.fullmatch(stream):
             raise ValueError(f"no such stream: {stream}")
-        path = self.path / stream
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        (self.path / stream).parent.mkdir(parents=True, exist_ok=True)
+        descriptor = open_below(self.path, stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             # A worker that had no answer sends again, perhaps while its first request is still being written.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -200,39 +208,48 @@ class RunDirectory:
     def read(self, stream: str, offset: int, limit: int = 1 << 20) -> bytes:
         """Bytes of a stream from `offset`; empty when there are none (yet)."""
         try:
-            with open(self.path / stream, "rb") as file:
+            with open(open_below(self.path, stream), "rb", buffering=0) as file:
                 file.seek(offset)
-                return file.read(limit)
+                return file.read(limit) or b""
         except FileNotFoundError:
             return b""
 
     def streams(self, node: int | None = None) -> Iterator[tuple[str, int]]:
         """Every stream that exists, of one node or of all, with its size."""
-        root = os.fspath(self.path)
         nodes = [str(node)]
         if node is None:
             try:
-                nodes = sorted(os.listdir(f"{root}/nodes"))
+                nodes = sorted(os.listdir(self.path / "nodes"))
             except FileNotFoundError:
                 return
         for directory in (f"nodes/{name}{logs}" for name in nodes for logs in ("", "/logs")):
-            with contextlib.suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as entries:
-                for entry in sorted(entries, key=lambda found: found.name):
-                    stream = f"{directory}/{entry.name}"
-                    if _STREAM.fullmatch(stream):
-                        yield stream, entry.stat().st_size
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._streams_in(directory)
+
+    def _streams_in(self, directory: str) -> list[tuple[str, int]]:
+        with directory_below(self.path, directory) as opened, os.scandir(opened) as entries:
+            found = [(f"{directory}/{entry.name}", entry) for entry in entries]
+            return sorted(
+                (stream, entry.stat(follow_symlinks=False).st_size)
+                for stream, entry in found
+                if _STREAM.fullmatch(stream) and entry.is_file(follow_symlinks=False)
+            )
+
+    def status(self, stream: str) -> os.stat_result | None:
+        """Size and times of a stream; None while there is none."""
+        return status_below(self.path, stream)
 
     def gap(self, stream: str) -> Gap | None:
         """What was removed of a stream; ask after reading from it. Only logs are ever cut."""
-        return gaps.gap_of(os.fspath(self.path / stream)) if _LOG.fullmatch(stream) else None
+        return gaps.gap_of(os.fspath(self.path), stream) if _LOG.fullmatch(stream) else None
 
     def remove(self, log: str, gap: Gap, *, being_written: bool = False) -> Gap:
         """Remove the middle of a log; what is gone now. See `trainmaster.protocol.gaps`."""
 
         def record(found: Gap) -> None:
-            write_document(self.path / gap_document(log), found.to_json())
+            self._write(gap_document(log), found.to_json())
 
-        return gaps.remove(os.fspath(self.path / log), gap, record=record, being_written=being_written)
+        return gaps.remove(os.fspath(self.path), log, gap, record=record, being_written=being_written)
 
     def put_document(self, name: str, document: Mapping[str, Any]) -> None:
         """Replace one of the worker's documents. Of a log's gap, the bytes go too.
@@ -246,15 +263,24 @@ class RunDirectory:
             return
         if not _DOCUMENT.fullmatch(name):
             raise ValueError(f"no such document: {name}")
-        write_document(self.path / name, document)
+        self._write(name, document)
 
     def document(self, name: str) -> dict[str, Any] | None:
         """One document; None while it does not exist."""
-        return read_document(self.path / name)
+        try:
+            with open(open_below(self.path, name), "rb") as file:
+                return _decoded(file.read(MOST_DOCUMENT_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def set_control(self, control: Mapping[str, Any]) -> None:
         """Tell the workers what is wanted."""
-        write_document(self.path / CONTROL, control)
+        self._write(CONTROL, control)
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        way, _, last = name.rpartition("/")
+        with directory_below(self.path, way) as directory:
+            _replace(directory, last, document)
 
 
 def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -277,27 +303,45 @@ def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None =
 
     It is its owner's alone: ours, or another user's.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        data = _encode(document)
-        while data:
-            data = data[os.write(descriptor, data) :]
-        if uid is not None:
-            os.fchown(descriptor, uid, -1)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        _replace(directory, path.name, document, uid=uid)
     finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
+        os.close(directory)
+
+
+def _replace(directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None) -> None:
+    # A name that nobody knows before: others who write there could have put something else in its place.
+    temporary = f".{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        try:
+            data = _encode(document)
+            while data:
+                data = data[os.write(descriptor, data) :]
+            if uid is not None:
+                os.fchown(descriptor, uid, -1)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document, or None when there is none that can be read."""
+    """A document of ours, or None when there is none that can be read."""
     try:
-        document = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return _decoded(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _decoded(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -79,6 +79,28 @@ class Summary(TypedDict):
     queue_depth: int
 
 
+class BackendSummary(TypedDict):
+    """Where jobs can run."""
+
+    name: str
+    default: bool
+    images: bool
+
+
+class Engine(TypedDict):
+    """What runs a backend's jobs, and is no part of the server."""
+
+    name: str | None
+    host: str | None
+    problem: str | None
+
+
+class Backend(BackendSummary):
+    """One backend, with what its jobs run on."""
+
+    engine: Engine | None
+
+
 class Cluster:
     """The routes about nodes and queues. What changes them needs a key with the scope `cluster_admin`."""
 
@@ -88,6 +110,14 @@ class Cluster:
     def summary(self) -> Summary:
         """The cluster as a whole."""
         return cast(Summary, self._connection.call("GET", "/v1/cluster"))
+
+    def backends(self) -> Sequence[BackendSummary]:
+        """Where jobs can run, the default first."""
+        return cast(Sequence[BackendSummary], self._connection.call("GET", "/v1/backends")["backends"])
+
+    def backend(self, name: str) -> Backend:
+        """One backend; the engine that runs its jobs is asked now."""
+        return cast(Backend, self._connection.call("GET", f"/v1/backends/{quote(name, safe='')}"))
 
     def nodes(self) -> Sequence[Node]:
         """Every node, and what is free on it."""

@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from trainmaster import __version__
@@ -94,8 +95,16 @@ def running() -> LocalServer | None:
         return None  # never started, or it is just being written
 
 
-def start(config: Path | None = None, *, data_roots: Sequence[Path] = (), asked: bool = False) -> LocalServer:
+def start(
+    config: Path | None = None,
+    *,
+    data_roots: Sequence[Path] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
+    asked: bool = False,
+) -> LocalServer:
     """The local server; started, detached from this process and with these settings, when none runs.
+
+    `settings` are further ones, by their names, and win over those of the file.
 
     Where somebody ran `trainmaster serve` last, none is started unless a person `asked` for it: theirs has settings of
     its own, and is only down for a moment.
@@ -114,7 +123,7 @@ def start(config: Path | None = None, *, data_roots: Sequence[Path] = (), asked:
                 f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, so start it as "
                 "it was, or let `trainmaster up` start one here"
             )
-        return find() or _started(_arguments(config, data_roots))
+        return find() or _started(_arguments(config, data_roots), settings)
 
 
 def stop() -> bool:
@@ -183,8 +192,8 @@ def _arguments(config: Path | None, data_roots: Sequence[Path]) -> list[str]:
     return [*named, *(word for root in data_roots for word in ("--data-root", str(root.absolute())))]
 
 
-def _started(arguments: Sequence[str]) -> LocalServer:
-    process = _spawn(arguments)
+def _started(arguments: Sequence[str], settings: Mapping[str, str]) -> LocalServer:
+    process = _spawn(arguments, settings)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
@@ -202,7 +211,7 @@ _children: list[subprocess.Popen[bytes]] = []
 """Servers that this process started. They outlive it; the list only keeps Python from complaining about that."""
 
 
-def _spawn(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def _spawn(arguments: Sequence[str], settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
     directory = data_dir()
     log = os.open(log_file(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -212,6 +221,7 @@ def _spawn(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=directory,
+            env={**os.environ, **{f"TRAINMASTER_{name.upper()}": value for name, value in settings.items()}},
             start_new_session=True,
         )
     finally:

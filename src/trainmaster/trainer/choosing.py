@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.plain_yaml import YamlError, parse_yaml
+from trainmaster.protocol.backends import CONTAINER, LOCAL
 from trainmaster.sdk.finding import URL_VARIABLE
-from trainmaster.trainer.compiling import CONTAINER, LOCAL
 from trainmaster.trainer.configs import (
     AnyBackendConfig,
     ContainerBackendConfig,
@@ -41,9 +41,13 @@ class Choice:
     why: str
     server: ServerBackendConfig | None = None
     """None: the configured server, or the local one."""
+    engine: Mapping[str, str] = field(default_factory=dict)
+    """What was asked of the engine, as settings of a server: `container_host`, `container_runtime`."""
     runtime_sources: tuple[str, ...] = ()
     workload: Mapping[str, Any] = field(default_factory=dict)
     """What the workload of every job says."""
+    initializers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What every `dataset` and every `model` that is fetched says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +102,22 @@ def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
             own = {"remove_working_directory": True} if config.cleanup_venv else {}
             return Choice(name=LOCAL, why="as its LocalProcessBackendConfig says", workload=own)
         case ContainerBackendConfig():
-            _refuse_what_servers_decide(config)
             container = {
                 "pull_policy": config.pull_policy,
                 "auto_remove": config.auto_remove,
                 **({"runtime": config.container_runtime} if config.container_runtime else {}),
             }
+            asked = {"container_host": config.container_host, "container_runtime": config.container_runtime}
             return Choice(
                 name=CONTAINER,
                 why="as its ContainerBackendConfig says",
+                engine={name: value for name, value in asked.items() if value},
                 runtime_sources=tuple(config.runtime_source.sources),
                 workload={"container": container},
+                initializers={
+                    "dataset": _fetching(config.dataset_initializer_image, config),
+                    "model": _fetching(config.model_initializer_image, config),
+                },
             )
         case KubernetesBackendConfig():
             raise ValueError(f"a KubernetesBackendConfig cannot be used: {NOT_YET}; {_REMEDY}")
@@ -118,15 +127,8 @@ def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
     )
 
 
-def _refuse_what_servers_decide(config: ContainerBackendConfig) -> None:
-    if config.container_host is not None:
-        raise ValueError(
-            "container_host is a setting of the server, whose machine the containers run on: write it into the "
-            "server's settings file, and leave it out here"
-        )
-    for name in ("dataset_initializer_image", "model_initializer_image", "initializer_timeout"):
-        if getattr(config, name) != type(config).model_fields[name].default:
-            raise ValueError(f"{name} has no effect in this version, whose initializers are its own; leave it out")
+def _fetching(image: str | None, config: ContainerBackendConfig) -> dict[str, Any]:
+    return {"timeout_s": config.initializer_timeout, **({"image": image} if image is not None else {})}
 
 
 def _choose_without(around: Surroundings) -> Choice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from trainmaster.sdk.types import TERMINAL
 from trainmaster.trainer.choosing import Backend, choose, surroundings
 from trainmaster.trainer.compiling import RUNTIME_LABEL, job_document
 from trainmaster.trainer.configs import AnyBackendConfig
+from trainmaster.trainer.connecting import connect
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE
 from trainmaster.trainer.directories import files_of
 from trainmaster.trainer.jobs import Jobs, named
@@ -55,20 +57,17 @@ class TrainerClient:
             backend_config: where jobs run. None: where TRAINMASTER_URL says, else on this machine; `backend` tells.
 
         Raises:
-            ValueError: it is no configuration, or one that cannot be used.
-            RuntimeError: the server cannot be used.
+            ValueError: it is no configuration, or one that cannot be used, here or with the server that runs.
+            RuntimeError: the server cannot be used, or no container engine answers.
         """
-        choice = choose(backend_config, surroundings())
+        around = surroundings()
+        choice = choose(backend_config, around)
         with translated():
-            if choice.server is not None:
-                server = choice.server
-                self._client = sdk.Client(server.url, server.api_key, ca=server.ca)
-            else:
-                self._client = sdk.Client()
+            self._client = connect(choice, around)
         self.backend = Backend(url=self._client.url, name=choice.name, why=choice.why)
         """Where jobs run, and why there."""
         _log.info("jobs run on %s", self.backend)
-        self._common = choice.workload
+        self._common, self._initializers = choice.workload, choice.initializers
         self._catalog = RuntimeCatalog(self._client, choice.runtime_sources)
         self._jobs = Jobs(self._client, self._catalog)
 
@@ -107,7 +106,8 @@ class TrainerClient:
             RuntimeError: the job failed.
         """
         with translated():
-            return runtime_packages(self._client, self._definition(runtime), backend=self.backend.name)
+            definition = self._placed(self._definition(runtime))
+            return runtime_packages(self._client, definition, backend=self.backend.name)
 
     # Jobs
 
@@ -132,7 +132,7 @@ class TrainerClient:
         """
         if runtime is None and isinstance(trainer, BuiltinTrainer):
             runtime = default_runtime(trainer.config)
-        definition = self._definition(DEFAULT_TRAINING_RUNTIME if runtime is None else runtime)
+        definition = self._placed(self._definition(DEFAULT_TRAINING_RUNTIME if runtime is None else runtime))
         whole = trainer.directory if isinstance(trainer, ScriptTrainer) else None
         directory = None if whole is None else Path(whole).expanduser()
         document = job_document(
@@ -143,6 +143,7 @@ class TrainerClient:
             options=options,
             backend=self.backend.name,
             common=self._common,
+            initializers=self._initializers,
             shipped=files_of(directory) if directory else (),
         )
         with translated():
@@ -315,6 +316,16 @@ class TrainerClient:
             definition = self._catalog.definition(_runtime_name(runtime))
         self._jobs.forget_runtimes()
         return definition
+
+    def _placed(self, definition: TrainingRuntime) -> TrainingRuntime:
+        """A runtime as it is where jobs run: without its image, where the backend runs none."""
+        if definition.image is None:
+            return definition
+        with translated():
+            backends = self._client.cluster.backends()
+        name = self.backend.name
+        here = next(each for each in backends if (each["default"] if name is None else each["name"] == name))
+        return definition if here["images"] else replace(definition, image=None)
 
 
 def _runtime_name(runtime: object) -> str:

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.trainer.functions import check_arguments, source_of
 from trainmaster.trainer.naming import check_name
 from trainmaster.trainer.resources import Nodes, nodes_from
@@ -32,8 +33,6 @@ from trainmaster.trainer.types import (
 
 RUNTIME_LABEL = "trainmaster.io/runtime"
 FRAMEWORK_LABEL = "trainmaster.io/framework"
-LOCAL, CONTAINER = "local", "container"
-"""The server's backends that a client can ask for."""
 
 _INITIALIZERS: Mapping[type[BaseInitializer], str] = {
     HuggingFaceDatasetInitializer: "huggingface",
@@ -54,18 +53,20 @@ def job_document(
     options: object = None,
     backend: str | None = None,
     common: Mapping[str, Any] = MappingProxyType({}),
+    initializers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     shipped: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The job that is submitted.
 
     Args:
         name: the job's, unless an option says otherwise.
-        runtime: what the trainer builds upon.
+        runtime: what the trainer builds upon; its image counts, so that there is none for a backend without images.
         trainer: what runs; None: the runtime's own command.
         initializer: what is fetched before.
         options: a list of options, applied in their order.
         backend: the server's backend that was asked for; None: its own choice.
         common: what the workload of every job of the client says.
+        initializers: what every dataset and every model that is fetched for one says.
         shipped: of a ScriptTrainer with a directory, the files below it that go along.
 
     Raises:
@@ -81,15 +82,14 @@ def job_document(
     if backend is not None:
         document["backend"] = backend
     if isinstance(trainer, BuiltinTrainer):
-        document |= _training(trainer, runtime, initializer, backend)
+        _refuse_images(initializer, initializers)
+        document |= _training(trainer, runtime, initializer)
     else:
-        document |= _job(trainer, runtime, initializer, backend, shipped)
+        document |= _job(trainer, runtime, initializer, initializers, shipped)
     if common:
         document.setdefault("workload", {"kind": "trainer"}).update(deepcopy(dict(common)))
     _apply(options, document, trainer, backend)
     check_name(document["handle"])
-    if (document.get("workload") or {}).get("kind") == "container" and "args" in document["workload"]:
-        document["workload"] = _with_arguments(document["workload"])
     return document
 
 
@@ -105,24 +105,14 @@ def _apply(options: object, document: dict[str, Any], trainer: object, backend: 
         option(document, trainer, backend)
 
 
-def _with_arguments(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options TrainerCommand and TrainerArgs say together."""
-    if not workload.get("argv"):
-        raise ValueError("TrainerArgs needs a TrainerCommand: a job cannot add arguments to an image's own command")
-    rest = {name: value for name, value in workload.items() if name != "args"}
-    return {**rest, "argv": [*workload["argv"], *workload["args"]]}
-
-
-def _training(
-    trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: Initializer | None, backend: str | None
-) -> dict[str, Any]:
+def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: Initializer | None) -> dict[str, Any]:
     if runtime.trainer_type is not TrainerType.BUILTIN_TRAINER:
         raise ValueError(
             f"the runtime {runtime.name} has no trainer of its own, as a BuiltinTrainer needs; list_runtimes() shows "
             "which have"
         )
     document = training_from(trainer.config, runtime, initializer)
-    if runtime.image and backend == CONTAINER:
+    if runtime.image:
         document["workload"] = {"kind": "trainer", "image": runtime.image}
     return document
 
@@ -131,7 +121,7 @@ def _job(
     trainer: object,
     runtime: TrainingRuntime,
     initializer: Initializer | None,
-    backend: str | None,
+    initializers: Mapping[str, Mapping[str, Any]],
     shipped: Sequence[str],
 ) -> dict[str, Any]:
     if trainer is not None and not isinstance(trainer, CustomTrainer | CustomTrainerContainer | ScriptTrainer):
@@ -143,17 +133,20 @@ def _job(
         raise ValueError(f"the runtime {runtime.name} trains by itself: it takes a BuiltinTrainer")
     num_nodes = trainer.num_nodes if trainer else None
     resources = trainer.resources_per_node if trainer else None
-    nodes = nodes_from(
-        runtime.num_nodes if num_nodes is None else num_nodes,
-        (runtime.resources or None) if resources is None else resources,
-    )
-    workload = _workload(trainer, runtime, backend, shipped)
+    try:
+        nodes = nodes_from(
+            runtime.num_nodes if num_nodes is None else num_nodes,
+            (runtime.resources or None) if resources is None else resources,
+        )
+    except ValueError as error:
+        raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
+    workload = _workload(trainer, runtime, shipped)
     workload["ranks_per_node"] = _ranks(workload["kind"], runtime, nodes)
     environment = {**runtime.environment, **((trainer.env if trainer else None) or {})}
     if environment:
         workload["environment"] = environment
     if initializer is not None and (initializer.dataset or initializer.model):
-        workload["initializers"] = _initializers(initializer)
+        workload["initializers"] = _initializers(initializer, initializers)
     return {"workload": workload, "resource_config": nodes.resource_config}
 
 
@@ -163,12 +156,12 @@ def _ranks(kind: str, runtime: TrainingRuntime, nodes: Nodes) -> int:
     return runtime.ranks_per_node or nodes.ranks_per_node
 
 
-def _workload(trainer: object, runtime: TrainingRuntime, backend: str | None, shipped: Sequence[str]) -> dict[str, Any]:
+def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str]) -> dict[str, Any]:
     if isinstance(trainer, CustomTrainerContainer):
         if not isinstance(trainer.image, str) or not trainer.image.strip():
             raise ValueError(f"CustomTrainerContainer needs an image, not {trainer.image!r}")
         return {"kind": "container", "image": trainer.image}
-    image = getattr(trainer, "image", None) or (runtime.image if backend == CONTAINER else None)
+    image = getattr(trainer, "image", None) or runtime.image
     in_image = {"image": image} if image else {}
     if isinstance(trainer, CustomTrainer):
         source = source_of(trainer.func)
@@ -176,12 +169,18 @@ def _workload(trainer: object, runtime: TrainingRuntime, backend: str | None, sh
         function = {"kind": "function", "source": source, "name": trainer.func.__name__, "arguments": arguments}
         return {**function, **in_image, **_packages(trainer, runtime)}
     if isinstance(trainer, ScriptTrainer):
+        if MPI_LAUNCHER in runtime.environment:
+            raise ValueError(
+                f"the runtime {runtime.name} starts functions with MPI, and no scripts: give a CustomTrainer whose "
+                "function runs the script, or run mpirun as a command of a job of its own"
+            )
         return {"kind": "script", **_script(trainer, shipped), **in_image, **_packages(trainer, runtime)}
-    argv = [*runtime.command, *runtime.args]
+    command, args = list(runtime.command), list(runtime.args)
     if image:
-        return {"kind": "container", **in_image, **({"argv": argv} if argv else {})}
-    if argv:
-        return {"kind": "command", "argv": argv}
+        own = {"argv": command, "args": args}
+        return {"kind": "container", **in_image, **{name: words for name, words in own.items() if words}}
+    if command or args:
+        return {"kind": "command", "argv": [*command, *args]}
     raise ValueError(f"there is no trainer, and the runtime {runtime.name} has no command of its own; give a trainer")
 
 
@@ -227,7 +226,16 @@ def _canonical(package: str) -> str:
     return re.sub(r"[-_.]+", "-", found[1]).lower() if found else package
 
 
-def _initializers(initializer: Initializer) -> dict[str, Any]:
+def _refuse_images(initializer: Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
+    """A built-in trainer fetches by itself, so that no image can do it."""
+    for part, said in initializers.items():
+        if "image" in said and getattr(initializer, part, None) is not None:
+            raise ValueError(
+                f"a BuiltinTrainer fetches its {part} itself: use a client without {part}_initializer_image for it"
+            )
+
+
+def _initializers(initializer: Initializer, common: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for part in ("dataset", "model"):
         chosen = getattr(initializer, part)
@@ -244,5 +252,6 @@ def _initializers(initializer: Initializer) -> dict[str, Any]:
         document[part] = {
             "type": kind,
             **{name: value for name, value in values.items() if value is not None or name in keep},
+            **common.get(part, {}),
         }
     return document

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+from trainmaster.protocol.launch import PullPolicy
+
 RUNTIME_SOURCE = re.compile(r"github://[^\s/]+/\S+|https?://\S+|file:///\S.*|/.*", re.DOTALL)
 
 
 def _as_written(value: object) -> object:
     """Pull policies are taken in any case, as Kubeflow takes them."""
-    return next((policy for policy in PULL_POLICIES if str(value).lower() == policy.lower()), value)
+    return next((policy.value for policy in PullPolicy if str(value).lower() == policy.lower()), value)
 
 
 def _known_source(source: str) -> str:
@@ -75,16 +76,18 @@ class ContainerBackendConfig(BackendConfig):
     auto_remove: bool = True
     """Remove containers of jobs that have ended; their logs and results stay."""
     container_host: str | None = None
-    """Where the engine listens. The server knows: a client that names it is refused."""
+    """Where the engine listens, such as `unix:///run/podman/podman.sock`: the local server is started with it, and one
+    that runs has to use it. None: whichever the server uses."""
     container_runtime: Literal["docker", "podman"] | None = None
-    """None: whichever the server has."""
+    """Which engine that has to be. None: any."""
     runtime_source: TrainingRuntimeSource = Field(default_factory=TrainingRuntimeSource)
     dataset_initializer_image: str | None = None
-    """An image that fetches the dataset, as Kubeflow's does. None: our own initializer."""
+    """An image that fetches the dataset by its own command, as Kubeflow's does. None: our own initializer, in the job's
+    image."""
     model_initializer_image: str | None = None
     """The same for the model."""
     initializer_timeout: Annotated[int, Field(ge=1)] = 600
-    """Seconds that each initializer may take."""
+    """Seconds that each initializer may take; one that takes longer is ended, and its attempt may be tried again."""
 
 
 class KubernetesBackendConfig(BackendConfig):

@@ -18,11 +18,11 @@ _KNOWN = "gpu, cpu, memory, storage and mig-PROFILE"
 
 _UNITS = {
     "": Fraction(1),
-    "m": Fraction(1, 1000),
+    **{unit: Fraction(1, 1000**power) for power, unit in enumerate(("m", "u", "n"), start=1)},
     **{unit: Fraction(1000**power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
     **{unit: Fraction(1024**power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
 }
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([a-zA-Z]*)")
+_QUANTITY = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
 _MIB = 1 << 20
 """The server counts memory and disks in these."""
 
@@ -63,9 +63,10 @@ def nodes_from(num_nodes: object, resources_per_node: object) -> Nodes:
         if name == "gpu" or name.startswith(MIG):
             gpus[name] = _whole(field, amount)
         elif name == "cpu":
-            config["cpu_cores"] = max(1, ceil(_quantity(field, amount)))
+            # The server books whole cores: of a fraction the whole.
+            config["cpu_cores"] = ceil(_quantity(field, amount))
         elif name in _SIZES:
-            config[_SIZES[name]] = ceil(_quantity(field, amount) / _MIB)
+            config[_SIZES[name]] = _mib(field, amount)
         else:
             raise ValueError(f"{field}: there is no such resource here; known are {_KNOWN}")
     if len(gpus) > 1:
@@ -89,6 +90,14 @@ def _whole(field: str, amount: object) -> int:
     if count.denominator != 1:
         raise ValueError(f"{field} must be a whole number, not {amount!r}")
     return int(count)
+
+
+def _mib(field: str, amount: object) -> int:
+    size = _quantity(field, amount)
+    if size < _MIB:
+        # 512m is half a byte, and 16 are sixteen; nobody means that.
+        raise ValueError(f"{field} is less than a mebibyte: {amount!r} are bytes; write it with a unit, as in '512Mi'")
+    return ceil(size / _MIB)
 
 
 def _quantity(field: str, amount: object, *, at_least: int = 1) -> Fraction:

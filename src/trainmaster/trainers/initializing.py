@@ -6,16 +6,17 @@ node and attempt, which DATASET_PATH or MODEL_PATH names to the ranks. What they
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from trainmaster.jobs import inputs
@@ -30,10 +31,10 @@ from trainmaster.trainers.progress import Progress, Tell, note, say, size_text
 BACK_OFF_S = (2.0, 10.0, 30.0)
 """Before each further try; the clients below try again by themselves before that."""
 _EXTRAS = {"huggingface": "hub", "s3": "s3", "cache": "cache"}
-_ENDPOINTS_OF_THE_JOB = "endpoints_of_the_job"
 
 Files = Mapping[str, Path]
 """What was fetched: paths below the directory of the ranks, and where the files lie."""
+_Fetched = TypeVar("_Fetched")
 
 
 def main(part: str) -> None:
@@ -42,15 +43,16 @@ def main(part: str) -> None:
     spec = document[part]
     uri = spec["storage_uri"]
     try:
-        access = _access(part, spec, document[_ENDPOINTS_OF_THE_JOB])
+        access = access_of(part, spec, document)
         progress = Progress({part: 1.0})
         progress.begin(part)
         began = time.monotonic()
         say(f"fetching {uri}")
-        files = _patiently(lambda: _fetch(part, spec, access, lambda share: progress.at(share, f"fetching {uri}")))
+        files = _fetch(part, spec, access, lambda share: progress.at(share, f"fetching {uri}"))
         _place(files, Path(os.environ[environment.PREPARED_DIR], part))
     except PreparingError as error:
-        raise type(error)(f"{part}-initializer: {error}") from error
+        error.args = (f"{part}-initializer: {error}",)
+        raise
     size = size_text(sum(path.stat().st_size for path in files.values()))
     count = f"{len(files)} files" if len(files) > 1 else "1 file"
     note(f"{part}-initializer: {uri}: {count}, {size}, in {time.monotonic() - began:.1f} s")
@@ -58,8 +60,14 @@ def main(part: str) -> None:
     progress.finish()
 
 
-def _access(part: str, spec: Mapping[str, Any], endpoints: Iterable[str]) -> Access:
-    """What may be reached, and as whom. What the clients read of the environment is set there."""
+def access_of(part: str, spec: Mapping[str, Any], document: Mapping[str, Any]) -> Access:
+    """What may be reached, and as whom. What the clients read of the environment is set there.
+
+    Args:
+        part: `dataset` or `model`.
+        spec: what is fetched.
+        document: the input file of the steps.
+    """
     where = f"workload.initializers.{part}"
     secrets = {field: os.environ.pop(name, None) for field, name in environment.INITIALIZER_SECRETS.items()}
     access = replace(
@@ -77,7 +85,7 @@ def _access(part: str, spec: Mapping[str, Any], endpoints: Iterable[str]) -> Acc
         ),
     )
     if not access.private_urls:
-        for name in endpoints:
+        for name in document["endpoints_of_the_job"]:
             _require_public(os.environ.get(name, ""), f"workload.environment.{name}")
         _require_public(spec.get("endpoint") or "", f"{where}.endpoint")
     given = {
@@ -92,26 +100,17 @@ def _access(part: str, spec: Mapping[str, Any], endpoints: Iterable[str]) -> Acc
     return access
 
 
-def _fetch(part: str, spec: Mapping[str, Any], access: Access, tell: Tell) -> Files:
-    uri, ignored = spec["storage_uri"], spec.get("ignore_patterns") or ()
-    if spec["type"] == "huggingface":
-        from trainmaster.trainers.fetching import hub
+def in_role(spec: Mapping[str, Any], access: Access) -> Access:
+    """The same, with the keys of the role that is to be assumed, if one is."""
+    role = spec.get("role_arn") or spec.get("iam_role")
+    if not role:
+        return access
+    from trainmaster.trainers.fetching.roles import assumed
 
-        return hub.repository(uri, part, access, tell, ignored=ignored)
-    if role := spec.get("role_arn") or spec.get("iam_role"):
-        from trainmaster.trainers.fetching.roles import assumed
-
-        access = replace(access, s3_credentials=assumed(role, access.remedies.s3_keys))
-    if spec["type"] == "s3":
-        from trainmaster.trainers.fetching import s3
-
-        return _files_below(s3.directory(uri, access, tell, ignored=ignored))
-    from trainmaster.trainers.tables import sharded
-
-    return _files_below(sharded(spec, access, tell))
+    return replace(access, s3_credentials=assumed(role, access.remedies.s3_keys))
 
 
-def _patiently(fetch: Callable[[], Files]) -> Files:
+def patiently(fetch: Callable[[], _Fetched]) -> _Fetched:
     """Try again for a while where a source does not answer. What came before is not fetched again."""
     for wait_s in BACK_OFF_S:
         try:
@@ -120,6 +119,24 @@ def _patiently(fetch: Callable[[], Files]) -> Files:
             say(f"{error}\ntrying again in {wait_s:.0f} s")
             time.sleep(wait_s)
     return fetch()
+
+
+def _fetch(part: str, spec: Mapping[str, Any], access: Access, tell: Tell) -> Files:
+    uri, ignored = spec["storage_uri"], spec.get("ignore_patterns") or ()
+    if spec["type"] == "huggingface":
+        from trainmaster.trainers.fetching import hub
+
+        return patiently(lambda: hub.repository(uri, part, access, tell, ignored=ignored))
+    if spec["type"] == "s3":
+        from trainmaster.trainers.fetching import s3
+
+        return _files_below(patiently(lambda: s3.directory(uri, in_role(spec, access), tell, ignored=ignored)))
+    from trainmaster.trainers.tables import sharded
+    from trainmaster.trainers.tables.gang import Gang
+
+    gang = Gang.of_environment()
+    with gang.leading() if gang else contextlib.nullcontext():
+        return _files_below(patiently(lambda: sharded(spec, in_role(spec, access), tell, gang)))
 
 
 def _place(files: Files, target: Path) -> None:
@@ -157,4 +174,5 @@ def _require_public(url: str, field: str) -> None:
 if __name__ == "__main__":
     chosen = sys.argv[1]
     kind = inputs.initializers()[chosen]["type"]
+    steps.end_when_told()
     steps.run(lambda: main(chosen), f"pip install 'trainmaster[{_EXTRAS[kind]}]'")

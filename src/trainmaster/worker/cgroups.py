@@ -1,10 +1,12 @@
 """A cgroup for each node of an attempt, where one can be made; everything works without.
 
-It finds what a dead worker left behind, whatever that did to its environment, and counts what the
-kernel killed for want of memory. The group lies below this process's own, so that limits which somebody
-set for us go on to hold: `<own group>/trainmaster-<attempt id>.<node>`.
+It finds what a dead worker left behind, whatever that did to its environment, counts what the kernel killed
+for want of memory, and holds the node to what is booked for it. The group lies below this process's own, so
+that limits which somebody set for us go on to hold: `<own group>/trainmaster-<attempt id>.<node>`.
 
-On a host with the memory controller in version 1 that hierarchy is used, else version 2.
+On a host with the memory controller in version 1 that hierarchy is used, and that of the processor beside it; else
+version 2. There a group has either processes or limits to hand out. So a service whose group was delegated to it, and
+which lives in a group of its own below that one, has the groups of its jobs beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from pathlib import Path
 
 _PREFIX = "trainmaster-"
 _OOM_COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_PERIOD_US = 100_000
+"""Within which a group may use its share of the processor: the kernel's own choice."""
+_MEMORY_LIMITS = ("memory.limit_in_bytes", "memory.max")
 
 
 def members_pattern(attempt_id: str, node: int | None) -> re.Pattern[bytes]:
@@ -28,68 +33,120 @@ def members_pattern(attempt_id: str, node: int | None) -> re.Pattern[bytes]:
 
 @functools.cache
 def own_group() -> Path | None:
-    """The directory of this process's group, if groups can be made below it. Found once per process."""
-    for group in _groups():
-        if os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK):
-            return group
-    return None
+    """The directory in which groups can be made, this process's own as a rule. Found once per process."""
+    return next((group for group in _groups("memory") if _is_ours(group)), None)
 
 
-def _groups() -> list[Path]:
-    """This process's group in each hierarchy that may count memory."""
-    memberships = {}
+@functools.cache
+def _processor_group() -> Path | None:
+    """The same in the hierarchy of the processor, where it has one of its own."""
+    own = own_group()
+    if own is None or (own / "cgroup.controllers").exists():
+        return None
+    return next((group for group in _groups("cpu") if _is_ours(group) and group != own), None)
+
+
+def find_groups() -> None:
+    """Look now, so that what is forked from this process need not."""
+    own_group()
+    _processor_group()
+
+
+def _is_ours(group: Path) -> bool:
+    return os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK)
+
+
+def _groups(controller: str) -> list[Path]:
+    """This process's group in each hierarchy that may have a controller."""
+    memberships: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            memberships[controllers] = path
-    candidates = [(mount, "memory") for mount in _mounts("cgroup", "memory")]
-    candidates += [(mount, "") for mount in _mounts("cgroup2", None)]
-    groups = [(mount, mount / memberships[name].lstrip("/")) for mount, name in candidates if name in memberships]
-    # In a container the group is known by its name outside, and mounted as if it were the root.
-    return [group if group.is_dir() else mount for mount, group in groups]
+            memberships |= dict.fromkeys(controllers.split(","), path)
+    found = []
+    for kind, name in (("cgroup", controller), ("cgroup2", "")):
+        for mount in _mounts(kind, name) if name in memberships else ():
+            group = mount / memberships[name].lstrip("/")
+            # In a container the group is known by its name outside, and mounted as if it were the root.
+            own = group if group.is_dir() else mount
+            found += [own.parent, own] if kind == "cgroup2" and _is_delegated(own.parent) else [own]
+    return found
+
+
+def _is_delegated(group: Path) -> bool:
+    """Whether systemd has left a group, and all below it, to the service that lives there."""
+    for mark in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, mark) == b"1":
+                return True
+    return False
 
 
 def remove_groups(attempt_id: str, node: int | None = None) -> None:
     """Remove the groups that dead workers of this attempt, or of one of its nodes, left; one with members stays."""
-    own = own_group()
-    if own is not None:
+    for own in filter(None, (own_group(), _processor_group())):
         for group in own.glob(f"{_PREFIX}{attempt_id}.{'*' if node is None else node}"):
             with contextlib.suppress(OSError):
                 group.rmdir()
 
 
+def limits(memory_mb: int, cpu_cores: int) -> dict[str, str]:
+    """What is written into which files of a group, in this order; 0 is no limit. A version has some of these files.
+
+    >>> limits(1, 2)["memory.max"], limits(1, 2)["cpu.max"], limits(0, 0)
+    ('1048576', '200000 100000', {})
+    """
+    memory, quota_us = str(memory_mb << 20), cpu_cores * _PERIOD_US
+    of_memory = {
+        "memory.limit_in_bytes": memory,
+        # With what is swapped out.
+        "memory.memsw.limit_in_bytes": memory,
+        "memory.max": memory,
+        "memory.swap.max": "0",
+    }
+    of_processor = {"cpu.cfs_quota_us": str(quota_us), "cpu.max": f"{quota_us} {_PERIOD_US}"}
+    return {**(of_memory if memory_mb else {}), **(of_processor if cpu_cores else {})}
+
+
 class Cgroup:
     """The group of one node of an attempt. Nothing is made before the first process is put into it."""
 
-    def __init__(self, attempt_id: str, node: int) -> None:
+    def __init__(self, attempt_id: str, node: int, *, memory_mb: int = 0, cpu_cores: int = 0) -> None:
         own = own_group()
-        self._path = own / f"{_PREFIX}{attempt_id}.{node}" if own else None
+        places = [own, _processor_group() if cpu_cores else None]
+        self._paths = [place / f"{_PREFIX}{attempt_id}.{node}" for place in places if place is not None]
+        self._limits = limits(memory_mb, cpu_cores)
+        self._memory_mb = memory_mb
         self._counter: Path | None = None
         self._counted_before = 0
+        self.memory_limit_mb: int | None = None
+        """What the kernel holds the group to; None: nothing, or nothing yet."""
         if own is None:
             # No group can be made: kills are counted in the one that this process lives in.
-            self._begin_counting(*_groups())
+            self._begin_counting(*_groups("memory"))
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether it shall hold its processes to something, and so should have them early."""
+        return bool(self._limits)
 
     def adopt(self, pids: Iterable[int]) -> None:
         """Move these processes into the group; what they start from then on belongs to it too."""
-        if self._path is None:
-            return
-        try:
-            self._path.mkdir(exist_ok=True)
-            if self._counter is None:
-                # In version 2 a group without a memory controller of its own is counted in the one above it.
-                self._begin_counting(self._path, self._path.parent)
-            procs = os.open(self._path / "cgroup.procs", os.O_WRONLY)
-        except OSError:
-            self._path = None
-            return
-        try:
-            for pid in pids:
-                # It may have ended meanwhile.
-                with contextlib.suppress(OSError):
-                    os.write(procs, str(pid).encode())
-        finally:
-            os.close(procs)
+        pids = list(pids)
+        for path in list(self._paths):
+            try:
+                self._make(path)
+                procs = os.open(path / "cgroup.procs", os.O_WRONLY)
+            except OSError:
+                self._paths.remove(path)
+                continue
+            try:
+                for pid in pids:
+                    # It may have ended meanwhile.
+                    with contextlib.suppress(OSError):
+                        os.write(procs, str(pid).encode())
+            finally:
+                os.close(procs)
 
     def oom_kills(self) -> int | None:
         """How many processes the kernel killed here for want of memory; None when nobody counts."""
@@ -100,9 +157,32 @@ class Cgroup:
 
     def remove(self) -> None:
         """Remove the group; it must be empty."""
-        if self._path is not None:
+        for path in self._paths:
             with contextlib.suppress(OSError):
-                self._path.rmdir()
+                path.rmdir()
+
+    def _make(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        if self._limits:
+            self._limit(path)
+        if self._counter is None:
+            # In version 2 a group without a memory controller of its own is counted in the one above it.
+            self._begin_counting(path, path.parent)
+
+    def _limit(self, path: Path) -> None:
+        if (path / "cgroup.controllers").exists():
+            for controller in ("memory", "cpu"):
+                # It may be passed on already, or not be ours to pass on.
+                with contextlib.suppress(OSError):
+                    (path.parent / "cgroup.subtree_control").write_text(f"+{controller}")
+        for name, value in self._limits.items():
+            file = path / name
+            # Without the controller, and in the other version, there is no such file.
+            with contextlib.suppress(OSError):
+                if file.exists():
+                    file.write_text(value)
+                    if name in _MEMORY_LIMITS:
+                        self.memory_limit_mb = self._memory_mb
 
     def _begin_counting(self, *groups: Path) -> None:
         for counter in (group / name for group in groups for name in ("memory.oom_control", "memory.events")):
@@ -120,12 +200,12 @@ def _oom_count(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _mounts(kind: str, option: str | None) -> list[Path]:
+def _mounts(kind: str, option: str) -> list[Path]:
     """Where hierarchies of a kind are mounted; of version 1 only the one with a certain controller."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, target, kind_here, options, *_ = line.split(" ")
-            if kind_here == kind and (option is None or option in options.split(",")):
+            if kind_here == kind and (not option or option in options.split(",")):
                 found.append(Path(target))
     return found

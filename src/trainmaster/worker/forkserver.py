@@ -35,7 +35,7 @@ import trainmaster
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.worker.cgroups import own_group
+from trainmaster.worker.cgroups import find_groups
 from trainmaster.worker.processes import start_time_of, sweep
 from trainmaster.worker.supervise import run_worker
 
@@ -115,7 +115,7 @@ class _ForkServer:
 
     def run(self) -> None:
         """Serve until retired."""
-        own_group()
+        find_groups()
         boot_id()
         gc.collect()
         # Objects that live for ever stay out of collections, which would copy their pages in every child.

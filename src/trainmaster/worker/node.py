@@ -33,6 +33,7 @@ from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
 from trainmaster.worker.kubeflow import KubeflowListener
+from trainmaster.worker.memory import MemoryWatch
 from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
 from trainmaster.worker.ranks import (
     StartError,
@@ -73,7 +74,10 @@ class NodeRun:
         secrets: Secrets,
         journal: Journal,
         heartbeat: Heartbeat,
+        *,
+        prepares_only: bool = False,
     ) -> None:
+        """Take the node's part of an attempt; `prepares_only` leaves its last step to somebody else."""
         if not 0 <= node < len(request.nodes):
             raise ValueError(f"the attempt has no node {node}")
         self._directory = directory
@@ -83,9 +87,14 @@ class NodeRun:
         self._secrets = secrets
         self._journal = journal
         self._heartbeat = heartbeat
+        self._prepares_only = prepares_only
         self._beat_due = time.monotonic() + Heartbeat.EVERY_S
         self._home = directory.path / "nodes" / str(node)
-        self._cgroup = Cgroup(request.attempt_id, node)
+        # What only leads into containers is held to nothing: their engine holds them.
+        leads = any(step.through for step in request.launch.steps)
+        memory_mb, cpu_cores = (0, 0) if leads else (request.nodes[node].memory_mb, request.nodes[node].cpu_cores)
+        self._cgroup = Cgroup(request.attempt_id, node, memory_mb=memory_mb, cpu_cores=cpu_cores)
+        self._memory = MemoryWatch(memory_mb)
         self._tree = Tree(self._cgroup)
         self._control = ControlWatch(directory.path)
         self._control_file = self._home / "rank-control.json"
@@ -97,6 +106,7 @@ class NodeRun:
         self._ends: list[ProcessEnd] = []
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
+        self._step_deadline: float | None = None
         self._probe: ReadinessProbe | None = None
         self._dump: StackDump | None = None
         self.started_at: float | None = None
@@ -140,6 +150,8 @@ class NodeRun:
             verdict = self._run_step(step, [first], rendezvous=None)
             if verdict.reason is not Reason.SUCCEEDED:
                 return verdict
+        if self._prepares_only:
+            return verdict
         self._around = replace(self._around, environment=prepared_environment(self._around))
         ranks = range(first, first + self._launch.ranks_per_node)
         return self._run_step(workload, ranks, rendezvous=self._meet())
@@ -155,6 +167,7 @@ class NodeRun:
             self._request, self._directory.path, self._node, on_chunk=self._attend, user=self._user
         )
         self._journal.record("staged")
+        booked = self._request.nodes[self._node]
         token_file = os.fspath(self._home / "token")
         with open(open_own(token_file, self._user, os.O_TRUNC), "w") as file:
             file.write(self._request.rank_token)
@@ -169,7 +182,7 @@ class NodeRun:
             token_file=token_file,
             kubeflow_url=listener.url,
             secrets=self._secrets.environment,
-            port=_free_port() if self._launch.lifetime is Lifetime.SERVICE else None,
+            port=(booked.port or _free_port()) if self._launch.lifetime is Lifetime.SERVICE else None,
             user=self._user,
         )
 
@@ -194,7 +207,8 @@ class NodeRun:
                 variables = rank_environment(self._around, rank, base=os.environ, rendezvous=rendezvous)
                 variables |= step_environment(step, self._secrets)
                 pids[rank] = start_rank(step, rank, self._around, variables)
-                self._tree.add(rank, pids[rank])
+                # What only leads into a container is held to nothing: the container is.
+                self._tree.add(rank, pids[rank], adopt=not step.through)
         except StartError as error:
             self._fail(error.verdict)
         else:
@@ -205,7 +219,7 @@ class NodeRun:
         self._look()
         self._collect_stacks()
         verdict = self._verdict or self._verdict_at_end()
-        self._deadline = None
+        self._deadline = self._step_deadline = None
         self._close_probe()
         self._clear_strays()
         self._look(last=True)
@@ -217,6 +231,7 @@ class NodeRun:
 
     def _begin(self, step: Step, ranks: Sequence[int]) -> None:
         self._step = step
+        self._step_deadline = None if step.timeout_s is None else time.monotonic() + step.timeout_s
         self._ends = []
         self._watch.failures.clear()  # of a step that went on, and ended well
         self._tree.calm_down()
@@ -268,6 +283,7 @@ class NodeRun:
         if control is not None:
             self._on_control(control, now)
         self._check_times(now)
+        self._check_memory(now)
         self._tree.advance(now)
         self._stopping.notice_missed_grace()
 
@@ -286,10 +302,26 @@ class NodeRun:
             self._deadline = None
             if self._stopping.cause is None:
                 self._on_control(Control(seq=0, stop=StopCause.TIMEOUT, save=True, grace_s=self._launch.grace_s), now)
+        if self._step_deadline is not None and now >= self._step_deadline:
+            self._step_deadline = None
+            if self._stopping.cause is None:
+                self._fail(self._verdict_on_timeout())
         if self._probe is not None:
             self._check_readiness(self._probe, now)
         if self._dump is not None and now >= self._dump.due:
             self._collect_stacks()
+
+    def _check_memory(self, now: float) -> None:
+        """Where the kernel does not, hold the processes to what is booked for them."""
+        ends = self._verdict is not None or self._stopping.cause is not None
+        if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
+            message = self._memory.excess(now, lambda: descendants(os.getpid()))
+            if message is not None:
+                evidence = self._evidence(self._around.first_rank)
+                self._fail(
+                    Verdict(reason=Reason.OUT_OF_MEMORY, message=message, step=self._step.name, evidence=evidence)
+                )
+                self._tree.bring_down(now, term_after_s=0, kill_after_s=0)
 
     def _check_readiness(self, probe: ReadinessProbe, now: float) -> None:
         probe.advance(now)
@@ -340,6 +372,7 @@ class NodeRun:
                 evidence=self._evidence(end.rank),
                 retry_exit_codes=self._launch.retry_exit_codes,
                 oom_kills=self._cgroup.oom_kills(),
+                memory_limit_mb=self._cgroup.memory_limit_mb,
                 disk_is_full=disk_is_full(self._directory.path),
             )
             self._fail(verdict)
@@ -367,6 +400,15 @@ class NodeRun:
         if self._stopping.cause is not None:
             return self._verdict_on_stop()
         return verdict_of_success(self._ends, step=self._step.name)
+
+    def _verdict_on_timeout(self) -> Verdict:
+        # What is waited for may answer in time when it is asked again.
+        return Verdict(
+            reason=Reason.STORAGE_UNAVAILABLE,
+            message=f"step {self._step.name} took longer than {self._step.timeout_s:g} s, and was ended",
+            step=self._step.name,
+            evidence=self._evidence(self._around.first_rank),
+        )
 
     def _verdict_on_stop(self) -> Verdict:
         cause = self._stopping.cause

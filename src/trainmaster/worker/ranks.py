@@ -18,11 +18,12 @@ from trainmaster.protocol.launch import Step
 from trainmaster.protocol.packages import ENVIRONMENT_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import events_stream, log_stream, metrics_stream, read_document
+from trainmaster.protocol.rundir import PREPARED, events_stream, log_stream, metrics_stream, read_document
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
+from trainmaster.worker.handing import handed
 from trainmaster.worker.processes import die_with_parent
-from trainmaster.worker.staging import INPUTS, PREPARED
+from trainmaster.worker.staging import INPUTS
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
 
@@ -155,6 +156,9 @@ def rank_environment(
         variables[names.CACHE_DIR] = request.cache_dir
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
+    if around.port is not None:
+        is_published = bool(request.nodes[around.node].port)
+        variables[names.SERVICE_HOST] = "0.0.0.0" if is_published else "127.0.0.1"
     if launch.port_environment is not None and around.port is not None:
         variables[launch.port_environment] = str(around.port)
     if around.environment is not None:
@@ -179,8 +183,9 @@ def prepared_environment(around: Surroundings) -> str | None:
 
 
 def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
-    """The variables of a step's own secrets, and of the tokens that were passed on with the job where it gets them."""
-    own = {variable: secrets.tokens[secret_named(reference)] for variable, reference in step.secrets.items()}
+    """A step's own variables, its own secrets, and the tokens that were passed on with the job where it gets them."""
+    sealed = {variable: secrets.tokens[secret_named(reference)] for variable, reference in step.secrets.items()}
+    own = {**step.environment, **sealed}
     if not step.tokens:
         return own
     return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS} | own
@@ -197,6 +202,8 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
         argv[0] = os.fspath(around.home / INPUTS / argv[0])
     if step.python:
         argv.insert(0, around.python)
+    if step.through:
+        argv[:0] = step.through
     worker, user = os.getpid(), around.user
     # What is caught is reset by exec; what is ignored would stay so.
     ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
@@ -210,10 +217,14 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
 
     out = open_own(around.log(step.name, rank, "out"), user)
     err = open_own(around.log(step.name, rank, "err"), user)
+    stdin = subprocess.DEVNULL
+    if step.through:
+        stdin = handed({name: value for name, value in variables.items() if os.environ.get(name) != value})
+        variables = {**os.environ, **{name: variables[name] for name in (names.ATTEMPT_ID, names.NODE)}}
     try:
         process = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=out,
             stderr=err,
             cwd=around.working_directory,
@@ -228,8 +239,8 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise StartError(_verdict_on_start(error, argv[0], step.name, rank, user)) from error
     finally:
-        os.close(out)
-        os.close(err)
+        for descriptor in (out, err, *([stdin] if step.through else [])):
+            os.close(descriptor)
     # The worker reaps all its children itself; this keeps `subprocess` from waiting for one of them.
     process.returncode = 0
     return process.pid

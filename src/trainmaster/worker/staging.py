@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 from trainmaster.protocol.launch import BlobFile
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import PREPARED
 from trainmaster.protocol.users import User
 from trainmaster.worker.users import acting_as, barred, give_directory
 
 INPUTS = "inputs"
-PREPARED = "prepared"
 """Of a node's directory in the run directory."""
 _CHUNK_BYTES = 1 << 20
 

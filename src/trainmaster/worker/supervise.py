@@ -9,16 +9,19 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.hints import send_hint
+from trainmaster.protocol.launch import Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.rundir import RunDirectory, exit_document
-from trainmaster.protocol.secrets import NO_SECRETS, Secrets
+from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
+from trainmaster.worker.handing import handed
 from trainmaster.worker.node import NodeRun
 from trainmaster.worker.processes import start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError
@@ -34,24 +37,34 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: 
     What the launch refers to as secrets is among those that are handed over here; `within` says what is different
     from the request where this process runs.
 
-    It touches nothing when somebody else has claimed the node, or when the run directory is gone.
+    It touches nothing when somebody else has claimed the node, or when the run directory is gone. Where `within` leads
+    onward, this process becomes what goes on in the node's container, under the same claim.
     """
-    pid = os.getpid()
-    identity = {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id(), "host": socket.gethostname()}
     directory = RunDirectory(run_dir.absolute())
-    try:
-        if not directory.claim(node, {"nonce": os.urandom(16).hex(), **identity}):
-            return 0
-    except FileNotFoundError:
+    identity = _identity() if within.first_step is None else None
+    if identity is not None and not _claim(directory, node, identity):
         return 0
     journal = Journal(directory, node)
-    journal.record("claimed", **identity)
+    if identity is not None:
+        journal.record("claimed", **identity)
     try:
         _run_claimed(directory, node, journal, secrets, within)
     except RunDirectoryGoneError:
         # The job was deleted with all that it had; there is nobody to report to.
         return 0
     return 0
+
+
+def _identity() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id(), "host": socket.gethostname()}
+
+
+def _claim(directory: RunDirectory, node: int, identity: Mapping[str, Any]) -> bool:
+    try:
+        return directory.claim(node, {"nonce": os.urandom(16).hex(), **identity})
+    except FileNotFoundError:
+        return False
 
 
 def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets, within: Within) -> None:
@@ -61,13 +74,16 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
     run = None
     try:
         request = within.amend(directory.request(), node)
-        run = NodeRun(directory, request, node, secrets, journal, heartbeat)
+        run = NodeRun(directory, request, node, secrets, journal, heartbeat, prepares_only=bool(within.onward))
     except (OSError, ValueError, KeyError, TypeError) as error:
         verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=f"the worker cannot read its request: {error!r}")
     except CannotBecomeError as error:
         verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=str(error))
     else:
         verdict = run.run()
+        if within.onward and verdict.reason is Reason.SUCCEEDED:
+            journal.flush()
+            verdict = _become(within.onward, _unused(secrets, request.launch.steps[:-1]))
 
     def compose() -> dict[str, Any]:
         journal.flush()
@@ -83,6 +99,21 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
         if request.launch.remove_working_directory:
             _remove_work(directory, range(len(request.nodes)))
         send_hint(request.hint_socket, request.attempt_id)
+
+
+def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
+    """Go on as another program, which finds the secrets in its standard input; why that cannot be, if it cannot."""
+    os.dup2(handed(secrets.to_json()), 0)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        return Verdict(reason=Reason.WORKER_LOST, message=f"the worker cannot go on as {command[0]}: {error}")
+
+
+def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
+    """The secrets but for those that steps had for themselves."""
+    used = {secret_named(reference) for step in done for reference in step.secrets.values()}
+    return replace(secrets, tokens={name: value for name, value in secrets.tokens.items() if name not in used})
 
 
 def _remove_work(directory: RunDirectory, nodes: Iterable[int]) -> None:

@@ -47,12 +47,13 @@ class Tree:
         """The running ranks and their processes."""
         return {rank: pid for pid, rank in self._ranks.items()}
 
-    def add(self, rank: int, pid: int) -> None:
-        """Count a process that was just started as this rank."""
+    def add(self, rank: int, pid: int, *, adopt: bool = True) -> None:
+        """Count a process that was just started as this rank; `adopt` has it held to what is booked."""
         self._ranks[pid] = rank
         self._has_children = True
-        if self._adopt_at is None:
-            self._adopt_at = time.monotonic() + _ADOPT_AFTER_S
+        if adopt and self._adopt_at is None:
+            # What a process has taken before counts for nobody: with a limit it is moved in the next turn.
+            self._adopt_at = time.monotonic() + (0 if self._cgroup.has_limits else _ADOPT_AFTER_S)
 
     def reap(self) -> list[ProcessEnd]:
         """Take in all that ended; the ends of ranks, in order."""

@@ -84,6 +84,7 @@ def verdict_on_failure(
     retry_exit_codes: Collection[int],
     oom_kills: int | None,
     disk_is_full: bool,
+    memory_limit_mb: int | None = None,
 ) -> Verdict:
     """Why an attempt failed whose first failing process ended like this, without having been told to stop.
 
@@ -96,20 +97,25 @@ def verdict_on_failure(
         retry_exit_codes: codes of the workload that count as transient.
         oom_kills: how many processes of this node the kernel killed for want of memory, if it is known.
         disk_is_full: whether the process's logs could not grow any more.
+        memory_limit_mb: what the kernel holds the node to, if it does: then those kills are this node's own.
     """
     subject = f"step {step}" if prepares else f"rank {end.rank}"
     how = f"was killed by {end.signal}" if end.signal else f"exited with code {end.exit_code}"
+    booked = f" ({memory_limit_mb} MB are booked for the node)" if memory_limit_mb is not None else ""
     killed = end.signal == "SIGKILL" or end.exit_code == _SHELL_SAYS_SIGKILL
     if end.exit_code in retry_exit_codes and not prepares:
         reason, what = Reason.RETRYABLE_EXIT, f"{subject} {how}, which this job wants retried"
     elif killed and oom_kills:
-        reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory"
+        reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory{booked}"
     elif said is not None:
         # What follows is guessed from what was written last, which may be a row of data, and from how it ended, which
         # may be a library that crashed on the way out.
         return Verdict(
             reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
         )
+    elif oom_kills and memory_limit_mb is not None:
+        reason = Reason.OUT_OF_MEMORY
+        what = f"{subject} {how}, and the kernel had killed a process of its job: out of memory{booked}"
     elif _shows(_OUT_OF_MEMORY, evidence):
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} {how}, out of memory"
     elif _shows(_DISK_FULL, evidence) or disk_is_full:

@@ -10,6 +10,7 @@ import pytest
 
 from container_engine import Engine, python_image
 from trainmaster.backends.container.engine import Engine as Client
+from trainmaster.backends.container.engine import RefusedByEngineError
 
 SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
@@ -50,6 +51,9 @@ def test_a_gpu_is_seen_in_its_container_with_all_else_that_was_asked_for(
         "HostConfig": {
             "NetworkMode": "bridge",
             "Mounts": [{"Type": "bind", "Source": str(tmp_path), "Target": "/x", "ReadOnly": True}],
+            "SecurityOpt": [],
+            "CapDrop": [],
+            "CapAdd": [],
             "ShmSize": 32 << 20,
             "Memory": 256 << 20,
             "MemorySwap": 256 << 20,
@@ -66,6 +70,36 @@ def test_a_gpu_is_seen_in_its_container_with_all_else_that_was_asked_for(
         assert client.output(name).splitlines() == ["yes True b=c", "mounted False /usr", "32"]
         assert (limits["Memory"], limits["CpuQuota"] / limits["CpuPeriod"]) == (256 << 20, 0.5)
         assert [each.name for each in client.containers("trainmaster.test=gpu")] == [name]
+    finally:
+        client.remove(name)
+        client.close()
+
+
+def test_a_gpu_that_the_engine_does_not_know_is_refused_with_the_remedy(engine: Engine) -> None:
+    client = Client(engine.host, "podman")
+    document = {
+        "Image": client.find_image(python_image(engine))["Id"],
+        "Entrypoint": ["python3"],
+        "Cmd": ["--version"],
+        "Env": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Labels": {"trainmaster.test": "gpu"},
+        "HostConfig": {
+            "NetworkMode": "bridge",
+            "Mounts": [],
+            "SecurityOpt": [],
+            "CapDrop": [],
+            "CapAdd": [],
+            "ShmSize": 1 << 20,
+            "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=no-such-one"]}],
+        },
+    }
+    name = "tm-test-no-gpu"
+    try:
+        client.create(name, document)
+        with pytest.raises(RefusedByEngineError, match="nvidia-ctk cdi generate"):
+            client.start(name)
     finally:
         client.remove(name)
         client.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from local_servers import TRANSPORTS, LocalServer, serving
 
 

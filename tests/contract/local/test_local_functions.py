@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer, json_lines, over
 
+from job_server import json_lines
+from local_servers import LocalServer, over
 from real_server import wait_for
 from wheel_index import ServedIndex
 
@@ -40,30 +41,6 @@ def result(server: LocalServer, job_id: str) -> Any:
 
 def environment_log(server: LocalServer, job_id: str) -> list[str]:
     return server.lines(job_id, step="environment")
-
-
-def test_function_is_called_with_its_arguments_and_its_result_is_kept(server: LocalServer) -> None:
-    source = """
-        import os, sys, pathlib, helper
-
-        def train(lr, epochs=1, **rest):
-            print("training", lr, file=sys.stderr)
-            return {"lr": lr, "epochs": epochs, "rest": rest, "cwd": pathlib.Path.cwd().name,
-                    "variables": [os.environ["COLOUR"], "HOME" in os.environ], "helper": helper.VALUE}
-    """
-    files = [{"path": "helper.py", "sha256": server.ship(b"VALUE = 7\n")}]
-    arguments = {"lr": 0.1, "tags": ["a", None, True]}
-    job_id = submit(server, source, arguments=arguments, environment={"COLOUR": "blue"}, files=files)
-    assert server.until(job_id)["status"] == "COMPLETED"
-    assert result(server, job_id) == {
-        "lr": 0.1,
-        "epochs": 1,
-        "rest": {"tags": ["a", None, True]},
-        "cwd": "work",
-        "variables": ["blue", True],
-        "helper": 7,
-    }
-    assert server.lines(job_id, step="node") == ["training 0.1"]
 
 
 def test_functions_of_other_shapes_are_called_too(server: LocalServer) -> None:
@@ -100,24 +77,10 @@ def test_functions_of_other_shapes_are_called_too(server: LocalServer) -> None:
     assert server.ask("GET", f"/v1/jobs/{silent}/artifacts/output/result.json").status_code == 404
 
 
-def test_failing_function_fails_its_job_at_its_own_line(server: LocalServer) -> None:
-    source = """
-        def train(lr):
-            deeper(lr)
-
-        def deeper(lr):
-            raise ValueError(f"no such rate: {lr}")  # the very line
-    """
-    failed = server.until(submit(server, source, arguments={"lr": 3}), "FAILED")
-    assert failed["error_type"] == "EXITED_NONZERO"
-    assert failed["error_message"] == "rank 0 exited with code 1: ValueError: no such rate: 3"
-    assert 'trainmaster_function.py", line 6, in deeper: ValueError: no such rate: 3' in failed["error"]["frame"]
-    assert any("# the very line" in line for line in server.lines(failed["job_id"]))
-    unbound = server.until(submit(server, "def train(a, b): pass", arguments={"a": 1, "c": 2}), "FAILED")
-    assert (
-        "train(a, b) cannot be called with its arguments: missing a required argument: 'b'"
-        in (unbound["error_message"])
-    )
+def test_function_that_cannot_take_its_arguments_says_so(server: LocalServer) -> None:
+    failed = server.until(submit(server, "def train(a, b): pass", arguments={"a": 1, "c": 2}), "FAILED")
+    said = "train(a, b) cannot be called with its arguments: missing a required argument: 'b'"
+    assert said in failed["error_message"]
 
 
 def test_packages_are_installed_once_and_layered_over_the_workers_own(server: LocalServer, index: ServedIndex) -> None:
@@ -158,19 +121,6 @@ def test_packages_are_installed_once_and_layered_over_the_workers_own(server: Lo
         assert environment_log(server, job_id) == []
     without = server.until(server.submit("python3", "-c", "import gamma"), "FAILED")
     assert "No module named 'gamma'" in without["error_message"]
-
-
-def test_requirement_that_cannot_be_met_is_the_jobs_bad_input(server: LocalServer, index: ServedIndex) -> None:
-    index.add("epsilon", "1.0")
-    job_id = submit(server, "def train(): pass", packages=["epsilon>=9"], index_urls=[index.url], environment=NO_CACHE)
-    job = server.until(job_id, "FAILED")
-    assert (job["error_type"], job["error"]["fault"]) == ("BAD_INPUT", "user")
-    assert "packages cannot be installed" in job["error_message"]
-    assert "epsilon>=9" in job["error_message"]
-    log = environment_log(server, job_id)
-    assert log[-1] == job["error_message"]
-    assert len(log) > 2  # all that the installer said
-    assert server.lines(job_id, step="node") == []
 
 
 def test_install_outlives_the_server_and_is_made_anew_after_its_workers_death(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
 
+from local_servers import LocalServer, over
 from real_server import wait_for
 
+pytestmark = over("files")  # who gets which GPU is decided by the server
 SHOWS_AND_WAITS = ["sh", "-c", "echo gpus=$CUDA_VISIBLE_DEVICES; exec sleep 600"]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer, serving
 
+from local_servers import LocalServer, serving
 from real_server import wait_for
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainers.data_servers import Hub

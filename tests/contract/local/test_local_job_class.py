@@ -8,8 +8,8 @@ import signal
 from typing import Any
 
 import pytest
-from local_servers import LocalServer, over
 
+from local_servers import LocalServer, over
 from real_server import wait_for
 from seaweed_server import SeaweedServer
 

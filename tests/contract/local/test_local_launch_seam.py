@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from local_servers import PYTHON, LocalServer
 
 TESTS = Path(__file__).parents[2]

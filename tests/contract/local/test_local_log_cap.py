@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from local_servers import LocalServer, serving
 
 CAP = 1 << 20

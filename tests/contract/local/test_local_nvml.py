@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_servers import serving
 
+from local_servers import serving
 from real_server import wait_for
 
 # Two GPUs: the first whole, the second in MIG mode with slices at places 0 and 2. A slice is known by its handle.

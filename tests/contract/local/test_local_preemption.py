@@ -1,15 +1,16 @@
-"""Preemption and drains: the victim saves in its grace period, the other one runs, and nothing is lost."""
+"""Who is preempted and who is not, and drains: the victim saves in its grace period, and nothing is lost."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
-from test_local_checkpoints import TRAINS, checkpoint_of, number_after, wait_until_it_can_save
 
+from local_servers import LocalServer, over
 from real_server import wait_for
+from saving_program import TRAINS, latest_checkpoint, number_after, wait_until_it_can_save
+
+pytestmark = over("files")  # who makes room for whom is decided by the server
 
 BOTH_GPUS = {"gpu_count": 2}
 
@@ -19,55 +20,27 @@ def simulated_gpus() -> str:
     return "H100-80GB:2"
 
 
-@pytest.fixture
-def train(scripts: Path) -> Path:
-    path = scripts / "train.py"
-    path.write_text(TRAINS)
-    return path
-
-
-def start_victim(server: LocalServer, train: Path, *arguments: object, **scheduling: Any) -> str:
-    job_id = server.submit_python(
-        train, *arguments, resource_config=BOTH_GPUS, scheduling_config={"priority": 2, **scheduling}
+def start_victim(server: LocalServer, *arguments: object, **scheduling: Any) -> str:
+    job_id = server.submit_source(
+        TRAINS, *arguments, resource_config=BOTH_GPUS, scheduling_config={"priority": 2, **scheduling}
     )
     wait_until_it_can_save(server, job_id)
     return job_id
 
 
-def statuses(server: LocalServer, job_id: str) -> list[str]:
-    return [event["to"] for event in server.events_of(job_id, "status")]
-
-
-@pytest.mark.parametrize("max_retries", [0, 1])
-def test_preempted_job_saves_makes_room_and_goes_on_where_it_was(
-    server: LocalServer, train: Path, max_retries: int
-) -> None:
-    victim = start_victim(server, train, preemptible=True, max_retries=max_retries)
+def test_preempted_job_that_is_not_tried_again_ends_and_its_successor_goes_on_where_it_was(server: LocalServer) -> None:
+    victim = start_victim(server, preemptible=True)
     urgent = server.submit("sleep", "0.5", resource_config=BOTH_GPUS, scheduling_config={"priority": 9})
     assert server.until(urgent)["status"] == "COMPLETED"
-    (told,) = server.events_of(urgent, "making_room")
-    assert "1 job" in told["message"]
-    assert [event["reason"] for event in server.events_of(victim, "preempting")] == ["PREEMPTED"]
-
-    if max_retries == 0:
-        job = server.until(victim, "PREEMPTED")
-        saved = checkpoint_of(job)
-        assert saved["step"] == number_after(server, victim, "stopped at")
-        successor = server.control(victim, "retry")["job_id"]
-        server.wait_for_line(successor, "begins at")
-        assert number_after(server, successor, "begins at") == saved["step"]
-        return
-    job = server.until(victim, "TRAINING")
-    saved = checkpoint_of(job)
-    assert saved["step"] == number_after(server, victim, "stopped at", attempt=1)
-    wait_for(lambda: server.lines(victim, attempt=2), "the second attempt's first line")
-    assert number_after(server, victim, "begins at", attempt=2) == saved["step"]
-    assert [attempt["reason"] for attempt in job["attempts"]] == ["PREEMPTED", None]
-    assert job["retries_used"] == 0  # that budget is for failures
+    job = server.until(victim, "PREEMPTED")
+    saved = latest_checkpoint(job)
+    assert saved["step"] == number_after(server, victim, "stopped at")
+    successor = server.control(victim, "retry")["job_id"]
+    assert number_after(server, successor, "begins at") == saved["step"]
 
 
-def test_job_that_is_not_preemptible_keeps_its_gpus(server: LocalServer, train: Path) -> None:
-    holder = start_victim(server, train)
+def test_job_that_is_not_preemptible_keeps_its_gpus(server: LocalServer) -> None:
+    holder = start_victim(server)
     urgent = server.submit("true", resource_config=BOTH_GPUS, scheduling_config={"priority": 10})
     server.until(urgent, "QUEUED")
     follower = server.submit("true")
@@ -77,11 +50,9 @@ def test_job_that_is_not_preemptible_keeps_its_gpus(server: LocalServer, train: 
     assert server.until(urgent)["status"] == "COMPLETED"
 
 
-def test_job_that_ignores_its_grace_period_is_killed_and_goes_on_from_its_last_checkpoint(
-    server: LocalServer, train: Path
-) -> None:
-    victim = server.submit_python(
-        train,
+def test_job_that_ignores_its_grace_period_is_killed_and_goes_on_from_its_last_checkpoint(server: LocalServer) -> None:
+    victim = server.submit_source(
+        TRAINS,
         *("--ignore-stops", "--save-every", 20),
         workload={"grace_period_s": 1},
         resource_config=BOTH_GPUS,
@@ -97,8 +68,8 @@ def test_job_that_ignores_its_grace_period_is_killed_and_goes_on_from_its_last_c
     assert begins % 20 == 0
 
 
-def test_drained_node_takes_no_work_and_is_emptied_by_force(server: LocalServer, train: Path) -> None:
-    holder = start_victim(server, train, max_retries=1)
+def test_drained_node_takes_no_work_and_is_emptied_by_force(server: LocalServer) -> None:
+    holder = start_victim(server, max_retries=1)
     (node,) = server.data("GET", "/v1/nodes")["nodes"]
     server.data("POST", f"/v1/nodes/{node['id']}/drain", {"reason": "new fan"})
     waiting = server.submit("true")
@@ -111,7 +82,7 @@ def test_drained_node_takes_no_work_and_is_emptied_by_force(server: LocalServer,
     job = server.job(holder)
     assert job["status"] == "QUEUED"
     assert "new fan" in server.events_of(holder, "preempting")[0]["message"]
-    saved = checkpoint_of(job)["step"]
+    saved = latest_checkpoint(job)["step"]
 
     server.data("POST", f"/v1/nodes/{node['id']}/enable")
     assert server.until(waiting)["status"] == "COMPLETED"

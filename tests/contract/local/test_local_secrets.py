@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import NO_GPU, LocalServer, over, processes_marked
 
+from job_server import NO_GPU, processes_marked
+from local_servers import LocalServer, over
 from real_server import wait_for
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.protocol.processes import ProcessIdentity
@@ -188,28 +189,6 @@ def assert_routes_tell_nothing(server: LocalServer, known: dict[str, str]) -> No
         assert answer.status_code < 500, answer.text
         told = [value for value in (*CANARIES, server.key) if value in answer.text]
         assert not told, f"GET {filled} told {told}"
-
-
-def test_secrets_reach_every_step_and_every_rank(server: LocalServer, scripts: Path) -> None:
-    job_id = server.submit_workload(
-        "command",
-        {
-            "argv": ["sh", "-c", 'test -n "$PASSWORD" && echo "rank $RANK has it"'],
-            "environment": ENVIRONMENT,
-            "ranks_per_node": 2,
-        },
-        resource_config={"gpu_count": 0, "node_count": 2},
-    )
-    server.until(job_id, "COMPLETED")
-    assert sorted(server.lines(job_id)) == [f"rank {rank} has it" for rank in range(4)]
-
-
-def test_large_environment_reaches_the_job(server: LocalServer) -> None:
-    environment = {f"LARGE_{number}": chr(0xE9) * 50_000 for number in range(8)}
-    argv = ["python3", "-c", "import os; print(sum(len(v) for n, v in os.environ.items() if n.startswith('LARGE_')))"]
-    job_id = server.submit_workload("command", {"argv": argv, "environment": environment})
-    server.until(job_id, "COMPLETED")
-    assert server.lines(job_id) == ["400000"]
 
 
 def test_job_that_was_submitted_before_a_restart_gets_its_secrets(

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from local_servers import NO_GPU
 
+from job_server import NO_GPU
 from real_server import ENDED, running, wait_for
 from tls_files import TlsFiles, self_signed
 from trainmaster.sdk import Client, UntrustedError

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from local_servers import LocalServer, json_lines, over
+
+from job_server import json_lines
+from local_servers import LocalServer, over
 
 LISTS = """
 import json, os, sys, time

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import NO_GPU, LocalServer, is_alive, over, processes_marked, serving
 
 import trainmaster
+from job_server import NO_GPU, processes_marked
+from local_servers import LocalServer, is_alive, over, serving
 from real_server import COMMAND, ENDED, wait_for
 from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.protocol.request import AttemptRequest

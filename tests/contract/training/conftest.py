@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "local"))
-from local_servers import LocalServer, serving
 from training_jobs import EXAMPLES
+
+from local_servers import LocalServer, serving
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
 from training_jobs import EXAMPLES, document, finish, output, series, submit, weights_digest
+
+from local_servers import LocalServer
 
 pytestmark = pytest.mark.timeout(400)
 DATA = EXAMPLES / "data" / "questions.jsonl"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
 from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit
+
+from local_servers import LocalServer
 
 pytestmark = pytest.mark.timeout(400)
 COMMAND = Path(sys.executable).with_name("trainmaster")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_servers import LocalServer
 from training_jobs import EXAMPLES, PATIENCE_S, document, finish, output, statuses, submit, weights_digest
 
+from local_servers import LocalServer
 from real_server import wait_for
 
 pytestmark = pytest.mark.timeout(600)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from worker_attempts import Attempts
 
 from trainmaster.protocol.launch import Step
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import TELLABLE, Reason
+from trainmaster.protocol.request import Within
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -72,7 +75,7 @@ def test_worker_variables_of_the_server_reach_every_process(attempts: Attempts) 
     assert "TRAINMASTER_CACHE_DIR" not in seen
 
 
-@pytest.mark.parametrize("reason", [Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE])
+@pytest.mark.parametrize("reason", sorted(TELLABLE))
 def test_worker_failure_that_a_process_explains_has_its_reason(attempts: Attempts, reason: Reason) -> None:
     code = f"from trainmaster.jobs import report; report.fail({str(reason)!r}, 'row 3 has no text')"
     attempt = attempts(steps=(Step(name="prepare", argv=("-c", code), python=True), Step(name="run", argv=("true",))))
@@ -117,3 +120,90 @@ def test_worker_failure_that_was_announced_and_did_not_come_is_no_failure(attemp
     attempt = attempts("sh", "-c", f"echo '{line}' >> \"$TRAINMASTER_EVENTS_FILE\"")
     assert attempt.run()["reason"] == Reason.SUCCEEDED
     assert os.path.exists(attempt.path / "nodes" / "0" / "prepared")
+
+
+def test_worker_step_that_takes_longer_than_it_may_is_ended_with_all_that_it_started(attempts: Attempts) -> None:
+    slow = "echo asking; sleep 600 & trap '' TERM; wait; wait"
+    steps = (Step(name="fetch", argv=("sh", "-c", slow), timeout_s=0.5), Step(name="run", argv=("true",)))
+    attempt = attempts(steps=steps)
+    ended = attempt.run()
+    assert (ended["reason"], ended["step"]) == (Reason.STORAGE_UNAVAILABLE, "fetch")
+    assert ended["message"] == "step fetch took longer than 0.5 s, and was ended"
+    assert ended["evidence"]["last_lines"] == ["asking"]
+    assert [record["step"] for record in attempt.records("step_started")] == ["fetch"]
+
+
+def test_worker_time_of_a_step_is_its_own(attempts: Attempts) -> None:
+    wait = ("sh", "-c", "sleep 0.4")
+    steps = (Step(name="fetch", argv=wait, timeout_s=30.0), Step(name="more", argv=wait), Step(name="run", argv=wait))
+    assert attempts(steps=steps).run()["reason"] == Reason.SUCCEEDED
+    # A stop that was asked for before is why it ended, also when the time is over meanwhile.
+    deaf = Step(name="fetch", argv=("sh", "-c", "trap '' TERM; sleep 600; sleep 600"), timeout_s=1.0)
+    attempt = attempts(steps=(deaf, Step(name="run", argv=("true",))))
+    attempt.start()
+    attempt.record("step_started")
+    attempt.stop(grace_s=1.5)
+    assert attempt.ended()["reason"] == Reason.CANCELLED
+
+
+def test_worker_variables_of_a_step_are_its_own_and_win(attempts: Attempts) -> None:
+    own = {"STORAGE_URI": "hf://org/rows", "FROM_THE_SERVER": "no"}
+    show = ("-c", SHOW)
+    steps = (Step(name="fetch", argv=show, python=True, environment=own), Step(name="run", argv=show, python=True))
+    attempt = attempts(steps=steps)
+    assert attempt.run()["reason"] == Reason.SUCCEEDED
+    assert own.items() <= _environment(attempt.log(step="fetch")).items()
+    ranks = _environment(attempt.log())
+    assert ("STORAGE_URI" in ranks, ranks["FROM_THE_SERVER"]) == (False, "yes")
+
+
+def test_worker_hands_a_node_over_when_the_steps_outside_are_done(attempts: Attempts, tmp_path: Path) -> None:
+    fetch = Step(name="fetch", argv=("echo", "fetched"), secrets={"TOKEN": "secret:fetching"}, image="fetch:1")
+    more, run = (Step(name=name, argv=("-c", SHOW), python=True) for name in ("more", "run"))
+    attempt = attempts(steps=(fetch, more, run), secrets={"WORD": "secret:env.WORD"})
+    given, handed = tmp_path / "given.json", tmp_path / "handed.json"
+    inside = Within(first_step="more").to_json()
+    worker = [sys.executable, "-m", "trainmaster.worker", "run", "--run-dir", str(attempt.path), "--node", "0"]
+    goes_on = shlex.join([*worker, "--secrets", f"{handed}.taken", "--within", json.dumps(inside)])
+    within = Within(
+        # What leads to a step has the job's variables to read, and none of them in its own environment.
+        through={"fetch": ("sh", "-c", 'cat > "$0"; echo "${WORD-unset}"; exec "$@"', str(given))},
+        onward=("/bin/sh", "-c", f'tee "{handed}" > "{handed}.taken"; exec {goes_on}'),
+    )
+    secrets = {"environment": {"WORD": "kept", "LD_PRELOAD": "x"}, "tokens": {"fetching": "t-1", "other": "o-1"}}
+    order = {"op": "start", "run_dir": str(attempt.path), "node": 0, "secrets": secrets, "within": within.to_json()}
+    pid = attempt.fork_server.ask(**order)["pid"]
+    assert attempt.ended()["reason"] == Reason.SUCCEEDED
+    assert (attempt.record("claimed")["pid"], len(attempt.records("claimed"))) == (pid, 1)
+    assert [record["step"] for record in attempt.records("step_started")] == ["fetch", "more", "run"]
+    assert attempt.log(step="fetch") == "unset\nfetched\n"
+    variables = json.loads(given.read_text())
+    assert (variables["WORD"], variables["LD_PRELOAD"], variables["TOKEN"]) == ("kept", "x", "t-1")
+    assert "PATH" not in variables  # which is the machine's own
+    assert json.loads(handed.read_text())["tokens"] == {"other": "o-1"}
+    for step in ("more", "run"):
+        seen = _environment(attempt.log(step=step))
+        assert (seen["WORD"], "TOKEN" in seen) == ("kept", False)
+
+
+def test_worker_hands_nothing_over_when_a_step_outside_fails(attempts: Attempts, tmp_path: Path) -> None:
+    fetch = Step(name="fetch", argv=(), image="fetch:1")
+    attempt = attempts(steps=(fetch, Step(name="run", argv=("true",))))
+    within = Within(through={"fetch": ("sh", "-c", "exit 3")}, onward=("/bin/sh", "-c", f"touch {tmp_path}/reached"))
+    attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within.to_json())
+    ended = attempt.ended()
+    assert (ended["reason"], ended["step"], ended["exit_code"]) == (Reason.EXITED_NONZERO, "fetch", 3)
+    nowhere = attempts(steps=(fetch, Step(name="run", argv=("true",))))
+    within = Within(through={"fetch": ("true",)}, onward=(str(tmp_path / "none"),))
+    nowhere.fork_server.ask(op="start", run_dir=str(nowhere.path), node=0, within=within.to_json())
+    assert nowhere.ended()["reason"] == Reason.WORKER_LOST
+    assert not (tmp_path / "reached").exists()
+
+
+def test_worker_holds_what_leads_into_a_container_to_nothing(attempts: Attempts) -> None:
+    holds = (sys.executable, "-c", "import time; held = bytearray(b'x' * (128 << 20)); time.sleep(1.5)")
+    steps = (Step(name="fetch", argv=(), image="fetch:1"), Step(name="run", argv=("true",)))
+    attempt = attempts(steps=steps, memory_mb=64)
+    within = Within(through={"fetch": holds}).to_json()
+    attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)
+    assert attempt.ended()["reason"] == Reason.SUCCEEDED

@@ -49,10 +49,10 @@ def is_running(pid: int) -> bool:
 class ForkServerProcess:
     """A fork server, and the way to talk to it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, within: tuple[str, ...] = ()) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(directory)],
+            [*within, sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(directory)],
             env={**os.environ, "TRAINMASTER_LEFT_OVER": "1", "FROM_THE_SERVER": "yes"},
         )
         wait_for(self.greets, "the fork server's start")
@@ -172,6 +172,8 @@ class Attempts:
         steps: tuple[Step, ...] = (),
         nodes: int = 1,
         gpus: tuple[str, ...] = (),
+        memory_mb: int = 0,
+        cpu_cores: int = 0,
         runs: Path | None = None,
         max_runtime_s: float | None = None,
         resume_from: str | None = None,
@@ -190,7 +192,10 @@ class Attempts:
             token=f"token-{job_id}",
             rank_token=f"rank-token-{job_id}",
             launch=Launch(kind="test", steps=steps or (Step(name="run", argv=argv),), **launch),
-            nodes=tuple(NodeAssignment(node_id=f"node-{node}", gpus=gpus) for node in range(nodes)),
+            nodes=tuple(
+                NodeAssignment(node_id=f"node-{node}", gpus=gpus, memory_mb=memory_mb, cpu_cores=cpu_cores)
+                for node in range(nodes)
+            ),
             checkpoint_dir=os.fspath(self.root / "checkpoints"),
             output_dir=os.fspath(self.root / "output"),
             owner_file=os.fspath(runs / job_id / "owner.json"),

@@ -14,10 +14,14 @@ import pytest
 from trainmaster.backends.container.libpod import libpod_from
 from trainmaster.backends.container.packing import packed_worker
 from trainmaster.backends.container.rendering import (
+    OF_CLAIMED,
+    OF_STEPS,
     ImageFacts,
     Surroundings,
     container_document,
+    network_document,
     network_name,
+    outside_document,
     volume_name,
 )
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
@@ -35,6 +39,7 @@ AROUND = Surroundings(
 IMAGE = ImageFacts(
     id="sha256:1",
     environment={"PYTHONPATH": "/theirs"},
+    entrypoint=("tool",),
     command=("serve",),
     working_directory="/app",
     python="/usr/bin/python3",
@@ -86,16 +91,39 @@ def test_gpus_are_handed_on_by_their_cdi_names_and_counted_anew_inside() -> None
     assert within(pretended).amend(asked, 0).nodes[0].gpus == ("2", "MIG-5", "7")
 
 
-def test_a_gang_has_a_network_of_its_own_and_a_service_is_the_machines_neighbour() -> None:
+def test_a_gang_has_a_network_of_its_own_parted_from_others() -> None:
     two = request(NodeAssignment(node_id="a"), NodeAssignment(node_id="a"))
     document = container_document(two, 1, IMAGE, AROUND)
     assert network_name(two) == document["HostConfig"]["NetworkMode"] == "tm-job-1.2"
     assert document["NetworkingConfig"]["EndpointsConfig"]["tm-job-1.2"]["Aliases"] == ["node-1"]
     assert within(document).amend(two, 1).nodes[1].address == "node-1"
+    assert network_document(two, AROUND)["Options"] == {"isolate": "true"}
     assert network_name(request()) is None
-    service = container_document(request(lifetime=Lifetime.SERVICE), 0, IMAGE, AROUND)
-    assert service["HostConfig"]["NetworkMode"] == "host"
-    assert within(service).address is None
+    assert network_name(replace(request(), confined=True)) == "tm-job-1.2"
+
+
+def test_a_service_is_published_on_the_loopback_address_alone() -> None:
+    asked = request(lifetime=Lifetime.SERVICE)
+    document = container_document(asked, 0, IMAGE, replace(AROUND, port=4321))
+    host = document["HostConfig"]
+    assert host["NetworkMode"] == network_name(asked) == "tm-job-1.2"
+    assert host["PortBindings"] == {"4321/tcp": [{"HostIp": "127.0.0.1", "HostPort": "4321"}]}
+    assert document["Labels"]["trainmaster.port"] == "4321"
+    own = within(document).amend(asked, 0).nodes[0]
+    assert (own.address, own.port) == ("node-0", 4321)
+    assert libpod_from("name", {**document, "HostConfig": {**host, "DeviceRequests": []}})["portmappings"] == [
+        {"container_port": 4321, "host_ip": "127.0.0.1", "host_port": 4321}
+    ]
+
+
+def test_root_in_a_container_is_less_than_root() -> None:
+    asked = request(NodeAssignment(node_id="a", gpus=("0",)))
+    document = container_document(asked, 0, IMAGE, AROUND)
+    host, own = document["HostConfig"], libpod_from("name", document)
+    assert host["CapDrop"] == own["cap_drop"] == ["ALL"]
+    assert not {"SYS_ADMIN", "MKNOD", "NET_RAW", "SYS_PTRACE"} & {*host["CapAdd"], *own["cap_add"]}
+    assert "no-new-privileges" in host["SecurityOpt"]
+    assert own["no_new_privileges"] is True
 
 
 def test_accounts_share_no_volume_whatever_they_are_called() -> None:
@@ -115,7 +143,9 @@ def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
     writable = {mount["Source"] for mount in mounts if not mount["ReadOnly"]}
     assert writable == {
         "/dev/shm/trainmaster-0/tm-job-1.2-0",
-        "/srv/runs/job-1",
+        "/srv/runs/job-1/2/claims",
+        "/srv/runs/job-1/2/nodes/0",
+        "/srv/runs/job-1/2/work",
         "/srv/artifacts/job-1/checkpoints",
         "/srv/artifacts/job-1/output",
         "/srv/cache/team",
@@ -123,10 +153,25 @@ def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
     }
     assert {mount["Source"] for mount in mounts} - writable == {
         "/srv/workers/worker.pyz",
+        "/srv/runs/job-1",
         "/srv/blobs/default",
-        "/srv/artifacts/job-0/checkpoints/step-3",
+        "/srv/artifacts/job-0/checkpoints",
         "/data/x",
     }
+
+
+def test_who_works_for_a_worker_outside_writes_nowhere_where_that_writes() -> None:
+    def writes(document: dict[str, Any]) -> set[str]:
+        sources = {mount["Source"] for mount in document["HostConfig"]["Mounts"] if not mount["ReadOnly"]}
+        return {source for source in sources if source.startswith("/srv/runs")}
+
+    work = "/srv/runs/job-1/2/work"
+    asked = request()
+    assert writes(outside_document(asked, 0, IMAGE, AROUND)) == {work}
+    step = container_document(asked, 0, IMAGE, AROUND, writes=OF_STEPS)
+    assert writes(step) == {work, "/srv/runs/job-1/2/nodes/0/prepared"}
+    # The claim names the worker outside, whom the server kills by it.
+    assert writes(container_document(asked, 0, IMAGE, AROUND, writes=OF_CLAIMED)) == {work, "/srv/runs/job-1/2/nodes/0"}
 
 
 def test_no_token_and_no_secret_is_in_the_document() -> None:
@@ -140,7 +185,10 @@ def test_an_empty_last_step_runs_the_images_own_command() -> None:
     own = replace(asked, launch=replace(asked.launch, steps=(Step(name="node", argv=()),)))
     document = container_document(own, 0, IMAGE, AROUND)
     launch = within(document).amend(own, 0).launch
-    assert (launch.steps[0].argv, launch.working_directory) == (("serve",), "/app")
+    assert (launch.steps[0].argv, launch.working_directory) == (("tool", "serve"), "/app")
+    with_words = replace(asked, launch=replace(asked.launch, steps=(Step(name="node", argv=(), args=("--fast",)),)))
+    launch = within(document).amend(with_words, 0).launch
+    assert (launch.steps[0].argv, launch.working_directory) == (("tool", "--fast"), "/app")
     launch = within(document).amend(asked, 0).launch
     assert (launch.steps[0].argv, launch.working_directory) == (("train",), None)
 

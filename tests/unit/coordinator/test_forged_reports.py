@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainmaster.backends.base import endpoint_on_node
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core.job import Job
@@ -58,7 +60,14 @@ def said_by_the_worker(directory: RunDirectory, *records: dict[str, Any]) -> Non
 
 
 def seen(job: Job, directory: RunDirectory, roots: Roots) -> Sight:
-    return look(job, directory, [Liveness.ALIVE], ranks_per_node=1, roots=roots)
+    return look(
+        job,
+        directory,
+        [Liveness.ALIVE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+    )
 
 
 @pytest.mark.parametrize("path", ["/etc", "job-theirs/checkpoints/best", "job-mine/checkpoints/c"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainmaster.backends.base import endpoint_on_node
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import look
 from trainmaster.core.job import Change, Checkpoint
@@ -46,7 +48,14 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
     absolute = path if "://" in path or path.startswith("/") else str(roots.path(ARTIFACTS, "")) + "/" + path
     record = {"type": "checkpoint", "checkpoint_id": "c", "step": 1, "path": absolute}
     directory.append(events_stream(0, 0), 0, json.dumps(record).encode() + b"\n")
-    sight = look(placed.job, directory, [Liveness.ALIVE], ranks_per_node=1, roots=roots)
+    sight = look(
+        placed.job,
+        directory,
+        [Liveness.ALIVE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+    )
     change = observe(placed.job, sight, now=2.0)
     assert change is not None
     return change

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.coordinator.tenants import ROOT, Tenants, runs_as
+from trainmaster.coordinator.tenants import ROOT, Tenants, is_confined, runs_as
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import RefusedError
 from trainmaster.settings import Settings
@@ -53,13 +53,21 @@ def test_server_that_is_not_root_cannot_become_another() -> None:
         ask("vision", 1500)
 
 
-def test_containers_are_no_boundary_between_accounts() -> None:
+def test_containers_part_accounts_that_have_no_user_of_their_own() -> None:
     assert ask("default", contained=True) is None
+    assert ask("vision", contained=True) is None
     assert ask("vision", SERVER, contained=True) is None
-    with pytest.raises(RefusedError, match="shared_uid"):
-        ask("vision", contained=True)
     with pytest.raises(RefusedError, match=r"uid 1500.*use the backend local"):
         ask("vision", 1500, server_uid=ROOT, contained=True)
+
+
+def test_who_may_run_nothing_but_containers() -> None:
+    settings = Settings(data_dir=Path("/nowhere"))
+    vision = Account(account_id="vision")
+    assert is_confined(vision, settings)
+    assert not is_confined(Account(account_id="default"), settings)
+    assert not is_confined(Account(account_id="vision", uid=1500), settings)
+    assert not is_confined(vision, Settings(data_dir=Path("/nowhere"), shared_uid=True))
 
 
 def test_no_account_runs_as_root() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from trainmaster.backends.base import endpoint_on_node
 from trainmaster.coordinator import watch
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.watch import LONGEST_LINE, look
@@ -59,7 +61,14 @@ def directory(job: Job, roots: Roots) -> RunDirectory:
 
 def progress_after(lines: bytes, job: Job, directory: RunDirectory, roots: Roots) -> Progress | None:
     directory.append(metrics_stream(0, 0), 0, lines)
-    return look(job, directory, [Liveness.ALIVE], ranks_per_node=1, roots=roots).progress
+    return look(
+        job,
+        directory,
+        [Liveness.ALIVE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+    ).progress
 
 
 def test_report_without_a_time_counts_as_progress(job: Job, directory: RunDirectory, roots: Roots) -> None:
@@ -86,7 +95,14 @@ def noted(sight: Sight) -> list[str]:
 
 def seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[Sight, Job]:
     """What is to be seen, and the job once that is taken in."""
-    sight = look(job, directory, [Liveness.ALIVE], ranks_per_node=1, roots=roots)
+    sight = look(
+        job,
+        directory,
+        [Liveness.ALIVE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+    )
     return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
 
 
@@ -130,7 +146,14 @@ def test_stream_without_end_is_read_in_portions_and_not_for_ever(
     told: list[str] = []
     exits = []
     for _ in range(6):
-        sight = look(job, directory, [Liveness.GONE], ranks_per_node=1, roots=roots)
+        sight = look(
+            job,
+            directory,
+            [Liveness.GONE],
+            ranks_per_node=1,
+            roots=roots,
+            endpoint=partial(endpoint_on_node, directory.request()),
+        )
         told += noted(sight)
         exits.append(sight.nodes[0].exit is not None)
         job = job.evolve(attempt=job.live.evolve(offsets=sight.offsets))

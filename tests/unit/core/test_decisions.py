@@ -369,6 +369,17 @@ def test_launch_that_fails_is_tried_again_or_final(reason: Reason, status: str) 
     assert settled(change).status == status
 
 
+def test_what_a_launch_waits_for_is_told_until_it_starts_or_is_to_stop() -> None:
+    job = settled(endings.tell_wait(placed(new_job()), now=NOW, message="pulling it"))
+    assert (job.status, job.message) == (JobStatus.SCHEDULING, "pulling it")
+    assert endings.tell_wait(job, now=NOW, message="pulling it") is None
+    stopping_job = settled(commands.cancel(job, now=NOW))
+    assert endings.tell_wait(stopping_job, now=NOW, message="pulling more of it") is None
+    started = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    assert (started.status, started.message) == (JobStatus.TRAINING, None)
+    assert endings.tell_wait(started, now=NOW, message="pulling more of it") is None
+
+
 def test_observation_of_an_older_attempt_is_ignored() -> None:
     job = ended(training(new_job(max_retries=1)), Reason.WORKER_LOST).job
     job = training(job)

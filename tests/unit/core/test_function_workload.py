@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,6 +197,14 @@ def test_container_runs_its_argv_or_its_images_own_command() -> None:
     assert compiled.image == "host:5000/team/image@sha256:00"
     plain = compile_launch(parse_submit({"name": "n", "workload": {"kind": "container", "image": "image"}}))
     assert plain.steps == (Step(name="node", argv=()),)
+    for given, step in (
+        ({"args": ["-x"]}, Step(name="node", argv=(), args=("-x",))),
+        ({"argv": ["run"], "args": ["-x"]}, Step(name="node", argv=("run", "-x"))),
+    ):
+        workload = {"kind": "container", "image": "image", **given}
+        launch = compile_launch(parse_submit({"name": "n", "workload": workload}))
+        assert launch.steps == (step,)
+        assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
     for wrong in ({}, {"image": None}, {"image": "a", "argv": []}):
         with pytest.raises(SpecError):
             parse_submit({"name": "n", "workload": {"kind": "container", **wrong}})
@@ -210,9 +219,10 @@ def test_backend_that_cannot_run_a_job_refuses_it_and_names_one_that_can() -> No
     batch = Capabilities(placement=PlacementBy.US, lifetimes=frozenset({Lifetime.BATCH}), colocates_gangs=True)
     boxes = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, images=True)
     in_image = parse_submit({"name": "n", "workload": {**FUNCTION, "image": "image"}})
-    service = parse_submit({"name": "n", "workload": {"kind": "service", "argv": ["serve"]}})
+    serving = {"kind": "service", "argv": ["serve"]}
+    service = parse_submit({"name": "n", "workload": serving})
     backends = {"local": batch, "boxes": boxes}
-    for request in (in_image, service):
+    for request in (in_image, parse_submit({"name": "n", "workload": {**serving, "image": "image"}})):
         check_backend(request, "boxes", backends)
     check_backend(parse_submit(COMMAND), "local", backends)
     with pytest.raises(RefusedError) as caught:
@@ -220,6 +230,9 @@ def test_backend_that_cannot_run_a_job_refuses_it_and_names_one_that_can() -> No
     assert caught.value.message == (
         "workload.image: the backend local runs no containers; use one of: boxes, or leave image out"
     )
+    with pytest.raises(RefusedError, match=r"^workload.image: .*names none.*CustomTrainer\(image=.*container_image"):
+        check_backend(parse_submit(COMMAND), "boxes", backends)
+    check_backend(parse_submit(COMMAND), "boxes", {"boxes": replace(boxes, own_image="image")})
     with pytest.raises(RefusedError) as caught:
         check_backend(service, "local", {"local": batch})
     assert caught.value.message == (

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from trainmaster.core.errors import SpecError
+from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.coordinator.accepting import check_backend
+from trainmaster.core.errors import RefusedError, SpecError
 from trainmaster.core.spec import dump, load_stored, redacted, secret_values
 from trainmaster.core.spec.parse import parse_submit
 from trainmaster.core.spec.versions import SPEC_VERSION
 from trainmaster.core.workloads import compile_launch
 from trainmaster.core.workloads.initializers import OTHER_WEIGHTS
-from trainmaster.protocol.launch import launch_from_json, launch_to_json
+from trainmaster.protocol.launch import Lifetime, launch_from_json, launch_to_json
 
 S3 = {"type": "s3", "storage_uri": "s3://bucket/rows", "access_key_id": "key-id", "secret_access_key": "the-secret"}
 HUB = {"type": "huggingface", "storage_uri": "hf://org/model@v1", "access_token": "the-token"}
@@ -57,6 +60,78 @@ def test_each_is_a_step_with_secrets_of_its_own() -> None:
     assert told["model"]["ignore_patterns"] == list(OTHER_WEIGHTS)
     assert told["dataset"]["ignore_patterns"] is None
     assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+
+
+def test_table_with_an_image_of_its_own_is_made_by_a_gang() -> None:
+    sizes = {"num_data_nodes": 3, "head_cpu": "500m", "worker_cpu": "2", "worker_mem": "1.5Gi"}
+    launch = compile_launch(parse_submit(document(dataset={**CACHE, **sizes, "image": "org/cache:1"})))
+    gang = launch.steps[0].gang
+    assert gang is not None
+    assert gang.count == 3
+    assert (gang.head.cpu_cores, gang.head.memory_bytes) == (0.5, None)
+    assert (gang.size.cpu_cores, gang.size.memory_bytes) == (2.0, 3 << 29)
+    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+    # Elsewhere the step makes its shards by itself.
+    alone = compile_launch(parse_submit(document(dataset={**CACHE, **sizes})))
+    assert alone.steps[0].gang is None
+
+
+def test_image_of_its_own_is_told_what_to_fetch_as_kubeflow_tells_it() -> None:
+    store = {**S3, "endpoint": "http://store:1", "region": "here", "role_arn": "role", "timeout_s": 5}
+    launch = compile_launch(parse_submit(document(dataset=store, model={**HUB, "image": "fetch:1"})))
+    # It runs before all that run where the job does.
+    assert [(step.name, step.image, step.timeout_s) for step in launch.steps] == [
+        ("model-initializer", "fetch:1", None),
+        ("dataset-initializer", None, 5.0),
+        ("main", None, None),
+    ]
+    model = launch.steps[0]
+    assert (model.argv, model.python, model.outputs) == ((), False, {"/workspace/model": "model"})
+    assert model.environment == {
+        "STORAGE_URI": "hf://org/model@v1",
+        "OUTPUT_PATH": "/workspace/model",
+        "IGNORE_PATTERNS": ",".join(OTHER_WEIGHTS),
+    }
+    assert model.secrets == {"ACCESS_TOKEN": "secret:model_initializer_access_token"}
+    launch = compile_launch(parse_submit(document(dataset={**store, "image": "fetch:1"})))
+    assert launch.steps[0].environment == {
+        "STORAGE_URI": "s3://bucket/rows",
+        "OUTPUT_PATH": "/workspace/dataset",
+        "ENDPOINT": "http://store:1",
+        "REGION": "here",
+        "ROLE_ARN": "role",
+    }
+    assert sorted(launch.steps[0].secrets) == ["ACCESS_KEY_ID", "SECRET_ACCESS_KEY"]
+    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+
+
+def test_launch_of_an_older_server_has_steps_without_images() -> None:
+    launch = compile_launch(parse_submit(document(dataset=S3)))
+    written = launch_to_json(launch)
+    known = ("name", "argv", "python", "from_inputs", "tokens", "secrets")
+    written["steps"] = [{name: step[name] for name in known} for step in written["steps"]]
+    assert launch_from_json(json.loads(json.dumps(written))) == launch
+
+
+@pytest.mark.parametrize(("field", "value"), [("timeout_s", 0), ("timeout_s", "5"), ("image", ""), ("image", "a b")])
+def test_image_and_time_are_checked(field: str, value: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_submit(document(dataset={**S3, field: value}))
+    assert [problem.field for problem in caught.value.problems] == [f"workload.initializers.dataset.{field}"]
+
+
+def test_backend_without_images_runs_no_initializer_in_one() -> None:
+    local = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
+    backends = {"local": local, "boxes": replace(local, images=True, own_image="image")}
+    request = parse_submit(document(dataset={**S3, "timeout_s": 5}, model={**HUB, "image": "fetch:1"}))
+    check_backend(request, "boxes", backends)
+    with pytest.raises(RefusedError) as caught:
+        check_backend(request, "local", backends)
+    assert str(caught.value) == (
+        "workload.initializers.model.image: the backend local runs no containers; use one of: boxes, or leave "
+        "initializers.model.image out"
+    )
+    check_backend(parse_submit(document(dataset={**S3, "timeout_s": 5})), "local", backends)
 
 
 def test_they_come_before_packages_are_installed() -> None:

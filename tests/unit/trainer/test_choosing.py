@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainmaster.sdk.cluster import Engine
 from trainmaster.trainer import (
     ContainerBackendConfig,
     KubernetesBackendConfig,
@@ -15,7 +16,8 @@ from trainmaster.trainer import (
     ServerBackendConfig,
     TrainingRuntimeSource,
 )
-from trainmaster.trainer.choosing import Backend, Surroundings, choose
+from trainmaster.trainer.choosing import Backend, Surroundings, _ask_once, choose
+from trainmaster.trainer.connecting import check_engine
 from trainmaster.trainer.directories import files_of
 
 KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
@@ -38,21 +40,35 @@ def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
             pull_policy="never",  # type: ignore[arg-type]
             auto_remove=False,
             container_runtime="podman",
+            container_host="unix:///run/podman/podman.sock",
             runtime_source=TrainingRuntimeSource(sources=["/srv/runtimes"]),
         ),
         around(tmp_path),
     )
     assert (containers.name, containers.runtime_sources) == ("container", ("/srv/runtimes",))
+    assert containers.engine == {
+        "container_host": "unix:///run/podman/podman.sock",
+        "container_runtime": "podman",
+    }
+    assert choose(ContainerBackendConfig(), around(tmp_path)).engine == {}
     assert containers.workload == {"container": {"pull_policy": "Never", "auto_remove": False, "runtime": "podman"}}
+
+
+def test_images_and_time_of_initializers_are_those_of_the_configuration(tmp_path: Path) -> None:
+    plain = choose(ContainerBackendConfig(), around(tmp_path))
+    assert plain.initializers == {"dataset": {"timeout_s": 600}, "model": {"timeout_s": 600}}
+    config = ContainerBackendConfig(dataset_initializer_image="fetch:1", initializer_timeout=5)
+    assert choose(config, around(tmp_path)).initializers == {
+        "dataset": {"image": "fetch:1", "timeout_s": 5},
+        "model": {"timeout_s": 5},
+    }
+    assert choose(LocalProcessBackendConfig(), around(tmp_path)).initializers == {}
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
-        (ContainerBackendConfig(container_host="unix:///run/podman.sock"), "settings file"),
-        (ContainerBackendConfig(initializer_timeout=5), "initializer_timeout"),
-        (ContainerBackendConfig(model_initializer_image="image"), "model_initializer_image"),
         ("local", "not a str"),
         ({}, "not a dict"),
     ],
@@ -60,6 +76,26 @@ def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
 def test_configuration_that_cannot_be_used_is_refused(config: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
         choose(config, around(tmp_path))
+
+
+def test_engine_of_a_server_is_the_one_that_was_asked_for_or_refused(tmp_path: Path) -> None:
+    socket, link = tmp_path / "podman.sock", tmp_path / "link.sock"
+    link.symlink_to(socket)
+    uses: Engine = {"name": "podman", "host": f"unix://{socket}", "problem": None}
+    check_engine({}, None, {})
+    for asked in ({}, {"container_runtime": "podman"}, {"container_host": f"unix://{link}"}):
+        check_engine(asked, uses, {})
+    check_engine({"container_host": str(socket)}, uses, {})
+    with pytest.raises(ValueError, match=rf"container_host is unix:///other.sock.*podman at unix://{socket}"):
+        check_engine({"container_host": "unix:///other.sock"}, uses, {})
+    with pytest.raises(ValueError, match=r"container_runtime is docker.*podman at"):
+        check_engine({"container_runtime": "docker"}, uses, {})
+    away: Engine = {"name": None, "host": None, "problem": "no container engine answers; tried unix:///a.sock"}
+    with pytest.raises(RuntimeError, match=r"tried unix:///a\.sock$"):
+        check_engine({"container_host": "unix:///a.sock"}, away, {})
+    for asked, environment in (({"container_host": "b.sock"}, {}), ({}, {"DOCKER_HOST": "b.sock"})):
+        with pytest.raises(RuntimeError, match=r"a\.sock\. It did not try (container_host|DOCKER_HOST) b\.sock"):
+            check_engine(asked, away, environment)
 
 
 def test_without_a_configuration_the_configured_server_comes_first(tmp_path: Path) -> None:
@@ -100,6 +136,18 @@ def test_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no Kubernetes backend"):
         choose(None, around(tmp_path, in_cluster=True, ask=answer))
     assert "Run jobs on this machine instead?" in asked[0]
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    with pytest.raises(ValueError, match="team-a"):
+        choose(None, around(tmp_path, environment={"KUBECONFIG": str(tmp_path / "kubeconfig")}, ask=answer))
+    assert "the Kubernetes context 'team-a' of" in asked[-1]
+
+
+def test_who_has_agreed_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["n", "y"]
+    monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
+    question = "Instead? (asked by a test)"
+    assert [_ask_once(question) for _ in range(4)] == [False, True, True, True]
+    assert not answers
 
 
 def write(directory: Path, *names: str) -> None:

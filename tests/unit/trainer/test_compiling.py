@@ -10,7 +10,8 @@ import pytest
 
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_submit
-from trainmaster.trainer.compiling import CONTAINER, FRAMEWORK_LABEL, LOCAL, RUNTIME_LABEL, job_document
+from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL, job_document
 from trainmaster.trainer.functions import check_arguments, source_of
 from trainmaster.trainer.naming import check_name, random_name
 from trainmaster.trainer.options import (
@@ -144,9 +145,8 @@ def test_runtime_fills_what_the_trainer_leaves_open() -> None:
     assert workload["packages"] == ["numpy==2.0", "torch==2.8"]
     assert workload["environment"] == {"A": "trainer", "B": "runtime"}
     assert workload["ranks_per_node"] == 2
-    assert "image" not in workload  # the server's own backend may run none
+    assert workload["image"] == "image:1"  # on whichever backend: where images count for nothing, there is none here
     assert compiled(trainer, runtime=base)["resource_config"] == {"node_count": 3, "cpu_cores": 2, "gpu_count": 0}
-    assert compiled(trainer, runtime=base, backend=CONTAINER)["workload"]["image"] == "image:1"
     own = CustomTrainer(func=nothing, image="mine:2")
     assert compiled(own, runtime=base, backend=CONTAINER)["workload"]["image"] == "mine:2"
 
@@ -305,9 +305,11 @@ def test_container_runs_the_image_and_what_options_say() -> None:
         "environment": {"A": "b"},
     }
     options = [TrainerCommand(["python"]), TrainerArgs(["-m", "mine"])]
-    assert compiled(trainer, options=options)["workload"]["argv"] == ["python", "-m", "mine"]
-    with pytest.raises(ValueError, match="TrainerArgs needs a TrainerCommand"):
-        compiled(trainer, options=[TrainerArgs(["-m"])])
+    said = compiled(trainer, options=options)["workload"]
+    assert (said["argv"], said["args"]) == (["python"], ["-m", "mine"])
+    behind_the_entry_point = compiled(trainer, options=[TrainerArgs(["-m"])])["workload"]
+    assert behind_the_entry_point["args"] == ["-m"]
+    assert "argv" not in behind_the_entry_point
     with pytest.raises(ValueError, match="image"):
         compiled(CustomTrainerContainer(image=" "))
 
@@ -324,14 +326,14 @@ def test_what_the_client_says_goes_with_every_job() -> None:
 
 
 def test_without_a_trainer_the_runtimes_command_runs() -> None:
-    command = runtime(command=("python", "-c"), args=("print(1)",), image="image:1")
-    assert compiled(runtime=command)["workload"]["argv"] == ["python", "-c", "print(1)"]
-    in_image = compiled(runtime=command, backend=CONTAINER)["workload"]
-    assert (in_image["kind"], in_image["image"], in_image["argv"]) == (
-        "container",
-        "image:1",
-        ["python", "-c", "print(1)"],
-    )
+    words = {"command": ("python", "-c"), "args": ("print(1)",)}
+    assert compiled(runtime=runtime(**words))["workload"]["argv"] == ["python", "-c", "print(1)"]
+    in_image = compiled(runtime=runtime(**words, image="image:1"))["workload"]
+    assert (in_image["kind"], in_image["image"]) == ("container", "image:1")
+    assert (in_image["argv"], in_image["args"]) == (["python", "-c"], ["print(1)"])
+    alone = compiled(runtime=runtime(args=("--fast",), image="image:1"))["workload"]
+    assert "argv" not in alone  # they go to the image's own entry point
+    assert alone["args"] == ["--fast"]
     with pytest.raises(ValueError, match="no command of its own"):
         compiled()
 
@@ -350,6 +352,20 @@ def test_script_goes_alone_or_with_its_directory() -> None:
 def test_packages_that_are_named_twice_are_refused() -> None:
     with pytest.raises(ValueError, match="flash-attn"):
         compiled(CustomTrainer(func=nothing, packages_to_install=["flash_attn", "Flash.Attn>=2"]))
+
+
+def test_initializers_say_what_the_client_says_of_all() -> None:
+    common = {"dataset": {"image": "fetch:1", "timeout_s": 5}, "model": {"timeout_s": 5}}
+    trainer = CustomTrainer(func=nothing)
+    both = compiled(trainer, initializer=Initializer(DATA, MODEL), initializers=common)["workload"]["initializers"]
+    assert (both["dataset"]["image"], both["dataset"]["timeout_s"]) == ("fetch:1", 5)
+    assert ("image" in both["model"], both["model"]["timeout_s"]) == (False, 5)
+    assert "initializers" not in compiled(trainer, initializers=common)["workload"]
+    tuned = BuiltinTrainer(config=TorchTuneConfig())
+    with pytest.raises(ValueError, match="fetches its dataset itself"):
+        compiled(tuned, runtime=TUNING, initializer=Initializer(DATA, MODEL), initializers=common)
+    timed = {part: {"timeout_s": 5} for part in common}
+    compiled(tuned, runtime=TUNING, initializer=Initializer(DATA, MODEL), initializers=timed)
 
 
 def test_initializers_travel_with_all_that_they_were_given() -> None:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from real_server import RealServer, running
+from real_server import RealServer, running, wait_for
+from trainmaster.protocol.processes import identity_of
 from trainmaster.sdk import Client, RefusedError
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_packages
 
-MPIRUN = """\
-#!/bin/sh
-# Stands in for Open MPI: starts so many processes with the variables of their ranks.
-[ "$1" = --oversubscribe ] && [ "$2" = -n ] || exit 64
-size=$3; shift 3
-for rank in $(seq 0 $((size - 1))); do
-  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=$size \\
-  OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_LOCAL_SIZE=$size "$@" &
-done
-wait
-"""
 JAX = """\
 def meet():
     import os
@@ -39,13 +29,22 @@ def meet():
     jax.distributed.shutdown()
     return found
 """
-WHO = """\
-def who():
+MPI = """\
+def meet(then):
     import os
+    import time
 
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    print("I am", *(os.environ[name] for name in names))
-    return os.environ["RANK"]
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    print("I am", *(os.environ[name] for name in names), os.getpid(), flush=True)
+    if then == "raise" and world.rank == 1:
+        raise ValueError("bad rate")
+    world.barrier()
+    if then == "stay":
+        time.sleep(600)
+    return [world.rank, world.size, world.allreduce(world.rank)]
 """
 
 
@@ -65,17 +64,37 @@ def runtime(name: str) -> TrainingRuntime:
     return RuntimeCatalog().definition(name)
 
 
-def run(server: RealServer, source: str, environment: Mapping[str, str], *, nodes: int = 1, ranks: int = 1) -> Any:
-    """A function as a job of a runtime; returns the job when it has ended."""
+def submit(
+    server: RealServer,
+    source: str,
+    environment: Mapping[str, str],
+    *,
+    nodes: int = 1,
+    ranks: int = 1,
+    arguments: Mapping[str, str] | None = None,
+) -> str:
+    """A function as a job of a runtime."""
     workload = {
         "kind": "function",
         "source": source,
         "name": source.split("(")[0].removeprefix("def "),
+        "arguments": dict(arguments or {}),
         "environment": dict(environment),
         "ranks_per_node": ranks,
     }
     body = {"name": "test", "workload": workload, "resource_config": {"gpu_count": 0, "node_count": nodes}}
-    return server.until(server.data("POST", "/v1/jobs", body)["job_id"])
+    return str(server.data("POST", "/v1/jobs", body)["job_id"])
+
+
+def meet(server: RealServer, then: str, **shape: int) -> str:
+    """A job whose processes meet by MPI."""
+    return submit(server, MPI, runtime("mpi").environment, arguments={"then": then}, **shape)
+
+
+def ranks_of(server: RealServer, job_id: str) -> list[list[int]]:
+    """What the processes of MPI have said of themselves: rank, size, local rank, local size, node; and their pid."""
+    said = [line.removeprefix("I am ").split() for line in server.lines(job_id) if line.startswith("I am ")]
+    return sorted([int(word) for word in words] for words in said)
 
 
 def result_of(client: Client, job: Any, place: Path) -> Any:
@@ -111,26 +130,42 @@ def test_packages_on_a_backend_that_is_not_there_are_refused(client: Client) -> 
 
 
 def test_processes_of_jax_meet(server: RealServer, client: Client, tmp_path: Path) -> None:
-    job = run(server, JAX, {**runtime("jax-distributed").environment, "OMP_NUM_THREADS": "1"}, nodes=2)
+    environment = {**runtime("jax-distributed").environment, "OMP_NUM_THREADS": "1"}
+    job = server.until(submit(server, JAX, environment, nodes=2))
     assert result_of(client, job, tmp_path) == [2, 0, 2]
 
 
 def test_mpi_starts_the_processes_of_a_node(server: RealServer, client: Client, tmp_path: Path) -> None:
-    (tmp_path / "mpirun").write_text(MPIRUN)
-    (tmp_path / "mpirun").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    job = run(server, WHO, {**runtime("mpi").environment, "PATH": path}, ranks=3)
-    assert result_of(client, job, tmp_path) == "0"
-    assert sorted(server.lines(job["job_id"])) == ["I am 0 3 0 3", "I am 1 3 1 3", "I am 2 3 2 3"]
+    job = server.until(meet(server, "return", ranks=3))
+    assert result_of(client, job, tmp_path) == [0, 3, 3]
+    assert [rank[:5] for rank in ranks_of(server, job["job_id"])] == [[rank, 3, rank, 3, 0] for rank in range(3)]
 
 
-def test_mpi_that_is_not_installed_is_told(server: RealServer, tmp_path: Path) -> None:
-    job = run(server, WHO, {**runtime("mpi").environment, "PATH": str(tmp_path)}, ranks=2)
+def test_mpi_starts_the_processes_of_every_node_without_a_remote_shell(
+    server: RealServer, client: Client, tmp_path: Path
+) -> None:
+    job = server.until(meet(server, "return", nodes=2, ranks=2))
+    assert result_of(client, job, tmp_path) == [0, 4, 6]
+    found = [rank[:5] for rank in ranks_of(server, job["job_id"])]
+    assert found == [[0, 4, 0, 2, 0], [1, 4, 1, 2, 0], [2, 4, 0, 2, 1], [3, 4, 1, 2, 1]]
+
+
+def test_mpi_process_that_fails_ends_those_that_wait_for_it(server: RealServer) -> None:
+    job = server.until(meet(server, "raise", nodes=2))
+    assert (job["status"], job["error"]["error_type"]) == ("FAILED", "EXITED_NONZERO")
+    # The code is that of whoever the launcher saw first: the one that failed, or the one that lost it.
+    assert re.fullmatch(r"rank 0 exited with code \d+: ValueError: bad rate", job["error"]["error_message"])
+
+
+def test_mpi_job_that_is_cancelled_leaves_no_process_on_any_node(server: RealServer) -> None:
+    job_id = meet(server, "stay", nodes=2)
+    found = wait_for(lambda: len(found := ranks_of(server, job_id)) == 2 and found, "both to be there")
+    server.data("POST", f"/v1/jobs/{job_id}/cancel")
+    server.until(job_id, "CANCELLED")
+    assert [identity_of(pid) for *_, pid in found] == [None, None]
+
+
+def test_mpi_that_is_not_installed_is_told(server: RealServer) -> None:
+    job = server.until(submit(server, MPI, {"MPI_LAUNCHER": "mpirun-of-nobody -n 1"}, arguments={"then": "return"}))
     assert job["status"] == "FAILED"
-    assert any("mpirun, which starts the processes of MPI" in line for line in server.lines(job["job_id"]))
-
-
-def test_mpi_on_several_nodes_is_refused_in_words(server: RealServer) -> None:
-    job = run(server, WHO, runtime("mpi").environment, nodes=2)
-    assert job["status"] == "FAILED"
-    assert any("functions that use MPI run on one node" in line for line in server.lines(job["job_id"]))
+    assert any("mpirun-of-nobody, which starts the processes of MPI" in line for line in server.lines(job["job_id"]))

@@ -18,7 +18,7 @@ from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, S
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import read_lines
+from trainmaster.protocol.rundir import RENDEZVOUS, read_lines
 from trainmaster.protocol.secrets import Secrets
 
 COURIER = """
@@ -381,7 +381,7 @@ def test_two_nodes_meet_where_the_first_one_says(site: Site) -> None:
     site.serve("sh", "-c", "echo $NODE_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT", nodes=2)
     couriers = [site.courier(1), site.courier(0)]
     assert [courier.wait(60) for courier in couriers] == [0, 0]
-    rendezvous = site.server.run.document("rendezvous.json")
+    rendezvous = site.server.run.document(RENDEZVOUS)
     assert rendezvous is not None
     outputs = [site.server.stream(f"nodes/{node}/logs/main.{node}.out").decode().split() for node in (0, 1)]
     assert [output[:2] for output in outputs] == [["0", "2"], ["1", "2"]]

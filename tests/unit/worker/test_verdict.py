@@ -99,6 +99,15 @@ def test_verdict_kill_counts_as_out_of_memory_only_when_the_kernel_says_so(
     assert failure(end, oom_kills=oom_kills).reason == reason
 
 
+def test_verdict_kills_of_a_group_with_a_limit_explain_a_failure() -> None:
+    verdict = failure(exited(1), raised("RuntimeError: a loader is gone"), oom_kills=1, memory_limit_mb=512)
+    assert verdict.reason is Reason.OUT_OF_MEMORY
+    assert "out of memory (512 MB are booked for the node): RuntimeError" in verdict.message
+    assert failure(exited(1), oom_kills=0, memory_limit_mb=512).reason is Reason.EXITED_NONZERO
+    # Where others are counted too, a kill may have been anybody's.
+    assert failure(exited(1), oom_kills=1).reason is Reason.EXITED_NONZERO
+
+
 def test_verdict_exit_code_to_retry_wins_over_what_the_output_says() -> None:
     assert failure(exited(75), raised("MemoryError"), retry_exit_codes=(75,)).reason == Reason.RETRYABLE_EXIT
     assert failure(exited(75), retry_exit_codes=(75,), prepares=True).reason == Reason.EXITED_NONZERO

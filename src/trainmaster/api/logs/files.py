@@ -7,8 +7,6 @@ whose place one line says so.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -185,7 +183,7 @@ class _Times:
         _, self._entries = _bisect(directory, f"{name}.times", lambda entry: entry.size <= start)
         self._at, self._size = 0.0, -1
         self._exhausted = False
-        self._path = directory.path / name
+        self._directory, self._name = directory, name
 
     def of(self, end: int) -> float:
         """The time of a line that ends at `end`."""
@@ -196,8 +194,8 @@ class _Times:
                 continue
             # Not in the index yet: the file's own time is the last at which it is known to have grown.
             self._exhausted = True
-            with contextlib.suppress(OSError):
-                self._at = max(self._at, os.stat(self._path).st_mtime)
+            if (status := self._directory.status(self._name)) is not None:
+                self._at = max(self._at, status.st_mtime)
         return self._at
 
 
@@ -205,10 +203,9 @@ def _bisect(
     directory: RunDirectory, name: str, before: Callable[[_Grown], bool]
 ) -> tuple[_Grown | None, Iterator[_Grown]]:
     """The last entry of an index that comes `before` something, and all that follow it."""
-    try:
-        low, high = 0, os.stat(directory.path / name).st_size
-    except FileNotFoundError:
+    if (status := directory.status(name)) is None:
         return None, iter(())
+    low, high = 0, status.st_size
     while high - low > BLOCK:
         middle = (low + high) // 2
         text = directory.read(name, middle, 2 * _INDEX_ENTRY_BYTES)

@@ -12,27 +12,38 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.backends import BackendContext, ContainerDefaults
-from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
+from trainmaster.backends import CAPABILITIES, BackendContext, ContainerDefaults
+from trainmaster.backends.base import LaunchError
+from trainmaster.backends.container.checking import checked
 from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, RefusedByEngineError
-from trainmaster.backends.container.images import Images, StillPullingError
-from trainmaster.backends.container.packing import OLDEST_PYTHON, packed_worker
+from trainmaster.backends.container.images import Images
+from trainmaster.backends.container.initializers import (
+    check_steps,
+    output_directories,
+    plan_document,
+    planned_names,
+    step_documents,
+    within_outside,
+)
+from trainmaster.backends.container.packing import packed_worker
+from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.rendering import (
+    LOOPBACK,
     ImageFacts,
     Surroundings,
     container_document,
     container_name,
     network_document,
     network_name,
-    outside_document,
-    own_directories,
-    within_container,
+    unknown_image,
+    writable_directories,
 )
 from trainmaster.backends.container.secret_files import put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.container.upkeep import Upkeep
@@ -40,17 +51,17 @@ from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.core.resources import Node
-from trainmaster.core.sight import Liveness
+from trainmaster.core.sight import EngineFacts, Liveness
+from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory, write_document
+from trainmaster.protocol.rundir import RunDirectory
 from trainmaster.protocol.secrets import Secrets
 
 __all__ = ["ContainerBackend", "make"]
 
-CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, images=True)
 _MACHINE_MEMORY_MB = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20
 
 
@@ -73,8 +84,8 @@ def make(context: BackendContext) -> ContainerBackend:
 class ContainerBackend:
     """Runs attempts in containers of this machine."""
 
-    name = "container"
-    capabilities = CAPABILITIES
+    name = CONTAINER
+    capabilities = CAPABILITIES[CONTAINER]
 
     def __init__(
         self,
@@ -96,56 +107,68 @@ class ContainerBackend:
         self._workers = workers
         self._passes_gpus = passes_gpus
         self._fork_server = fork_server
+        self._plans = Plans(workers / "plans")
         self._images = Images(engine, runs)
         self._upkeep = Upkeep(engine, runs, self._remove)
 
     def open(self) -> None:
         """Begin to look after containers, also those of the server before."""
+        self._plans.clear()
         self._upkeep.start()
 
     def close(self) -> None:
         """Let go of the engine; what runs goes on."""
         self._upkeep.stop()
-        self._images.close()
         self._engine.close()
 
     def inventory(self) -> Sequence[Node]:
         """This machine: the same nodes that the local backend has, so that nothing is booked twice."""
         return self._inventory.nodes()
 
+    def engine(self) -> EngineFacts | None:
+        """Docker or podman."""
+        try:
+            self._engine.is_rootless  # noqa: B018 - which it has to answer
+            return EngineFacts(name=self._engine.name, host=self._engine.host)
+        except EngineError as error:
+            return EngineFacts(problem=str(error))
+
     def render(self, request: AttemptRequest) -> str:
         """The containers, and the network where there is one. Of the image only what its name says is known yet."""
         image = self._image_of(request)
-        facts = ImageFacts(id=image, environment={}, command=(), working_directory=None, python="python3")
+        facts = unknown_image(image)
         around = self._around(request, user="0:0")
-        nodes = range(len(request.nodes))
-        documents = [container_document(request, node, facts, around) for node in nodes]
+        documents = [
+            document
+            for node in range(len(request.nodes))
+            for document in (*step_documents(request, node, around), container_document(request, node, facts, around))
+        ]
         networks = [network_document(request, around)] if network_name(request) else []
         return json.dumps([*networks, *documents], indent=2)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
-        """Start a container for each node that nobody has claimed; nothing happens while its image is being fetched."""
+        """Start a container for each node that nobody has claimed, once its image is here."""
         if request.server_url is not None:
             raise LaunchError(
                 "containers share the server's files: set its transport to files, or use the backend local",
                 Reason.LAUNCH_REFUSED,
             )
         try:
-            facts = self._images.facts(
-                self._image_of(request),
-                policy=request.launch.container.pull_policy or self._defaults.pull_policy,
-                attempt_id=request.attempt_id,
-            )
-            self._check(request, facts)
+            image = self._image_of(request)
+            facts = self._facts(request, image)
+            images = {step.image: self._facts(request, step.image) for step in request.launch.steps if step.image}
+            request = checked(request, image, facts, self._defaults, engine=self._engine.name)
+            check_steps(request, images)
             around = self._around(request, user=self._user())
-            for path in own_directories(request, around):
-                Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for node in range(len(request.nodes)):
+                for path in writable_directories(request, node, around):
+                    Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
             if network_name(request):
                 self._engine.create_network(network_document(request, around))
-            start = self._start if facts.python else self._start_outside
-            start(request, facts, around, secrets)
-        except StillPullingError:
-            return None
+            if facts.python and not images:
+                self._start(request, facts, around, secrets)
+            else:
+                self._start_outside(request, facts, images, around, secrets)
         except (EngineError, ForkServerError) as error:
             # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
             with contextlib.suppress(EngineError):
@@ -161,10 +184,15 @@ class ContainerBackend:
         directory = self._run_directory(request)
         return [
             liveness_of(directory, node)
-            if self._plan(request, node).exists()
+            if self._plans.path(request, node).exists()
             else self._upkeep.liveness(container_name(request, node), directory, node)
             for node in range(len(request.nodes))
         ]
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
+        """Where the node's service is published; what listens elsewhere is not reached, whatever its worker says."""
+        published = next(filter(None, map(self._upkeep.port, self._names(request, node))), None)
+        return f"{LOOPBACK}:{port}" if port == published else None
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """Leave the control where the workers look for it."""
@@ -174,7 +202,7 @@ class ContainerBackend:
         """Kill the containers; all that runs in one dies with its worker."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
-            if self._plan(request, node).exists():
+            if self._plans.path(request, node).exists():
                 kill_worker(directory, node)
             for name in self._names(request, node):
                 self._engine.kill(name)
@@ -190,10 +218,22 @@ class ContainerBackend:
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
         """Remove the container of a node, with all that is in it; and what its worker started outside."""
-        if self._plan(request, node).exists():
+        names = self._names(request, node)
+        if self._plans.path(request, node).exists():
+            # First, as a worker inside would take the end of its ranks for the cause; and again below, because who
+            # was ended here may have been about to start one.
+            for name in names:
+                self._engine.remove(name)
             self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
-        for name in self._names(request, node):
+        else:
+            self._upkeep.tell_memory(container_name(request, node), self._run_directory(request), node)
+        for name in names:
             self._remove(name)
+        self._plans.remove(request, node)
+
+    def _facts(self, request: AttemptRequest, image: str) -> ImageFacts:
+        policy = request.launch.container.pull_policy or self._defaults.pull_policy
+        return self._images.facts(image, policy=policy, attempt_id=request.attempt_id)
 
     def _image_of(self, request: AttemptRequest) -> str:
         image = request.launch.image or self._defaults.image
@@ -204,52 +244,27 @@ class ContainerBackend:
             )
         return image
 
-    def _check(self, request: AttemptRequest, facts: ImageFacts) -> None:
-        """Refuse what this engine or this image cannot do."""
-        wanted = request.launch.container.runtime
-        if wanted and wanted != self._engine.name:
-            raise LaunchError(
-                f"the job wants {wanted}, and this server's engine is {self._engine.name}", Reason.LAUNCH_REFUSED
-            )
-        steps = request.launch.steps
-        if facts.python is None and (steps[-1].python or any(step.name == "environment" for step in steps)):
-            needed = ".".join(map(str, OLDEST_PYTHON))
-            raise LaunchError(
-                f"image {self._image_of(request)} does not run Python code of ours: {facts.lacks}, and Python {needed} "
-                "or newer is needed",
-                Reason.LAUNCH_REFUSED,
-            )
-        if not steps[-1].argv and not facts.command:
-            raise LaunchError("the image has no command of its own: say what to run", Reason.LAUNCH_REFUSED)
-        for volume in request.launch.volumes:
-            if os.path.isabs(volume.source):
-                self._check_source(volume.source)
-
-    def _check_source(self, source: str) -> None:
-        """See that a directory may be mounted now; links may have changed since the job was admitted."""
-        path = Path(source).resolve()
-        if not any(path.is_relative_to(root.resolve()) for root in self._defaults.data_roots):
-            raise LaunchError(f"volume {source} lies outside the server's data roots", Reason.LAUNCH_REFUSED)
-        for private in (private.resolve() for private in self._defaults.private):
-            if path.is_relative_to(private) or private.is_relative_to(path):
-                raise LaunchError(f"volume {source}: the server keeps its own state there", Reason.LAUNCH_REFUSED)
-        if not path.exists():
-            raise LaunchError(f"volume {source}: there is no such directory on the server", Reason.LAUNCH_REFUSED)
-
     def _start_outside(
-        self, request: AttemptRequest, facts: ImageFacts, around: Surroundings, secrets: Secrets
+        self,
+        request: AttemptRequest,
+        facts: ImageFacts,
+        images: Mapping[str, ImageFacts],
+        around: Surroundings,
+        secrets: Secrets,
     ) -> None:
         """Have a worker on the machine run the containers of each node that has none."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             if directory.claimant(node) is not None:
                 continue
-            plan = self._plan(request, node)
-            document = outside_document(request, node, facts, around)
-            name = container_name(request, node)
-            write_document(plan, {"engine": self._engine.host, "name": name, "document": document})
-            through = (sys.executable, "-m", "trainmaster.backends.container.outside", str(plan))
-            within = replace(within_container(request, node, facts, around), through=through)
+            around = _with_port(around, request)
+            for path in output_directories(request, node, around):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            document = plan_document(request, node, facts, images, around, engine=self._engine.host)
+            plan = self._plans.write(request, node, document, directory)
+            # Without -P it would import what the job ships into its working directory.
+            leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.outside", str(plan))
+            within = within_outside(request, node, facts, images, around, leads=leads)
             order = {"op": "start", "run_dir": str(around.run_dir), "node": node, "within": within.to_json()}
             self._fork_server.ask({**order, **({"secrets": secrets.to_json()} if secrets else {})})
 
@@ -268,22 +283,17 @@ class ContainerBackend:
                 self.revoke(request)
                 raise LaunchError(f"the worker did not start in image {facts.id}: {said}", Reason.LAUNCH_REFUSED)
             put_secrets(around.secrets / name, secrets)
-            self._engine.create(name, container_document(request, node, facts, around))
+            document = container_document(request, node, facts, _with_port(around, request))
+            self._engine.create(name, document)
             try:
                 self._engine.start(name)
             except NoSuchCommandError as error:
                 raise EngineError(str(error)) from error
 
-    def _plan(self, request: AttemptRequest, node: int) -> Path:
-        """Where the plan lies of the containers of a worker outside of them; there is none of one inside."""
-        return self._run_directory(request).path / "nodes" / str(node) / "containers.json"
-
     def _names(self, request: AttemptRequest, node: int) -> list[str]:
         """What the containers of a node can be called."""
-        name, each = container_name(request, node), request.launch.ranks_per_node
-        if not self._plan(request, node).exists():
-            return [name]
-        return [f"{name}-{rank}" for rank in range(node * each, (node + 1) * each)]
+        plan = self._plans.read(request, node)
+        return [container_name(request, node)] if plan is None else planned_names(plan)
 
     def _around(self, request: AttemptRequest, *, user: str) -> Surroundings:
         return Surroundings(
@@ -305,3 +315,12 @@ class ContainerBackend:
     def _remove(self, name: str) -> None:
         remove_secrets(secrets_directory() / name)  # first: the engine may be away
         self._engine.remove(name)
+
+
+def _with_port(around: Surroundings, request: AttemptRequest) -> Surroundings:
+    """What a node has around it: for a service, a port of this machine that was free a moment ago."""
+    if request.launch.lifetime is not Lifetime.SERVICE:
+        return around
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return replace(around, port=probe.getsockname()[1])

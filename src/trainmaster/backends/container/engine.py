@@ -25,6 +25,12 @@ _API_VERSION = "1.41"
 """Spoken by docker since 20.10 and by podman since 3.4."""
 _NO_COMMAND = ("executable file not found", "no such file or directory", "command was not found", "permission denied")
 
+_NO_DEVICE = ("cdi device", 'device driver "cdi"')
+_NO_DEVICE_REMEDY = (
+    "The engine does not know this GPU: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` writes the "
+    "specification (again, after the GPUs or their driver have changed); docker takes such names from version 25 on"
+)
+
 
 class EngineError(Exception):
     """The engine does not answer, or not as it should."""
@@ -50,6 +56,11 @@ class Container:
     state: str
     """As the engine calls it, such as `created`, `running`, `paused`, `exited`, `dead`."""
     labels: Mapping[str, str]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has processes."""
+        return self.state == "running"
 
     @property
     def has_ended(self) -> bool:
@@ -101,23 +112,22 @@ class Engine:
                 raise NoSuchImageError(image) from None
             return found
 
-    def pull(self, image: str) -> None:
-        """Fetch an image from its registry; that may take as long as it likes.
+    def pull(self, image: str) -> Iterator[Mapping[str, Any]]:
+        """Fetch an image from its registry, for as long as that takes; what the engine says of it, as it comes.
+
+        A failure is told as `error`. Credentials are those that the client finds in docker's configuration of this
+        user, as it is now; podman has its own beside them.
 
         Raises:
-            NoSuchImageError: the registry has none, does not let us have it, or does not answer.
             EngineError: the engine does not answer.
         """
+        repository, tag = _parted(image)
         with self._asking() as client:
-            repository, tag = _parted(image)
-            said = None
+            client.reload_config()
             try:
-                for line in client.pull(repository, tag=tag, stream=True, decode=True):
-                    said = said or line.get("error")
+                yield from client.pull(repository, tag=tag, stream=True, decode=True)
             except APIError as error:
-                said = error.explanation or str(error)
-            if said is not None:
-                raise NoSuchImageError(str(said))
+                yield {"error": str(error.explanation or error)}
 
     def create(self, name: str, document: Mapping[str, Any]) -> None:
         """Create a container, in the place of one of this name that there is."""
@@ -126,7 +136,8 @@ class Engine:
             if self.name == PODMAN and document["HostConfig"].get("DeviceRequests"):
                 answer = client.post(f"{client.base_url}{CREATE}", json=libpod_from(name, document), timeout=_TIMEOUT_S)
                 if answer.status_code >= HTTPStatus.BAD_REQUEST:
-                    raise EngineError(f"podman does not create the container: {answer.text}")
+                    is_final = answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
+                    raise _error(f"podman does not create the container: {answer.text}", is_final=is_final)
             else:
                 client.create_container_from_config(dict(document), name=name)
 
@@ -148,11 +159,16 @@ class Engine:
 
     def state(self, name: str) -> str | None:
         """The state of a container; None when there is none."""
-        with self._asking() as client:
-            try:
-                return str(client.inspect_container(name)["State"]["Status"])
-            except NotFound:
-                return None
+        found = self._inspected(name)
+        return str(found["Status"]) if found else None
+
+    def process(self, name: str) -> int | None:
+        """The first process of a container, as this machine numbers it; None when it does not run."""
+        return int(self._inspected(name).get("Pid") or 0) or None
+
+    def ran_out_of_memory(self, name: str) -> bool:
+        """Whether the engine saw the kernel kill something in a container for want of memory. Not every one looks."""
+        return bool(self._inspected(name).get("OOMKilled"))
 
     def wait(self, name: str, timeout_s: float | None = None) -> int:
         """The exit code of a container, once it has ended."""
@@ -204,7 +220,11 @@ class Engine:
         with self._asking() as client:
             if not any(found["Name"] == document["Name"] for found in client.networks(names=[document["Name"]])):
                 client.create_network(
-                    document["Name"], driver=document["Driver"], labels=document["Labels"], check_duplicate=True
+                    document["Name"],
+                    driver=document["Driver"],
+                    labels=document["Labels"],
+                    options=document["Options"] if self.name == PODMAN else None,
+                    check_duplicate=True,
                 )
 
     def networks(self, label: str) -> Mapping[str, Mapping[str, str]]:
@@ -224,6 +244,15 @@ class Engine:
                 self._client.close()
                 self._client = None
 
+    def _inspected(self, name: str) -> Mapping[str, Any]:
+        """What the engine tells of the state of a container; nothing when there is none."""
+        with self._asking() as client:
+            try:
+                found: Mapping[str, Any] = client.inspect_container(name)["State"]
+            except NotFound:
+                return {}
+            return found
+
     @contextlib.contextmanager
     def _asking(self) -> Iterator[APIClient]:
         """The client; what goes wrong with it is an EngineError."""
@@ -231,11 +260,11 @@ class Engine:
             yield self._connected()
         except DockerException as error:
             is_final = isinstance(error, APIError) and error.is_client_error()
-            raise (RefusedByEngineError if is_final else EngineError)(
-                str(getattr(error, "explanation", None) or error)
-            ) from error
+            raise _error(str(getattr(error, "explanation", None) or error), is_final=is_final) from error
         except (RequestException, OSError) as error:
-            raise EngineError(f"the container engine does not answer: {error}") from error
+            self.close()  # whoever answers next may be another one
+            said = _last_word(error)
+            raise EngineError(f"the container engine at {self._found_at} does not answer: {said}") from error
 
     def _connected(self) -> APIClient:
         with self._connecting:
@@ -259,6 +288,13 @@ class Engine:
             f"no container engine answers; tried {', '.join(tried)}. Start docker or podman (`podman system service`), "
             "or name its socket with the setting container_host"
         )
+
+
+def _error(said: str, *, is_final: bool) -> EngineError:
+    """What the engine said, as an error. That a GPU is not known to it, it says as if it were a fault of its own."""
+    if any(sign in said.lower() for sign in _NO_DEVICE):
+        return RefusedByEngineError(f"{said}. {_NO_DEVICE_REMEDY}")
+    return (RefusedByEngineError if is_final else EngineError)(said)
 
 
 def _hosts() -> list[str]:

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.base import LaunchError
+from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, NoSuchImageError
 from trainmaster.backends.container.packing import OLDEST_PYTHON
+from trainmaster.backends.container.pulling import Pulls, remedy
 from trainmaster.backends.container.rendering import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
+from trainmaster.protocol.launch import PullPolicy
 from trainmaster.protocol.reasons import Reason
 
-__all__ = ["Images", "StillPullingError"]
+__all__ = ["Images"]
 
-_log = logging.getLogger(__name__)
-_PULL_PATIENCE_S = 0.5
-"""How long a launch waits for an image; it is asked for again until it is there."""
 _PROBE_MEMORY = 512 << 20
 _PROBE_PIDS = 64
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = "import json, sys; print(json.dumps([sys.executable, sys.version_info[:2]]))"
 _PYTHON = "python3"
-
-
-class StillPullingError(Exception):
-    """An image is being fetched."""
 
 
 class Images:
@@ -41,59 +35,61 @@ class Images:
         """Take the engine, and the place of run directories by which containers are a server's."""
         self._engine = engine
         self._runs = str(runs)
-        self._pulling = threading.Lock()
-        self._pulls: dict[tuple[str, str], Future[None]] = {}
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pull")
-        self._probing = threading.Lock()
-        self._facts: dict[str, ImageFacts] = {}
+        self._pulls = Pulls(engine)
+        self._lock = threading.Lock()
+        self._probes: dict[str, Future[ImageFacts]] = {}
+        """By the image's id: what a name stands for may change."""
 
     def facts(self, image: str, *, policy: str, attempt_id: str) -> ImageFacts:
         """What an image has, once it is here.
 
         Raises:
-            StillPullingError: it is being fetched; ask again later.
-            LaunchError: there is none.
+            NotYetError: it is being fetched, or looked into; ask again later.
+            LaunchError: it cannot be had.
             EngineError: the engine does not answer.
         """
-        if policy == "Always":
-            self._pull(image, attempt_id)
+        if policy == PullPolicy.ALWAYS:
+            self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
         try:
             document = self._engine.find_image(image)
         except NoSuchImageError:
-            if policy == "Never":
+            if policy == PullPolicy.NEVER:
                 raise LaunchError(
-                    f"there is no image {image} on this machine, and the pull policy is Never", Reason.LAUNCH_REFUSED
+                    f"there is no image {image} on this machine, and the pull policy is Never. "
+                    f"{remedy(image, self._engine.name)}, or use the pull policy IfNotPresent",
+                    Reason.LAUNCH_REFUSED,
                 ) from None
-            self._pull(image, attempt_id)
-            document = self._engine.find_image(image)
-        with self._probing:
-            image_id = str(document["Id"])
-            if image_id not in self._facts:
-                self._facts[image_id] = self._looked_into(document)
-            return self._facts[image_id]
+            self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
+            document = self._found(image)
+        return self._probed(image, document)
 
-    def close(self) -> None:
-        """Wait for nothing any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _pull(self, image: str, attempt_id: str) -> None:
-        """Fetch an image once for an attempt."""
-        with self._pulling:
-            pull = self._pulls.get((image, attempt_id))
-            if pull is None:
-                _log.info("%s: fetching %s", attempt_id, image)
-                pull = self._pulls[image, attempt_id] = self._pool.submit(self._engine.pull, image)
-                # Those that were waited for are remembered only to be done once.
-                for key in [key for key, other in self._pulls.items() if other.done()][:-64]:
-                    del self._pulls[key]
+    def _found(self, image: str) -> Mapping[str, Any]:
         try:
-            pull.result(_PULL_PATIENCE_S)
-        except TimeoutError:
-            raise StillPullingError(image) from None
-        except NoSuchImageError as error:
-            raise LaunchError(f"image {image} cannot be fetched: {error}", Reason.LAUNCH_REFUSED) from error
-        except EngineError as error:
-            raise LaunchError(f"image {image} could not be fetched: {error}") from error
+            return self._engine.find_image(image)
+        except NoSuchImageError:
+            raise EngineError(f"image {image} was fetched, and somebody has removed it since") from None
+
+    def _probed(self, image: str, document: Mapping[str, Any]) -> ImageFacts:
+        """What is known of an image that is here; each is looked into once, in a thread of its own."""
+        image_id = str(document["Id"])
+        with self._lock:
+            probe = self._probes.get(image_id)
+            if probe is None:
+                probe = self._probes[image_id] = Future()
+                name = f"probe {image_id[:19]}"
+                threading.Thread(target=self._probe, args=(probe, document), name=name, daemon=True).start()
+        if not probe.done():
+            raise NotYetError(f"looking into {image}", probe)
+        if probe.exception() is not None:
+            with self._lock:
+                self._probes.pop(image_id, None)  # for the next one to try again
+        return probe.result()
+
+    def _probe(self, probe: Future[ImageFacts], document: Mapping[str, Any]) -> None:
+        try:
+            probe.set_result(self._looked_into(document))
+        except Exception as error:  # whoever waits for it shall know
+            probe.set_exception(error)
 
     def _looked_into(self, document: Mapping[str, Any]) -> ImageFacts:
         """Run the image's Python once, to see which one it is."""
@@ -104,7 +100,13 @@ class Images:
             "Cmd": ["-c", _PROBE],
             "User": "0:0",
             "Labels": {RUNS: self._runs, PROBED_AT: str(time.time())},
-            "HostConfig": {"NetworkMode": "none", "Memory": _PROBE_MEMORY, "PidsLimit": _PROBE_PIDS},
+            "HostConfig": {
+                "NetworkMode": "none",
+                "Memory": _PROBE_MEMORY,
+                "PidsLimit": _PROBE_PIDS,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+            },
         }
         python, lacks = None, ""
         try:
@@ -119,11 +121,11 @@ class Images:
             self._engine.remove(name)
         config = document.get("Config") or {}
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or ())
-        command = (*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ()))
         return ImageFacts(
             id=str(document["Id"]),
             environment=variables,
-            command=command,
+            entrypoint=tuple(config.get("Entrypoint") or ()),
+            command=tuple(config.get("Cmd") or ()),
             working_directory=config.get("WorkingDir") or "/",
             python=python,
             lacks=lacks,

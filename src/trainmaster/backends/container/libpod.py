@@ -24,7 +24,15 @@ def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     if "PidsLimit" in host:
         limits["pids"] = {"limit": host["PidsLimit"]}
     endpoints = document.get("NetworkingConfig", {}).get("EndpointsConfig", {})
-    is_host = host["NetworkMode"] == "host"
+    ports = [
+        {
+            "container_port": int(port.removesuffix("/tcp")),
+            "host_ip": each["HostIp"],
+            "host_port": int(each["HostPort"]),
+        }
+        for port, published in host.get("PortBindings", {}).items()
+        for each in published
+    ]
     mounts = [mount for mount in host["Mounts"] if mount["Type"] == "bind"]
     volumes = [mount for mount in host["Mounts"] if mount["Type"] == "volume"]
     return {
@@ -47,10 +55,14 @@ def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "volumes": [{"Name": mount["Source"], "Dest": mount["Target"], "Options": [_mode(mount)]} for mount in volumes],
         "selinux_opts": ["disable"],
+        "no_new_privileges": "no-new-privileges" in host["SecurityOpt"],
+        "cap_drop": host["CapDrop"],
+        "cap_add": host["CapAdd"],
+        "portmappings": ports,
         "shm_size": host["ShmSize"],
         "resource_limits": limits,
         "devices": [{"path": device} for wish in host["DeviceRequests"] for device in wish["DeviceIDs"]],
-        "netns": {"nsmode": "host" if is_host else "bridge"},
+        "netns": {"nsmode": "bridge"},
         **({"hostname": document["Hostname"]} if "Hostname" in document else {}),
         **({"Networks": {each: {"aliases": told["Aliases"]} for each, told in endpoints.items()}} if endpoints else {}),
     }

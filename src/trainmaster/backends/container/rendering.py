@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from trainmaster.protocol.request import AttemptRequest, Within
 
 LABEL = "trainmaster."
 """Begins the name of every label of ours."""
-RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PROBED_AT = (
-    f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "probed-at")
+RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PORT, PROBED_AT = (
+    f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "port", "probed-at")
 )
 
 PROBE_PREFIX = "tm-probe-"
@@ -26,7 +26,20 @@ INSIDE = "/trainmaster"
 WORKER = f"{INSIDE}/worker.pyz"
 SECRETS = f"{INSIDE}/secrets"
 SECRETS_FILE = "values.json"
+OF_WORKERS, OF_CLAIMED, OF_STEPS, OF_RANKS = (
+    ("claims", "nodes/{node}"),
+    ("nodes/{node}",),
+    ("nodes/{node}/prepared",),
+    (),
+)
+"""Which part of the run directory a container writes to, besides work/: one with a worker in it; one whose worker goes
+on from another outside, whose claim names a process of the machine; a step, and a rank, of a worker outside. That one
+writes to the node's directory itself, with the rights that it has outside, where nobody may have put links."""
 CDI_KIND = "nvidia.com/gpu"
+LOOPBACK = "127.0.0.1"
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+"""What root in a container can do beyond others: what installing packages and starting servers takes. Of what engines
+let it do besides, nothing is needed here: it makes no devices, forges no packets and changes no roots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +48,21 @@ class ImageFacts:
 
     id: str
     environment: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    """What it starts when it is not told what to start."""
     command: tuple[str, ...]
-    """What it runs when it is not told what to run."""
+    """What it gives to that, or starts where it has no entry point."""
     working_directory: str | None
     """Where it runs that."""
     python: str | None
     """The interpreter in it that runs the worker; None: the worker stays outside."""
     lacks: str = ""
     """Why that is so."""
+
+
+def unknown_image(name: str) -> ImageFacts:
+    """An image of which nothing is known yet but its name."""
+    return ImageFacts(id=name, environment={}, entrypoint=(), command=(), working_directory=None, python="python3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +81,8 @@ class Surroundings:
     machine_memory_mb: int
     passes_gpus: bool
     """Whether the GPUs of this machine are real, and are handed on by their CDI names."""
+    port: int | None = None
+    """Of a node with a service: where that listens, and is published on this machine's loopback address."""
 
 
 def container_name(request: AttemptRequest, node: int) -> str:
@@ -69,24 +91,29 @@ def container_name(request: AttemptRequest, node: int) -> str:
 
 
 def network_name(request: AttemptRequest) -> str | None:
-    """The name of the attempt's own network; None where its nodes need none."""
-    if len(request.nodes) == 1 or request.launch.lifetime is Lifetime.SERVICE:
-        return None
-    return f"tm-{request.attempt_id}"
+    """The name of the attempt's own network; None where it has the one that all containers have.
+
+    That one is for jobs of the server's own user: whatever listens in a container can be reached by all others there.
+    """
+    own = len(request.nodes) > 1 or request.launch.lifetime is Lifetime.SERVICE or request.confined
+    return f"tm-{request.attempt_id}" if own else None
 
 
 def network_document(request: AttemptRequest, around: Surroundings) -> dict[str, Any]:
     """The attempt's own network."""
     labels = _labels(request, around)
-    return {"Name": network_name(request), "Driver": "bridge", "CheckDuplicate": True, "Labels": labels}
+    # For podman, which parts networks from one another only where it is told to; docker always does.
+    options = {"isolate": "true"}
+    name = network_name(request)
+    return {"Name": name, "Driver": "bridge", "CheckDuplicate": True, "Labels": labels, "Options": options}
 
 
 def outside_document(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> dict[str, Any]:
-    """The container of a rank of a worker that stays outside, but for its command and its variables."""
-    document = container_document(request, node, image, around)
+    """The container of a rank of a worker that stays outside, but for its command, its variables and its streams."""
+    document = container_document(request, node, image, around, writes=OF_RANKS)
     del document["Entrypoint"], document["Cmd"]
     host = document["HostConfig"]
-    mounts = [mount for mount in host["Mounts"] if not mount["Target"].startswith(f"{INSIDE}/")]
+    mounts = [mount for mount in host["Mounts"] if mount["Target"] not in (WORKER, SECRETS)]
     directory = request.launch.working_directory
     if directory is None and request.launch.steps[-1].argv:
         directory = str(around.run_dir / "work")
@@ -95,32 +122,43 @@ def outside_document(request: AttemptRequest, node: int, image: ImageFacts, arou
 
 def within_container(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> Within:
     """What is different in a node's container."""
-    gpus = request.nodes[node].gpus
+    gpus, steps = request.nodes[node].gpus, request.launch.steps
     return Within(
         address=f"node-{node}" if network_name(request) else None,
+        port=around.port,
         gpus=_numbered(gpus) if gpus and around.passes_gpus else None,
+        entrypoint=image.entrypoint,
         command=image.command,
         working_directory=image.working_directory,
+        # Steps that have images of their own come first, and are done when the node's container begins.
+        first_step=next(step.name for step in steps if not step.image) if steps[0].image else None,
     )
 
 
-def container_document(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> dict[str, Any]:
-    """The container of one node, as the engine is asked to create it."""
+def container_document(
+    request: AttemptRequest,
+    node: int,
+    image: ImageFacts,
+    around: Surroundings,
+    *,
+    writes: Sequence[str] = OF_WORKERS,
+) -> dict[str, Any]:
+    """The container of one node, as the engine is asked to create it; `writes` is its part of the run directory."""
     launch, assigned = request.launch, request.nodes[node]
     network = network_name(request)
     name = container_name(request, node)
-    # A service is reached by the server on the machine's own loopback address.
-    mode = network or ("host" if launch.lifetime is Lifetime.SERVICE else "bridge")
     host: dict[str, Any] = {
-        "NetworkMode": mode,
+        "NetworkMode": network or "bridge",
         "Mounts": [
             _bind(str(around.worker), WORKER, read_only=True),
             _bind(str(around.secrets / name), SECRETS),
-            *_own_mounts(request, around),
+            *_own_mounts(request, node, around, writes),
             *(_mounted(volume, request) for volume in launch.volumes),
         ],
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
         # Where SELinux is on, containers could not read what is mounted into them.
-        "SecurityOpt": ["label=disable"],
+        "SecurityOpt": ["label=disable", "no-new-privileges"],
         "ShmSize": _shm_mb(request, node, around) << 20,
     }
     if launch.container.pids:
@@ -132,6 +170,9 @@ def container_document(request: AttemptRequest, node: int, image: ImageFacts, ar
     if assigned.gpus and around.passes_gpus:
         devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
         host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
+    if around.port is not None:
+        # The same number on both sides: a worker outside looks where one inside would.
+        host["PortBindings"] = {f"{around.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(around.port)}]}
     within = within_container(request, node, image, around)
     document: dict[str, Any] = {
         "Image": image.id,
@@ -147,16 +188,20 @@ def container_document(request: AttemptRequest, node: int, image: ImageFacts, ar
         "Labels": _labels(request, around, node),
         "HostConfig": host,
     }
+    if around.port is not None:
+        document["ExposedPorts"] = {f"{around.port}/tcp": {}}
     if network:
         document["Hostname"] = f"node-{node}"
         document["NetworkingConfig"] = {"EndpointsConfig": {network: {"Aliases": [f"node-{node}"]}}}
     return document
 
 
-def own_directories(request: AttemptRequest, around: Surroundings) -> list[str]:
+def writable_directories(
+    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str] = OF_WORKERS
+) -> list[str]:
     """What a node writes to, at the same paths inside and outside; it all has to be there before it is mounted."""
-    # The whole job's, because the file that says which attempt owns it is replaced there.
-    found = [str(around.run_dir.parent), request.checkpoint_dir, request.output_dir]
+    parts = [str(around.run_dir / part.format(node=node)) for part in (*writes, "work")]
+    found = [*parts, request.checkpoint_dir, request.output_dir]
     return [*found, *([request.cache_dir] if request.cache_dir else [])]
 
 
@@ -178,17 +223,37 @@ def _labels(request: AttemptRequest, around: Surroundings, node: int | None = No
         labels[NODE] = str(node)
         # Said in either case: the image may have labels of its own.
         labels[KEEP] = "no" if request.launch.container.auto_remove else "yes"
+        labels[PORT] = str(around.port or "")
     return labels
 
 
-def _own_mounts(request: AttemptRequest, around: Surroundings) -> Iterator[dict[str, Any]]:
-    writable = own_directories(request, around)
+def _own_mounts(
+    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What is the job's own.
+
+    The server reads back what it wrote for the job: the request, and who owns the job. So of all attempts' files a
+    container writes to its own part alone.
+    """
+    job = str(around.run_dir.parent)
+    yield _bind(job, job, read_only=True)
+    writable = writable_directories(request, node, around, writes)
     for directory in writable:
         yield _bind(directory, directory)
-    for path in (request.blob_dir if request.launch.blobs else None, request.resume_from):
-        # A checkpoint may lie with another job, or in an object store.
-        if path and os.path.isabs(path) and not any(Path(path).is_relative_to(above) for above in writable):
+    for path in (request.blob_dir if request.launch.blobs else None, _home_of_checkpoint(request)):
+        if path and path not in writable:
             yield _bind(path, path, read_only=True)
+
+
+def _home_of_checkpoint(request: AttemptRequest) -> str | None:
+    """Where the job that the checkpoint to go on from is of has all of its checkpoints; None: on no disk of ours.
+
+    Not the checkpoint itself: that job may have put a link in its place, and the engine would follow it.
+    """
+    artifacts = Path(request.output_dir).parents[1]
+    if request.resume_from is None or not Path(request.resume_from).is_relative_to(artifacts):
+        return None
+    return str(artifacts.joinpath(*Path(request.resume_from).relative_to(artifacts).parts[:2]))
 
 
 def _mounted(volume: Volume, request: AttemptRequest) -> dict[str, Any]:

@@ -12,18 +12,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainmaster.backends.container.engine import Container, Engine, EngineError, RefusedByEngineError
+from trainmaster.backends.container.memory import KernelKills
 from trainmaster.backends.container.rendering import (
     ATTEMPT,
     KEEP,
     NODE,
     NODES,
+    PORT,
     PROBE_PREFIX,
     PROBED_AT,
     RUN_DIR,
     RUNS,
 )
+from trainmaster.backends.local import liveness_of
 from trainmaster.core.sight import Liveness
 from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 
 _log = logging.getLogger(__name__)
@@ -50,6 +54,8 @@ class Upkeep:
         """When the engine was asked for what is in `_seen`."""
         self._claimed_from: dict[str, float] = {}
         """When each container was first seen to have been claimed."""
+        self._kills: dict[str, KernelKills] = {}
+        """What the kernel killed in each container that was seen to run."""
         self._networks_due = float("-inf")
         self._is_away = False
         self._thread = threading.Thread(target=self._run, name="containers", daemon=True)
@@ -81,6 +87,22 @@ class Upkeep:
             return Liveness.ALIVE
         return Liveness.GONE if claimant.get("boot_id") == boot_id() else Liveness.REBOOTED
 
+    def port(self, name: str) -> int | None:
+        """Where the service of a container is published; None where it has none, or is not seen."""
+        found = self._seen.get(name)
+        told = found.labels.get(PORT, "") if found is not None else ""
+        return int(told) if told else None
+
+    def tell_memory(self, name: str, directory: RunDirectory, node: int) -> None:
+        """Write down how a container ended that the kernel has killed for want of memory, its worker with it."""
+        if directory.document(exit_document(node)) is not None:
+            return
+        counted = self._kills.get(name)
+        if (counted is not None and counted.count > 0) or self._engine.ran_out_of_memory(name):
+            message = "the container was killed by the kernel, with the worker in it: out of memory"
+            ended = {"reason": Reason.OUT_OF_MEMORY, "message": message, "ended_at": time.time()}
+            directory.put_document(exit_document(node), ended)
+
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
             try:
@@ -97,9 +119,15 @@ class Upkeep:
         """Ask the engine once, and remove what has done its work."""
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
+        gone = self._seen.keys() - found.keys()  # a worker outside removes its own
         self._seen, self._seen_from = found, asked_at
+        running = {name for name, container in found.items() if container.is_running}
+        for name in running - self._kills.keys():
+            self._kills[name] = KernelKills(self._engine.process(name))
+        for name in self._kills.keys() - found.keys():
+            del self._kills[name]
         done = [container for container in found.values() if self._is_seen_to(container)]
-        if done or asked_at > self._networks_due:
+        if done or gone or asked_at > self._networks_due:
             self._networks_due = asked_at + _NETWORKS_EVERY_S
             self._remove_networks()
         for name, at in list(self._claimed_from.items()):
@@ -120,7 +148,7 @@ class Upkeep:
         return True
 
     def _remove_networks(self) -> None:
-        # Where every node was claimed, no container will come any more; so those that there are now are all.
+        # Then no container will come any more, and those that there are now are all.
         idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _was_taken_up(labels)}
         if idle:
             in_use = {container.labels.get(ATTEMPT) for container in self._engine.containers(self._label)}
@@ -130,10 +158,12 @@ class Upkeep:
 
 
 def _was_taken_up(labels: Mapping[str, str]) -> bool:
-    """Whether every node of a network's attempt was claimed, or its job is gone."""
+    """Whether every node of a network's attempt was claimed, and no worker outside may still begin its container; or
+    the job is gone.
+    """
     directory = RunDirectory(Path(labels[RUN_DIR]))
     return not directory.path.exists() or all(
-        directory.claimant(node) is not None for node in range(int(labels[NODES]))
+        liveness_of(directory, node) not in (Liveness.UNCLAIMED, Liveness.ALIVE) for node in range(int(labels[NODES]))
     )
 
 

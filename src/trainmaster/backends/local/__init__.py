@@ -17,15 +17,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainmaster.backends import BackendContext
-from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
+from trainmaster.backends import CAPABILITIES, BackendContext
+from trainmaster.backends.base import LaunchError, endpoint_on_node
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.backends.local.passage import open_passage
 from trainmaster.core.resources import Node
-from trainmaster.core.sight import Liveness
+from trainmaster.core.sight import EngineFacts, Liveness
+from trainmaster.protocol.backends import LOCAL
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory, exit_document
@@ -36,9 +36,6 @@ __all__ = ["LocalBackend", "kill_worker", "liveness_of", "make"]
 _log = logging.getLogger(__name__)
 _DELIVERY_TIMEOUT_S = 30.0
 _WARM_EVERY_S = 60.0
-
-
-CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
 
 
 def make(context: BackendContext) -> LocalBackend:
@@ -56,8 +53,8 @@ def make(context: BackendContext) -> LocalBackend:
 class LocalBackend:
     """Runs attempts as processes of this machine."""
 
-    name = "local"
-    capabilities = CAPABILITIES
+    name = LOCAL
+    capabilities = CAPABILITIES[LOCAL]
 
     def __init__(
         self,
@@ -76,6 +73,10 @@ class LocalBackend:
     def inventory(self) -> Sequence[Node]:
         """This machine, or the simulated ones in its place."""
         return self._inventory.nodes()
+
+    def engine(self) -> EngineFacts | None:
+        """Its workers are the server's own."""
+        return None
 
     def render(self, request: AttemptRequest) -> str:
         """The orders for the fork server."""
@@ -114,6 +115,10 @@ class LocalBackend:
         """By the claim, the pid and its start time."""
         directory = self._run_directory(request)
         return [liveness_of(directory, node) for node in range(len(request.nodes))]
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
+        """On the node itself."""
+        return endpoint_on_node(request, node, host, port)
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """Leave the control where the workers look for it."""

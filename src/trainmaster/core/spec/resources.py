@@ -22,8 +22,10 @@ class ResourceConfig(Model):
     )
     gpu_type: Name | None = Field(default=None, description="Such as H100 or A100-80GB; any when null.")
     gpu_memory_min_mb: Natural | None = Field(default=None, description="Least memory of each GPU.")
-    cpu_cores: Count | None = Field(default=None, description="Least cores of each node.")
-    ram_min_mb: Natural | None = Field(default=None, description="Least memory of each node.")
+    cpu_cores: Count | None = Field(default=None, description="Least cores of each node, and the most it gets there.")
+    ram_min_mb: Natural | None = Field(
+        default=None, description="Least memory of each node, and the most it gets there."
+    )
     storage_min_mb: Natural | None = Field(default=None, description="Least disk space of each node.")
     node_affinity: NodeLabels = Field(default=(), description="Labels of nodes to prefer.")
     node_anti_affinity: NodeLabels = Field(default=(), description="Labels of nodes to avoid.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainmaster.core.fields import Argv, Image
+from trainmaster.core.fields import Arguments, Argv, Image
 from trainmaster.core.workloads.base import InitializedSpec, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
 
@@ -21,7 +21,14 @@ class ContainerSpec(InitializedSpec):
 
     kind: Literal["container"]
     image: Image = Field(description="The container image.")
-    argv: Argv | None = Field(default=None, description="What runs in it; the image's own command when null.")
+    argv: Argv | None = Field(
+        default=None, description="What runs in it, in place of the image's entry point and command. Null: those."
+    )
+    args: Arguments = Field(
+        default=(),
+        description="Further arguments behind argv; where argv is null, behind the image's entry point, in place of "
+        "the image's command.",
+    )
 
 
 Spec = ContainerSpec
@@ -34,4 +41,5 @@ def validate(request: SubmitJobRequest) -> None:
 def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
     """One step: the command; an empty one is the image's own."""
     spec = spec_of(request, ContainerSpec)
-    return launch_of(request, spec, Step(name="node", argv=spec.argv or ()))
+    step = Step(name="node", argv=(*spec.argv, *spec.args)) if spec.argv else Step(name="node", argv=(), args=spec.args)
+    return launch_of(request, spec, step)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainmaster.core.fields import AbsolutePath, Count, Flag, Matches, Model, Text
-from trainmaster.protocol.launch import ContainerWish, Volume
+from trainmaster.protocol.launch import ContainerWish, PullPolicy, Volume
 
 VolumeSource = Annotated[
     Text,
@@ -17,14 +17,13 @@ VolumeSource = Annotated[
         "must be an absolute path without '..', or the name of a volume: letters, digits, '_', '.' and '-'",
     ),
 ]
-
-
-class PullPolicy(StrEnum):
-    """When an image is fetched from its registry."""
-
-    IF_NOT_PRESENT = "IfNotPresent"
-    ALWAYS = "Always"
-    NEVER = "Never"
+VolumeTarget = Annotated[
+    AbsolutePath,
+    Matches(
+        r"/(?!trainmaster(/|$))(?!\.{1,2}(/|$))[^/]+(/(?!\.{1,2}(/|$))[^/]+)*/?",
+        "must be a path without '.', '..' or empty parts, and not in /trainmaster, which is the worker's",
+    ),
+]
 
 
 class Runtime(StrEnum):
@@ -41,7 +40,7 @@ class VolumeSpec(Model):
         description="A path on the server, inside its data roots; or the name of a volume, which is made when it is "
         "not there and kept for the next jobs of the account."
     )
-    target: AbsolutePath = Field(description="Where it is seen in the container.")
+    target: VolumeTarget = Field(description="Where it is seen in the container; /trainmaster is the worker's.")
     read_only: Flag = Field(default=False, description="Whether it can only be read there.")
 
     @property

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -14,8 +15,8 @@ from pydantic import Field, StringConstraints, model_validator
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.fields import Broken, JsonObject, Matches, refuse
 from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
-from trainmaster.protocol import function_runner
-from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE
+from trainmaster.protocol import function_runner, mpi_nodes
+from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
 from trainmaster.protocol.launch import Launch, Step
 
 if TYPE_CHECKING:
@@ -82,16 +83,18 @@ def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
     """One step: the runner, beside which lie the function and how to call it."""
     spec = spec_of(request, FunctionSpec)
     inputs = {
-        RUNNER_FILE: _runner_text(),
+        RUNNER_FILE: _text_of(function_runner),
         SOURCE_FILE: spec.source,
         CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments}) + "\n",
     }
+    if request.resource_config.node_count > 1:
+        inputs[MPI_FILE] = _text_of(mpi_nodes)
     return launch_of(request, spec, CALL, inputs=inputs)
 
 
 @functools.cache
-def _runner_text() -> str:
-    return inspect.getsource(function_runner)
+def _text_of(module: ModuleType) -> str:
+    return inspect.getsource(module)
 
 
 def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:

@@ -22,10 +22,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from trainmaster.core.fields import Broken, Matches, Model, Text, refuse
+from trainmaster.core.fields import Broken, Image, Matches, Model, Positive, Text, refuse
+from trainmaster.core.quantities import quantity
 from trainmaster.core.training.sources import hub_name
 from trainmaster.protocol import environment
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.secrets import reference_to
 
 INPUT_FILE = "initializers.json"
@@ -37,6 +38,10 @@ OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
 """The fields that are sealed, and the variables in which the step finds their values."""
 _STORED = "stored"
+_WORKSPACE = "/workspace"
+"""Where images that fetch leave what they fetch, as Kubeflow has it, whether they look at OUTPUT_PATH or not."""
+_NOT_FETCHED = ("type", "image", "timeout_s")
+"""Fields that say how it is fetched, and not what."""
 
 
 def _hub_uri(value: str) -> str:
@@ -70,6 +75,14 @@ class InitializerSpec(Model):
 
     type: str = Field(description="Where it is fetched from.")
     storage_uri: Text = Field(description="What is fetched.")
+    image: Image | None = Field(
+        default=None,
+        description="A container image that fetches it, on a backend that runs images: by its own command, as "
+        "Kubeflow's initializers do. Null: our own initializer, where the job runs.",
+    )
+    timeout_s: Positive | None = Field(
+        default=None, description="How long that may take before it is ended. Null: as long as it likes."
+    )
 
 
 class HubInitializer(InitializerSpec):
@@ -114,6 +127,11 @@ class CacheInitializer(InitializerSpec):
 
     type: Literal["cache"] = Field(description="A table of Iceberg.")
     storage_uri: TableUri = Field(description="cache://schema/table: what the table is called.")
+    image: Image | None = Field(
+        default=None,
+        description="A container image with trainmaster[cache], in which a gang of containers writes the shards, on a "
+        "backend that runs images. Null: processes where the job runs.",
+    )
     metadata_loc: MetadataLocation = Field(description="The table's metadata: a *.metadata.json.")
     num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
         description="Shards, each written by a process of its own."
@@ -211,27 +229,78 @@ def secret_name(part: str, field: str) -> str:
 
 
 def initializing_steps(initializers: Initializers) -> tuple[Step, ...]:
-    """A step for each; its secrets are given to it alone."""
-    return tuple(
-        Step(
-            name=f"{part}-initializer",
-            # Whatever the job ships: without -P, a file of that name would be imported in the module's place.
-            argv=("-P", "-m", "trainmaster.trainers.initializing", part),
-            python=True,
-            secrets={
-                variable: reference_to(secret_name(part, field))
-                for field, variable in SECRETS.items()
-                if getattr(spec, field, None) is not None
-            },
-        )
+    """A step for each, those with images of their own first; its secrets are given to it alone."""
+    steps = (
+        _foreign_step(part, spec) if spec.image is not None and spec.type != "cache" else _own_step(part, spec)
         for part, spec in initializers.named()
     )
+    return tuple(sorted(steps, key=lambda step: step.image is None))
+
+
+def _own_step(part: str, spec: InitializerSpec) -> Step:
+    """Our own initializer; for a table, of which there is no other, also in an image of its own."""
+    return Step(
+        name=f"{part}-initializer",
+        # Whatever the job ships: without -P, a file of that name would be imported in the module's place.
+        argv=("-P", "-m", "trainmaster.trainers.initializing", part),
+        python=True,
+        secrets=_sealed(part, spec, SECRETS),
+        timeout_s=spec.timeout_s,
+        image=spec.image,
+        gang=_gang(spec) if spec.image is not None and isinstance(spec, CacheInitializer) else None,
+    )
+
+
+def _gang(spec: CacheInitializer) -> Gang:
+    """Who writes a table's shards; the step is their head."""
+    return Gang(
+        count=spec.num_data_nodes,
+        argv=("-P", "-m", "trainmaster.trainers.tables.writing"),
+        size=_size(spec.worker_cpu, spec.worker_mem),
+        head=_size(spec.head_cpu, spec.head_mem),
+    )
+
+
+def _size(cpu: str | None, memory: str | None) -> Size:
+    return Size(
+        cpu_cores=None if cpu is None else quantity(cpu), memory_bytes=None if memory is None else int(quantity(memory))
+    )
+
+
+def _foreign_step(part: str, spec: InitializerSpec) -> Step:
+    """An image's own command, which is told what to fetch as Kubeflow tells it: each field that has a value is a
+    variable.
+    """
+    target = f"{_WORKSPACE}/{part}"
+    fields = spec.model_dump(mode="json", exclude={*_NOT_FETCHED, *SECRETS}, exclude_none=True)
+    return Step(
+        name=f"{part}-initializer",
+        argv=(),
+        environment={
+            **{name.upper(): ",".join(value) if isinstance(value, list) else value for name, value in fields.items()},
+            "OUTPUT_PATH": target,
+        },
+        secrets=_sealed(part, spec, {field: field.upper() for field in SECRETS}),
+        timeout_s=spec.timeout_s,
+        image=spec.image,
+        outputs={target: part},
+    )
+
+
+def _sealed(part: str, spec: InitializerSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """The references to a part's secrets, by the variables in which its step finds their values."""
+    return {
+        variable: reference_to(secret_name(part, field))
+        for field, variable in variables.items()
+        if getattr(spec, field, None) is not None
+    }
 
 
 def initializers_text(initializers: Initializers, variables: Mapping[str, str]) -> str:
     """The input file of the steps: each part without its secrets, and which endpoints the job itself has set."""
     document: dict[str, Any] = {
-        part: spec.model_dump(mode="json", exclude=set(SECRETS)) for part, spec in initializers.named()
+        part: spec.model_dump(mode="json", exclude={"image", "timeout_s", *SECRETS})
+        for part, spec in initializers.named()
     }
     named = [name for name in ENDPOINT_VARIABLES if name in variables]
     return json.dumps({**document, "endpoints_of_the_job": named}, indent=2) + "\n"

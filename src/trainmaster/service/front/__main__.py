@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trainmaster.service.front")
     parser.add_argument("--channel", type=int, required=True, help="the descriptor of the socket to the engine")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default=os.environ.get(environment.SERVICE_HOST, "127.0.0.1"))
     limits = [field for field in fields(Settings) if field.name != "attempt"]
     for limit in limits:
         parser.add_argument(f"--{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default)

@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from trainmaster.protocol.backends import CONTAINER
 from trainmaster.trainer.options.base import JobDocument, Option, is_texts, is_whole, require
 from trainmaster.trainer.types import CustomTrainerContainer
 
@@ -65,7 +66,7 @@ class Volumes(Option):
 
     volumes: list[Volume]
 
-    backends: ClassVar[tuple[str, ...]] = ("container",)
+    backends: ClassVar[tuple[str, ...]] = (CONTAINER,)
 
     def __post_init__(self) -> None:
         given = self.volumes
@@ -90,7 +91,7 @@ class Limits(Option):
     pids: int | None = None
     """Processes and threads."""
 
-    backends: ClassVar[tuple[str, ...]] = ("container",)
+    backends: ClassVar[tuple[str, ...]] = (CONTAINER,)
 
     def __post_init__(self) -> None:
         for name in ("shm_mb", "pids"):

@@ -18,8 +18,6 @@ from trainmaster.trainer.runtimes.definition import TrainingRuntime
 
 _log = logging.getLogger(__name__)
 
-CONTAINER = "container"
-"""The backend on which the image of a runtime counts; elsewhere its jobs run with the workers' Python."""
 RESULT = "result.json"
 LOOK = """\
 def look():
@@ -45,7 +43,8 @@ def look():
 def runtime_packages(client: Client, runtime: TrainingRuntime, *, backend: str | None = None) -> list[str]:
     """Print and return the packages, such as `torch==2.9.0`, and the GPUs of a node on which a runtime's jobs run.
 
-    A job of one node looks. It waits for its turn like any other, and is gone afterwards.
+    A job of one node looks, in the runtime's image where it has one. It waits for its turn like any other, and is gone
+    afterwards.
 
     Raises:
         SdkError: the server refuses the job, such as one that needs an image and has none.
@@ -81,7 +80,7 @@ def _document(runtime: TrainingRuntime, handle: str, backend: str | None) -> dic
         "environment": dict(runtime.environment),
         "packages": list(runtime.packages),
     }
-    if runtime.image is not None and backend == CONTAINER:
+    if runtime.image is not None:
         workload["image"] = runtime.image
     return {
         "name": handle,

@@ -74,7 +74,7 @@ class Step(Shown):
     name: str
     status: str | None
     pod_name: str
-    """The pod or the container, on backends that have them."""
+    """The pod, on backends that have them; empty elsewhere."""
     device: str = UNKNOWN
     device_count: str = UNKNOWN
 

@@ -62,7 +62,7 @@ class Cache:
         if not place.is_dir():
             with self.lock(kind, key):
                 if not place.is_dir():
-                    draft = place.with_name(key + UNFINISHED)
+                    draft = self.draft(kind, key)
                     draft.mkdir(parents=True, exist_ok=True)
                     make(draft)
                     flush_tree(draft)
@@ -71,6 +71,10 @@ class Cache:
         with contextlib.suppress(OSError):
             os.utime(place)
         return place
+
+    def draft(self, kind: str, key: str) -> Path:
+        """Where an entry is made; who holds its lock may have others help."""
+        return self.root / kind / (key + UNFINISHED)
 
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:

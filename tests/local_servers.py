@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import os
 import random
 import signal
@@ -21,26 +19,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from real_server import ENDED, RealServer, wait_for
+from job_server import JobServer, pids, shown_of
+from real_server import ENDED, wait_for
 from trainmaster.backends.local.forkclient import ForkServer
-from trainmaster.protocol.rundir import RunDirectory, log_stream, read_lines, worker_stream
+from trainmaster.protocol.rundir import read_lines, worker_stream
 
 TRANSPORTS = ("files", "http")
 PYTHON = sys.executable
-NO_GPU = {"gpu_count": 0}
 
 
-class LocalServer(RealServer):
+class LocalServer(JobServer):
     """A server whose workers report over one of the transports."""
 
     def __init__(self, directory: Path, transport: str, *arguments: str, **environment: str) -> None:
         directory.mkdir(parents=True)
         # Workers that report over HTTP know one address: it has to stay the same when the server is started again.
         fixed = ("--port", str(_quiet_port()), "--transport", transport)
-        super().__init__(directory, *fixed, *arguments, environment=environment)
+        super().__init__(directory, *fixed, *arguments, environment={"TRAINMASTER_BACKENDS": "local", **environment})
         self.transport = transport
         self.is_sealed = transport == "http" and bool(_seal())
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -96,52 +93,10 @@ class LocalServer(RealServer):
             return int(ForkServer(self.directory / "forkserver")._exchange({"op": "hello"})["pid"])
         return None
 
-    def submit_workload(self, kind: str, workload: dict[str, Any], **document: Any) -> str:
-        """Submit a job of any kind that needs no GPU; its id."""
-        body = {"name": "test", "workload": {"kind": kind, **workload}, "resource_config": NO_GPU, **document}
-        return str(self.data("POST", "/v1/jobs", body)["job_id"])
-
     def submit_python(self, script: Path, *arguments: object, workload: Any = None, **document: Any) -> str:
         """Submit a Python script by its path; its id."""
         named = {"path": str(script), "args": [str(argument) for argument in arguments], **(workload or {})}
         return self.submit_workload("script", named, **document)
-
-    def ship(self, content: bytes) -> str:
-        """Upload a file by its content; its digest."""
-        digest = hashlib.sha256(content).hexdigest()
-        assert self.ask("PUT", f"/v1/blobs/{digest}", content=content).is_success
-        return digest
-
-    def control(self, job_id: str, action: str, **body: Any) -> Any:
-        """Give a command that must succeed."""
-        return self.data("POST", f"/v1/jobs/{job_id}/{action}", body)
-
-    def wait_until_deleted(self, job_id: str) -> None:
-        """Wait until nobody is shown the job any more."""
-        wait_for(lambda: self.ask("GET", f"/v1/jobs/{job_id}").status_code == 404, f"the deletion of {job_id}")
-
-    def follow(self, path: str, **headers: str) -> Iterator[dict[str, str]]:
-        """The server-sent events of a stream, from its start to its end, each with its fields."""
-
-        headers = {"Authorization": f"Bearer {self.key}", **headers}
-        with httpx.stream("GET", f"{self.url}{path}", headers=headers, timeout=60) as answer:
-            assert answer.status_code == 200
-            fields: dict[str, str] = {}
-            for line in answer.iter_lines():
-                if not line and fields:
-                    yield fields
-                    fields = {}
-                elif line and not line.startswith(":"):
-                    name, _, value = line.partition(": ")
-                    fields[name] = value
-
-    def run_directory(self, job_id: str, attempt: int = 1) -> RunDirectory:
-        """An attempt's run directory on the server's side."""
-        return RunDirectory(self.directory / "runs" / job_id / str(attempt))
-
-    def raw_log(self, job_id: str, channel: str = "out") -> bytes:
-        """What rank 0 wrote, to the byte."""
-        return (self.run_directory(job_id).path / log_stream(0, "main", 0, channel)).read_bytes()
 
     def rank_pids(self, job_id: str, attempt: int = 1, nodes: int = 1) -> dict[int, int]:
         """The process of each rank, once they all run."""
@@ -156,19 +111,6 @@ class LocalServer(RealServer):
 
         pids: dict[int, int] = wait_for(started, f"the ranks of {job_id}")
         return pids
-
-    def events_of(self, job_id: str, kind: str) -> list[Any]:
-        """The events of one type."""
-        return [event for event in self.events(job_id) if event["type"] == kind]
-
-    def wait_for_event(self, job_id: str, kind: str) -> Any:
-        """The first event of a type."""
-        return wait_for(lambda: self.events_of(job_id, kind), f"the event '{kind}' of {job_id}")[0]
-
-    def wait_for_line(self, job_id: str, text: str) -> str:
-        """The first line of its log that holds a text."""
-        found = wait_for(lambda: [line for line in self.lines(job_id) if text in line], f"the line '{text}'")
-        return str(found[0])
 
 
 @contextlib.contextmanager
@@ -188,15 +130,9 @@ def processes_of(directory: Path) -> set[int]:
     mark = os.fsencode(directory)
     return {
         pid
-        for pid in _pids()
-        if mark in _proc(pid, "cmdline") + _proc(pid, "environ") or (_cwd(pid) + b"/").startswith(mark + b"/")
+        for pid in pids()
+        if mark in shown_of(pid, "cmdline") + shown_of(pid, "environ") or (_cwd(pid) + b"/").startswith(mark + b"/")
     }
-
-
-def processes_marked(job_id: str) -> set[int]:
-    """Every process that inherited the mark of a job."""
-    mark = f"TRAINMASTER_JOB_ID={job_id}".encode()
-    return {pid for pid in _pids() if mark in _proc(pid, "environ").split(b"\0")}
 
 
 def is_alive(pid: int) -> bool:
@@ -204,27 +140,11 @@ def is_alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def _pids() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
-
-
-def _proc(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
 def _cwd(pid: int) -> bytes:
     try:
         return os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
     except OSError:
         return b""
-
-
-def json_lines(lines: list[str]) -> list[Any]:
-    """The lines of a log that are JSON objects."""
-    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def over(transport: str) -> pytest.MarkDecorator:

@@ -1,0 +1,139 @@
+"""The backends that the suite runs over. A new one is a class here, and its name in `BACKENDS_UNDER_TEST`.
+
+A class says how to start a server whose default backend it is, and the few things that no API tells: how a node is
+lost, what an engine shows of a job, and what is left of one. What a backend cannot do it declares in its
+`Capabilities`; the suite asks for no more.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from container_engine import missing, python_image, running_engine
+from container_servers import SECRETS, ContainerServer
+from job_server import JobServer, processes_marked
+from local_servers import LocalServer
+from real_server import wait_for
+from trainmaster.backends import capabilities_of
+from wheel_index import WheelIndex
+
+SETTINGS = {"TRAINMASTER_SIMULATED_GPUS": "H100-80GB:2", "TRAINMASTER_STALLED_AFTER_S": "2"}
+"""Of every server of the suite: two GPUs to compete for, and stalls that a test can wait for."""
+
+
+class BackendUnderTest(abc.ABC):
+    """A server with one of the backends as its default."""
+
+    def __init__(self, name: str, server: JobServer) -> None:
+        self.server = server
+        self.capabilities = capabilities_of(name)
+
+    @abc.abstractmethod
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        """Kill the worker of a node of the first attempt, with no chance to say anything."""
+
+    @abc.abstractmethod
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        """Wait until there is nothing of a job but what the server keeps of it."""
+
+    @abc.abstractmethod
+    def end_all_jobs(self) -> None:
+        """Cancel what still runs; nothing may be left of any job, and nothing booked."""
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        """All that an engine, or what was handed to it, tells of a running job to whoever may look."""
+        del job_id
+        return ""
+
+    def with_packages(self, index: WheelIndex) -> dict[str, Any]:
+        """What a workload has to say so that its packages come from an index of the test's."""
+        return {"index_urls": [index.url]}
+
+    def processes(self, mark: str) -> set[int]:
+        """What runs somewhere with a text in its arguments or variables; the id of a job is one of them."""
+        return processes_marked(mark)
+
+
+class Local(BackendUnderTest):
+    """Processes of this machine."""
+
+    server: LocalServer
+
+    @classmethod
+    @contextlib.contextmanager
+    def over(cls, transport: str, home: Path) -> Iterator[Local]:
+        """With workers that report over a transport."""
+        server = LocalServer(home / "data", transport, **SETTINGS)
+        with _running(server):
+            yield cls("local", server)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        claimant = self.server.run_directory(job_id).claimant(node)
+        assert claimant is not None
+        os.kill(claimant["pid"], signal.SIGKILL)
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+
+class Containers(BackendUnderTest):
+    """Real containers of this machine's engine."""
+
+    server: ContainerServer
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_podman(cls, home: Path) -> Iterator[Containers]:
+        """On an engine of the suite's own."""
+        with running_engine() as engine:
+            server = ContainerServer(home, engine, python_image(engine))
+            server.environment |= SETTINGS
+            with _running(server):
+                yield cls("container", server)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        self.server.engine.podman("kill", f"tm-{job_id}.1-{node}")
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        self.server.wait_until_cleared(job_id)
+        assert not self.processes(job_id)
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        names = self.server.containers(job_id)
+        assert names
+        handed = [path.read_text() for path in SECRETS.glob(f"tm-{job_id}*/*")]
+        return "\n".join([*(self.server.engine.podman("inspect", name) for name in names), *handed])
+
+    def with_packages(self, index: WheelIndex) -> dict[str, Any]:
+        volume = {"source": str(index.directory), "target": "/index", "read_only": True}
+        return {"index_urls": ["file:///index"], "volumes": [volume]}
+
+
+@contextlib.contextmanager
+def _running(server: JobServer) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.clean_up)
+        server.start()
+        yield
+
+
+BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextManager[BackendUnderTest]]] = {
+    "local-files": lambda home: Local.over("files", home),
+    "local-http": lambda home: Local.over("http", home),
+    "container": Containers.on_podman,
+}
+"""Name -> what runs it, with its server, on a directory of its own."""
+MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing}
+"""Name -> why it cannot be run on this machine; None where it can."""

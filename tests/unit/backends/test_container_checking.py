@@ -1,0 +1,122 @@
+"""What of the machine a job may have mounted, and what a worker outside of a container does not do for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.backends import ContainerDefaults
+from trainmaster.backends.base import LaunchError
+from trainmaster.backends.container.checking import checked
+from trainmaster.backends.container.plans import Plans
+from trainmaster.backends.container.rendering import ImageFacts
+from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.rundir import RunDirectory, exit_document, write_document
+
+IMAGE = ImageFacts(
+    id="sha256:1", environment={}, entrypoint=(), command=("serve",), working_directory="/", python="python3"
+)
+FETCHING = Step(name="dataset", argv=("-m", "fetch"), python=True)
+
+
+def request(*, confined: bool = False, nodes: int = 1, **launch: Any) -> AttemptRequest:
+    return AttemptRequest(
+        job_id="job-1",
+        attempt=1,
+        token="t",
+        rank_token="r",
+        launch=Launch(**{"kind": "command", "steps": (Step(name="main", argv=("train",)),), **launch}),
+        nodes=(NodeAssignment(node_id="a"),) * nodes,
+        checkpoint_dir="/c",
+        output_dir="/a/job-1/output",
+        owner_file="/o",
+        confined=confined,
+    )
+
+
+@pytest.fixture
+def defaults(tmp_path: Path) -> ContainerDefaults:
+    """A home with the server's state in it, and a data root that the operator has set."""
+    for name in ("home/state", "home/mine", "data/shared"):
+        (tmp_path / name).mkdir(parents=True)
+    root = (tmp_path / "data",)
+    return ContainerDefaults(
+        data_roots=(tmp_path / "home", *root), set_data_roots=root, private=(tmp_path / "home/state",)
+    )
+
+
+def mounted(defaults: ContainerDefaults, source: Path, *, confined: bool = False, read_only: bool = False) -> str:
+    volumes = (Volume(source=str(source), target="/x", read_only=read_only),)
+    asked = request(confined=confined, volumes=volumes)
+    return checked(asked, "image", IMAGE, defaults, engine="podman").launch.volumes[0].source
+
+
+def test_what_is_mounted_is_the_directory_that_was_looked_at(tmp_path: Path, defaults: ContainerDefaults) -> None:
+    (tmp_path / "data/link").symlink_to(tmp_path / "data/shared")
+    assert mounted(defaults, tmp_path / "data/link") == str(tmp_path / "data/shared")
+    (tmp_path / "data/out").symlink_to("/etc")
+    with pytest.raises(LaunchError, match="outside the server's data roots"):
+        mounted(defaults, tmp_path / "data/out")
+    for private in ("home", "home/state"):
+        with pytest.raises(LaunchError, match="keeps its own state"):
+            mounted(defaults, tmp_path / private, read_only=True)
+    with pytest.raises(LaunchError, match="no such directory"):
+        mounted(defaults, tmp_path / "data/nowhere")
+
+
+def test_a_home_that_no_operator_has_named_can_only_be_read(tmp_path: Path, defaults: ContainerDefaults) -> None:
+    with pytest.raises(LaunchError, match="read_only"):
+        mounted(defaults, tmp_path / "home/mine")
+    assert mounted(defaults, tmp_path / "home/mine", read_only=True) == str(tmp_path / "home/mine")
+
+
+def test_an_account_that_stays_in_containers_writes_to_no_directory(
+    tmp_path: Path, defaults: ContainerDefaults
+) -> None:
+    with pytest.raises(LaunchError, match="not for this account"):
+        mounted(defaults, tmp_path / "home/mine", confined=True, read_only=True)
+    with pytest.raises(LaunchError, match="can only be read by jobs of this account"):
+        mounted(defaults, tmp_path / "data/shared", confined=True)
+    assert mounted(defaults, tmp_path / "data/shared", confined=True, read_only=True) == str(tmp_path / "data/shared")
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (request(steps=(Step(name="main", argv=("x.py",), python=True),)), "does not run Python code"),
+        (request(lifetime=Lifetime.SERVICE, nodes=2), "one rank"),
+        (request(working_directory="/app", blobs=(BlobFile(sha256="0" * 64, path="x"),)), "leave working_directory"),
+        (request(confined=True, nodes=2, blobs=(BlobFile(sha256="0" * 64, path="x"),)), "several nodes"),
+        (request(confined=True, steps=(FETCHING, Step(name="main", argv=("train",)))), "on the machine itself"),
+    ],
+)
+def test_a_worker_on_the_machine_does_not_do_everything(asked: AttemptRequest, why: str) -> None:
+    checked(asked, "image", IMAGE, ContainerDefaults(), engine="podman")
+    with pytest.raises(LaunchError, match=why):
+        checked(asked, "image", replace(IMAGE, python=None), ContainerDefaults(), engine="podman")
+
+
+def test_an_account_that_stays_in_containers_has_initializers_with_images(tmp_path: Path) -> None:
+    steps = (replace(FETCHING, image="fetcher"), Step(name="main", argv=("train",)))
+    asked = request(confined=True, steps=steps)
+    assert checked(asked, "image", replace(IMAGE, python=None), ContainerDefaults(), engine="podman") == asked
+
+
+def test_plans_go_when_their_nodes_have_ended(tmp_path: Path) -> None:
+    plans, asked = Plans(tmp_path / "plans"), request()
+    running, ended, gone = (RunDirectory(tmp_path / name) for name in ("running", "ended", "gone"))
+    for node, directory in enumerate((running, ended, gone)):
+        (directory.path / f"nodes/{node}").mkdir(parents=True)
+        plans.write(asked, node, {"containers": {}}, directory)
+    write_document(ended.path / exit_document(1), {"reason": "SUCCEEDED"})
+    (gone.path / "nodes/2").rmdir()
+    (gone.path / "nodes").rmdir()
+    gone.path.rmdir()
+    plans.clear()
+    assert [plans.read(asked, node) is not None for node in range(3)] == [True, False, False]
+    plans.remove(asked, 0)
+    assert plans.read(asked, 0) is None

@@ -1,0 +1,189 @@
+"""An attempt whose backend has something to make ready keeps its place, however long that takes, and tells of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.backends.base import LaunchError, NotYetError
+from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
+from trainmaster.coordinator.acting import LAUNCH_TIMEOUT_S, Acting
+from trainmaster.core.commands import cancel
+from trainmaster.core.job import Job
+from trainmaster.core.observations import admit, observe, place
+from trainmaster.core.resources import Share
+from trainmaster.core.sight import Liveness, NodeSight, Sight
+from trainmaster.core.spec import parse_submit
+from trainmaster.core.states import JobStatus
+from trainmaster.core.submission import submit
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.scheduling.view import ClusterView
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+
+
+class Inline(Executor):
+    """Does everything at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        fn(*args, **kwargs)
+        return Future()
+
+
+class SlowBackend(ScriptedBackend):
+    """Is not ready for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedWorld(lambda _: pytest.fail("it looks at nothing")), [])
+        self.error: Exception | None = None
+        self.submitted = self.revoked = 0
+
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+        self.submitted += 1
+        if self.error is not None:
+            raise self.error
+        return "started"
+
+    def revoke(self, request: AttemptRequest) -> None:
+        self.revoked += 1
+
+
+@dataclass
+class World:
+    """A job that was placed, and what acts for it."""
+
+    acting: Acting
+    backend: SlowBackend
+    job: Job
+    hints: list[str] = field(default_factory=list)
+
+    def pass_at(self, now: float) -> None:
+        """Take in what happened, and act."""
+        change = self.acting.take_outcome(self.job, now) if self.job.attempt else None
+        if change is not None:
+            self.job = change.job
+        self.acting.act(ClusterView().with_jobs([self.job]), now)
+
+
+def placed_job(job_id: str, backend: str) -> Job:
+    document = {"name": "j", "workload": {"kind": "command", "argv": ["x"]}, "resource_config": {"gpu_count": 0}}
+    request = parse_submit(document)
+    new = submit(request, account_id="a", job_id=job_id, created_by="t", now=0.0, default_backend=backend)
+    admitted = admit(new.job, now=0.0)
+    assert admitted is not None
+    placed = place(admitted.job, now=0.0, shares=[Share(node_id="n")], token="t")
+    assert placed is not None
+    return placed.job
+
+
+def running_and_cancelled(job_id: str, backend: str) -> Job:
+    job = placed_job(job_id, backend)
+    sight = Sight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))])
+    claimed = observe(job, sight, now=0.0)
+    assert claimed is not None
+    cancelled = cancel(claimed.job, now=0.0)
+    assert cancelled is not None
+    return cancelled.job
+
+
+def acting_for(
+    backends: Mapping[str, ScriptedBackend],
+    directory: Path,
+    pool: Executor | None,
+    hint: Callable[[str], None] = lambda _: None,
+) -> Acting:
+    return Acting(
+        backends=backends,
+        roots=Roots({RUNS: directory / "runs", ARTIFACTS: directory / "artifacts", BLOBS: directory / "blobs"}),
+        checkpoint=lambda *_: pytest.fail("it resumes from none"),
+        secrets=lambda _: Secrets(),
+        hint=hint,
+        hint_socket=None,
+        server_url=None,
+        pool=pool,
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    hints: list[str] = []
+    backend = SlowBackend()
+    acting = acting_for({"slow": backend}, tmp_path, Inline(), hints.append)
+    return World(acting=acting, backend=backend, job=placed_job("j", "slow"), hints=hints)
+
+
+def test_a_wait_that_is_longer_than_a_launch_may_take_is_survived_and_told(world: World) -> None:
+    ready: Future[None] = Future()
+    for second in range(600):
+        world.backend.error = NotYetError(f"pulling it: {second // 100} of 6 layers", ready)
+        world.pass_at(float(second))
+    assert (world.job.status, world.backend.revoked) == (JobStatus.SCHEDULING, 0)
+    assert world.job.message == "pulling it: 5 of 6 layers"
+    assert world.job.event_count == 3 + 6  # once for each message, after it was submitted, admitted and placed
+    # From here on nobody claims it.
+    world.hints.clear()
+    ready.set_result(None)
+    assert world.hints
+    world.backend.error, before = None, world.backend.submitted
+    world.pass_at(599.1)
+    assert world.backend.submitted == before + 1
+    world.pass_at(599.1 + LAUNCH_TIMEOUT_S)
+    assert world.backend.revoked == 0
+    world.pass_at(599.2 + LAUNCH_TIMEOUT_S)
+    assert world.backend.revoked == 1
+
+
+def test_a_launch_that_nobody_claims_is_withdrawn_in_time(world: World) -> None:
+    for second in range(int(LAUNCH_TIMEOUT_S) + 2):
+        assert world.backend.revoked == 0
+        world.pass_at(float(second))
+    assert world.backend.revoked == 1
+
+
+def test_a_backend_says_itself_when_to_try_again(world: World) -> None:
+    world.backend.error = LaunchError("the registry is down", again_in_s=77.0)
+    world.pass_at(1.0)
+    world.pass_at(2.0)
+    assert (world.job.status, world.job.not_before) == (JobStatus.QUEUED, 79.0)
+
+
+def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path: Path) -> None:
+    hangs, free = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    class Hanging(SlowBackend):
+        def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+            hangs.set()
+            free.wait(30)
+            return None
+
+    class Prompt(SlowBackend):
+        def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+            done.append("launched")
+            return None
+
+        def stop(self, request: AttemptRequest, control: Control) -> None:
+            done.append("stopped")
+
+    acting = acting_for({"slow": Hanging(), "local": Prompt()}, tmp_path, None)
+    stuck = [placed_job(f"stuck-{number}", "slow") for number in range(6)]
+    launched, stopped = placed_job("launched", "local"), running_and_cancelled("stopped", "local")
+    try:
+        acting.act(ClusterView().with_jobs(stuck), 1.0)
+        assert hangs.wait(10)
+        acting.act(ClusterView().with_jobs([*stuck, launched, stopped]), 1.0)
+        deadline = time.monotonic() + 10
+        while len(done) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sorted(done) == ["launched", "stopped"]
+    finally:
+        free.set()
+        acting.close()
