@@ -37,7 +37,7 @@ bench: setup-dev  ## measure, against what a user would use instead
 docs: setup-dev  ## write the generated pages
 	$(PY) scripts/make_docs.py
 	$(PY) scripts/compatibility.py
-	$(PY) tests/blackbox/outcomes.py
+	PYTHONPATH=tests $(PY) tests/blackbox/outcomes.py
 
 clean:  ## remove what the other targets made
 	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,7 +80,7 @@ class Sealer:
         key, old = keys_of(settings)
         if key is not None:
             return cls(key, old)
-        path = _beside_database(settings)
+        path = key_file(settings)
         if not path.exists() and not may_make_key():
             raise SealError(
                 f"{path} is missing, and the database holds secrets that were sealed with it; put it back. "
@@ -153,9 +153,10 @@ def parse_key(text: str, where: str) -> bytes:
     raise SealError(f"{where} holds no key: {KEY_BYTES} random bytes in base64; {HOW_TO_MAKE_A_KEY}")
 
 
-def _beside_database(settings: Settings) -> Path:
-    path = settings.database.partition(":///")[2].partition("?")[0]
-    return (Path(path).parent if path else settings.data_dir) / KEY_FILE
+def key_file(settings: Settings) -> Path:
+    """Where the key lies, if the settings name none."""
+    beside = settings.database_file
+    return (beside.parent if beside else settings.data_dir) / KEY_FILE
 
 
 def _key_in(path: Path) -> str:

@@ -70,12 +70,13 @@ class DataDirectoryInUseError(TrainmasterError):
     code = "DATA_DIRECTORY_IN_USE"
 
 
-def serve(settings: Settings, declared: Declared | None = None, *, kept: bool = True) -> None:
+def serve(settings: Settings, declared: Declared | None = None, *, file: Path | None = None, kept: bool = True) -> None:
     """Run a server until SIGTERM or SIGINT; running jobs are left running.
 
     Args:
         settings: the server's own.
         declared: what the settings file says of the cluster.
+        file: the settings file, if there is one.
         kept: somebody keeps it running, so that no command starts another one while it is down.
 
     Raises:
@@ -98,7 +99,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, kept: bool = 
         mark.touch() if kept else mark.unlink(missing_ok=True)
         listener = stack.enter_context(listening.listening(settings))
         url = listening.url_of(settings, listener)
-        app = stack.enter_context(_running(settings, declared, url))
+        app = stack.enter_context(_running(settings, declared, file, url))
         server = _Server(
             uvicorn.Config(
                 app,
@@ -186,7 +187,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front]:
+def _running(settings: Settings, declared: Declared, file: Path | None, url: str) -> Iterator[Front]:
     """The application, with everything behind it running."""
     with contextlib.ExitStack() as stack:
         sealer = load_sealer(settings)
@@ -215,6 +216,7 @@ def _running(settings: Settings, declared: Declared, url: str) -> Iterator[Front
         if Role.COORDINATOR in settings.roles:
             role = CoordinatorRole(
                 settings,
+                settings_file=file,
                 url=url,
                 holder=_name_of_lock(settings.data_dir),
                 database=database,

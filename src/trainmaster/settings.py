@@ -213,6 +213,12 @@ class Settings:
         return self.database_url or f"sqlite:///{self.data_dir / 'trainmaster.db'}"
 
     @property
+    def database_file(self) -> Path | None:
+        """Where an SQLite database lies; None for any other."""
+        path = self.database.partition(":///")[2].partition("?")[0]
+        return Path(path) if path and self.database.startswith("sqlite") else None
+
+    @property
     def runs(self) -> Path:
         """Where run directories lie."""
         return self.runs_root or self.data_dir / "runs"

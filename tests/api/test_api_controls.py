@@ -86,6 +86,9 @@ def test_retry_makes_a_child(api: Api, world: World) -> None:
     resources = {"gpu_count": 0, "cpu_cores": 2}
     child = post(api, job_id, "retry", 201, json={"modify_resources": True, "new_resource_config": resources})
     assert child["resource_config"]["cpu_cores"] == 2
+    assert child["handle"] is None
+    assert post(api, job_id, "retry", 201, json={"handle": "again"})["handle"] == "again"
+    assert post(api, job_id, "retry", 409, json={"handle": "again"})["code"] == "HANDLE_TAKEN"
 
 
 def test_retry_of_a_job_whose_queue_was_removed_waits_in_the_default_one(api: Api) -> None:
@@ -104,6 +107,7 @@ def test_retry_of_a_job_whose_queue_was_removed_waits_in_the_default_one(api: Ap
         ({"new_resource_config": {}}, "new_resource_config"),
         ({"modify_resources": True, "new_resource_config": {"gpu_cont": 1}}, "new_resource_config.gpu_cont"),
         ({"checkpoint": "x"}, "checkpoint"),
+        ({"handle": "not a handle"}, "handle"),
     ],
 )
 def test_bad_retry_is_refused(api: Api, body: Any, field: str) -> None:

@@ -1,6 +1,6 @@
 """What every case comes to with each client: what kubeflow 0.5.0 does on its backends, what ours does, and why ours.
 
-The cases are held against it with each client; `python tests/blackbox/outcomes.py` writes the page that people read.
+The cases are held against it with each client; `make docs` writes the page that people read.
 Nothing here asks a Kubernetes cluster: that column is what kubeflow was seen to do there, or does by its source.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from surface_differences import BESIDE, SURFACE, Difference
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubeflow-differences.md"
 
@@ -514,8 +516,7 @@ INTRODUCTION = """\
 This page is made by `tests/blackbox/outcomes.py`, and held against both packages: one set of cases runs with kubeflow
 0.5.0 and with Trainmaster's `TrainerClient`, as local processes and in containers, and each has to come to what stands
 here. The column of kubeflow's Kubernetes backend tells what that was seen to do, or does by its source; "–" was not
-looked at. An error is named by the built-in errors that it is. A server that does not answer in time is a TimeoutError,
-as a cluster's is in kubeflow.
+looked at. An error is named by the built-in errors that it is.
 
 The same cases also run with Trainmaster behind kubeflow's own client
 (`client.backend = trainmaster.trainer.kubeflow.KubeflowBackend()`), and come to what Trainmaster's column says; but
@@ -534,7 +535,14 @@ def page() -> str:
             ours = f"{row.ours}; in containers {row.in_containers}" if row.in_containers else row.ours
             cells = (row.what, row.local, row.container, row.kubernetes, ours, row.why)
             parts.append("".join(f"| {'–' if cell is None else cell} " for cell in cells) + "|\n")
+    parts += _table("Names, defaults and values", SURFACE)
+    parts += _table("Beside the cases", BESIDE)
     return "".join(parts)
+
+
+def _table(title: str, differences: tuple[Difference, ...]) -> list[str]:
+    head = [f"\n## {title}\n\n", "| | kubeflow | Trainmaster | why |\n", "|---|---|---|---|\n"]
+    return head + [f"| {each.what} | {each.theirs} | {each.ours} | {each.why} |\n" for each in differences]
 
 
 if __name__ == "__main__":

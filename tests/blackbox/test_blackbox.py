@@ -73,4 +73,4 @@ def test_every_case_has_a_row_and_every_difference_a_reason() -> None:
 
 
 def test_page_is_up_to_date() -> None:
-    assert outcomes.PAGE.read_text() == outcomes.page(), "run `python tests/blackbox/outcomes.py`"
+    assert outcomes.PAGE.read_text() == outcomes.page(), "run `make docs`"

@@ -86,6 +86,13 @@ def fail() -> None:
     sys.exit(7)
 
 
+def import_what_is_not_there() -> None:
+    print("what went before")
+    import no_such_module  # type: ignore[import-not-found]
+
+    no_such_module.call()
+
+
 def hide(gate: str) -> None:
     """Starts a process of its own, and sleeps beside it."""
     import os
@@ -197,10 +204,34 @@ def test_failed_job_raises_at_once_with_reason_code_and_last_lines(client: Train
     assert client.wait_for_job_status(name, {"Failed"}, timeout=5, polling_interval=1).status == "Failed"
     with pytest.raises(RuntimeError, match="exit code 7"):
         client.get_job_result(name)
-    retried = client.retry_job(name)
-    assert retried != name
+    assert [client.retry_job(name) for _ in range(2)] == [f"{name}-2", f"{name}-3"]
+    retried = f"{name}-2"
     with pytest.raises(RuntimeError, match=f"{retried} is Failed"):
         finished(client, retried)
+    assert client.retry_job(retried) == f"{name}-4"
+
+
+def test_failure_shows_the_functions_own_lines_after_what_it_printed(client: TrainerClient) -> None:
+    name = client.train(trainer=CustomTrainer(func=import_what_is_not_there))
+    with pytest.raises(RuntimeError) as failed:
+        finished(client, name)
+    said = str(failed.value)
+    assert 'packages_to_install=["no_such_module"]' in said
+    lines = said.partition("its last lines:\n")[2].splitlines()
+    assert lines[0].strip() == "what went before"
+    assert lines[-1].strip() == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert [line for line in lines if "File " in line] == [line for line in lines if "trainmaster_function.py" in line]
+
+
+def test_job_that_no_node_can_run_says_so_at_once_and_when_it_is_waited_for(
+    client: TrainerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = CustomTrainer(func=add, func_args={"numbers": []}, resources_per_node={"cpu": 100_000})
+    name = client.train(trainer=asked)
+    assert f"job {name} needs" in caplog.text
+    with pytest.raises(TimeoutError, match=r"it is Created \(QUEUED\): needs .*100000"):
+        client.wait_for_job_status(name, timeout=0.2, polling_interval=0.1)
+    client.delete_job(name)
 
 
 def test_wait_calls_back_at_every_look_and_ends_in_time(client: TrainerClient, gate: Path) -> None:
@@ -254,7 +285,7 @@ def suspended(client: TrainerClient, name: str) -> bool:
 def test_job_that_cannot_save_is_suspended_only_without_saving(client: TrainerClient, gate: Path) -> None:
     name = client.train(trainer=CustomTrainer(func=wait_for_gate, func_args={"gate": str(gate)}))
     running(client, name)
-    with pytest.raises(RuntimeError, match="save_checkpoint"):
+    with pytest.raises(RuntimeError, match=rf"suspend_job\('{name}', save_checkpoint=False\)"):
         client.suspend_job(name)
     client.suspend_job(name, save_checkpoint=False)
     assert client.wait_for_job_status(name, {"Created"}, PATIENCE_S, 0.05).state == "PAUSED"
@@ -268,8 +299,9 @@ def test_cancelled_job_stays_and_deleted_job_is_gone(client: TrainerClient, gate
     running(client, name)
     client.cancel_job(name)
     assert client.wait_for_job_status(name, {"Failed"}, PATIENCE_S, 0.05).state == "CANCELLED"
-    with pytest.raises(RuntimeError, match="cancel"):
-        client.cancel_job(name)
+    for call in (client.cancel_job, client.suspend_job):
+        with pytest.raises(RuntimeError, match=rf"{name} has ended already \(CANCELLED\)"):
+            call(name)
     with pytest.raises(RuntimeError, match="CANCELLED"):
         client.wait_for_job_status(name)
     client.delete_job(name)
@@ -295,7 +327,7 @@ def test_names_are_unique_and_legal(client: TrainerClient, gate: Path) -> None:
     trainer = CustomTrainer(func=wait_for_gate, func_args={"gate": str(gate)})
     assert client.train(trainer=trainer, options=[Name("only-one")]) == "only-one"
     first = client.get_job("only-one")
-    for name, says in (("only-one", "only-one"), ("Not_Legal", "no name")):
+    for name, says in (("only-one", "another job has the name only-one"), ("Not_Legal", "no name")):
         for kind in (ValueError, RuntimeError):
             with pytest.raises(kind, match=says):
                 client.train(trainer=trainer, options=[Name(name)])
@@ -325,7 +357,7 @@ def test_what_is_not_there_is_one_error(client: TrainerClient) -> None:
 
 
 def test_what_the_server_refuses_is_a_value_error(client: TrainerClient) -> None:
-    with pytest.raises(ValueError, match="image"):
+    with pytest.raises(ValueError, match=r"TrainerClient\(ContainerBackendConfig\(\)\)"):
         client.train(trainer=CustomTrainerContainer(image="image:1"))
     with pytest.raises(ValueError, match="labels"):
         client.train(trainer=CustomTrainer(func=fail), options=[Labels({"type": "mine"})])

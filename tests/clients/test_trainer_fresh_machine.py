@@ -147,7 +147,9 @@ def test_server_that_a_client_starts_uses_the_engine_that_the_client_names(machi
     with pytest.raises(RuntimeError, match=rf"no container engine answers; tried {nowhere} \(No such file") as caught:
         TrainerClient(ContainerBackendConfig(container_host=nowhere))
     assert "docker.sock" not in str(caught.value)
+    assert local.running() is None, "a server that nobody can use stays"
     with TrainerClient() as client:
+        assert client.backend.this_machine
         name = client.train(trainer=CustomTrainer(func=greet))
         assert client.wait_for_job_status(name, polling_interval=0.1).status == "Complete"
 

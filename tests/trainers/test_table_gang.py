@@ -152,7 +152,7 @@ def test_gang_of_which_one_was_killed_goes_on_with_what_is_missing(tmp_path: Pat
     held.kill()
     code, said = end_of(head)
     assert code == 1
-    assert "MemoryError: the writer of shard-00001-of-00002.arrow was killed; give more worker_mem" in said
+    assert "RuntimeError: the writer of shard-00001-of-00002.arrow was killed; if memory is short, give" in said
     second = Meeting(tmp_path, "second", table)
     meetings.append(second)
     ends = [end_of(member) for member in [second.head(), second.writer(0), second.writer(1)]]

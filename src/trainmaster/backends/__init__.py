@@ -36,6 +36,8 @@ LIBRARIES: Mapping[str, str] = {CONTAINER: "docker"}
 """Name -> the distribution that the backend stands on, beside what Trainmaster needs anyway."""
 EXTRAS: Mapping[str, str] = {CONTAINER: "containers"}
 """Name -> the extra of this package that brings it."""
+LEFTOVERS: Mapping[str, str] = {CONTAINER: "trainmaster.backends.container.leftovers:are_any"}
+"""Name -> the function that says whether a server, by its `BackendContext`, leaves anything to look after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class ContainerDefaults:
     """Those that the operator has named, and that jobs may have mounted to write there. The home of the server's user,
     which holds where none is named, is not theirs to write to."""
     private: tuple[Path, ...] = ()
-    """The server's own directories, which no job has mounted as a whole."""
+    """The server's own directories and files: no job has mounted what lies in them, or holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +145,19 @@ def make_backends(named: tuple[str, ...], context: BackendContext) -> dict[str, 
         module, _, function = BACKENDS[name].partition(":")
         return lambda: getattr(importlib.import_module(module), function)(context)
 
+    def deferred(name: str) -> Backend:
+        def leaves_something() -> bool:
+            module, _, function = LEFTOVERS[name].partition(":")
+            return bool(getattr(importlib.import_module(module), function)(context))
+
+        used = context.data_dir / f"{name}.used"
+        return DeferredBackend(name, CAPABILITIES[name], maker(name), used=used, leaves_something=leaves_something)
+
     def made(name: str) -> Backend:
         if name not in chosen:
             return AbsentBackend(name, CAPABILITIES[name], context.run_directory, why=missing(name, chosen))
         if name in LIBRARIES and not named:
-            return DeferredBackend(name, CAPABILITIES[name], maker(name), used=context.data_dir / f"{name}.used")
+            return deferred(name)
         return maker(name)()
 
     return {name: made(name) for name in (*chosen, *(name for name in BACKENDS if name not in chosen))}

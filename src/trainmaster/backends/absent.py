@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -9,15 +10,19 @@ from trainmaster.backends.base import Capabilities, LaunchError
 from trainmaster.core.resources import Node
 from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
+from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+
+_log = logging.getLogger(__name__)
 
 
 class AbsentBackend:
     """Starts nothing, and says why: such jobs wait, and hold up no others.
 
-    What runs goes on. Its files tell of it, and of its end; whether it is alive is not known.
+    What runs goes on. Its files tell of it, and of its end; whether it is alive is not known before the machine was
+    booted again.
     """
 
     def __init__(
@@ -57,12 +62,7 @@ class AbsentBackend:
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claims alone."""
-        directory = self._run_directory(request)
-        claimants = [directory.claimant(node) for node in range(len(request.nodes))]
-        return [
-            Liveness.UNCLAIMED if each is None else Liveness.REVOKED if each.get("revoked") else Liveness.UNKNOWN
-            for each in claimants
-        ]
+        return [self._liveness(request, node) for node in range(len(request.nodes))]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
         """Nowhere."""
@@ -72,9 +72,9 @@ class AbsentBackend:
         """Leave the control where the workers look for it."""
         self._run_directory(request).set_control(control.to_json())
 
-    def kill(self, request: AttemptRequest) -> None:  # noqa: ARG002 - nobody is reached
-        """Nobody is reached."""
-        raise LaunchError(self._why)
+    def kill(self, request: AttemptRequest) -> None:
+        """Nobody is reached, now or at another try."""
+        _log.warning("%s cannot be ended by force: %s", request.attempt_id, self._why)
 
     def revoke(self, request: AttemptRequest) -> None:
         """Take every claim that is still free."""
@@ -82,6 +82,15 @@ class AbsentBackend:
         for node in range(len(request.nodes)):
             directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
 
-    def sweep(self, request: AttemptRequest, node: int) -> None:  # noqa: ARG002 - nobody is reached
-        """Nobody is reached."""
-        raise LaunchError(self._why)
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """Nobody is reached; after another boot nobody is left."""
+        if self._liveness(request, node) is not Liveness.REBOOTED:
+            raise LaunchError(self._why)
+
+    def _liveness(self, request: AttemptRequest, node: int) -> Liveness:
+        claimant = self._run_directory(request).claimant(node)
+        if claimant is None:
+            return Liveness.UNCLAIMED
+        if claimant.get("revoked"):
+            return Liveness.REVOKED
+        return Liveness.REBOOTED if claimant.get("boot_id", boot_id()) != boot_id() else Liveness.UNKNOWN

@@ -18,14 +18,25 @@ class DeferredBackend:
     """Stands for a backend until somebody asks something of it; then makes it, and passes every verb on.
 
     It is opened for the first attempt. A mark on disk tells of that, so that the next server opens it at its start:
-    something may be left to look after. Its nodes are those of another backend (`host_backend`), which reports them.
+    something may be left to look after. A server that leaves nothing takes the mark away.
+
+    Its nodes are those of another backend (`host_backend`), which reports them.
     """
 
-    def __init__(self, name: str, capabilities: Capabilities, make: Callable[[], Backend], *, used: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        capabilities: Capabilities,
+        make: Callable[[], Backend],
+        *,
+        used: Path,
+        leaves_something: Callable[[], bool],
+    ) -> None:
         self.name = name
         self.capabilities = capabilities
         self._make = make
         self._used = used
+        self._leaves_something = leaves_something
         self._making = threading.Lock()
         self._backend: Backend | None = None
         self._opened = False
@@ -39,6 +50,8 @@ class DeferredBackend:
         """Let go of what it has."""
         if self._backend is not None:
             self._backend.close()
+        if self._opened and not self._leaves_something():
+            self._used.unlink(missing_ok=True)
 
     def inventory(self) -> Sequence[Node]:
         """None of its own."""
@@ -54,7 +67,9 @@ class DeferredBackend:
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
         """Start the workers of an attempt."""
-        return self._in_use().submit(request, secrets)
+        backend = self._in_use()
+        self._used.touch()  # another server of this directory may have taken it away
+        return backend.submit(request, secrets)
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """What is known of each node's worker."""

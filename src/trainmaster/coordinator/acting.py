@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,8 +18,8 @@ from types import MappingProxyType
 from trainmaster import failpoints
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
 from trainmaster.coordinator.launching import Standing, attempt_request
+from trainmaster.coordinator.pools import Pool, close_pools
 from trainmaster.coordinator.watch import look
-from trainmaster.core.endings import BACKOFF_S as LAUNCH_BACKOFF_S
 from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait
 from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Checkpoint, Job
@@ -45,6 +45,8 @@ READY_AGAIN_S = 1.0
 """A backend that makes something ready is asked as often how far it is."""
 WAIT_TOLD_EVERY_S = 2.0
 """How far it is, is told to users no more often."""
+CLOSE_S = 3.0
+"""A server that ends waits so long for acts that an engine holds up."""
 STOP_OVERDUE_S = 45.0
 """Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
 BACKOFF_S = 1.0
@@ -83,7 +85,8 @@ class _Act:
 
     work: Callable[[], None]
     slow: bool = False
-    """May wait for processes to end or for deliveries; must not hold up launches."""
+    """May wait for processes to end, or for an engine that has to end them; must hold up neither launches nor other
+    backends."""
     launches: bool = False
     """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
 
@@ -119,21 +122,22 @@ class Acting:
         self._cache = cache
         self._environment = environment
         self._memory: dict[str, _Memory] = {}
-        self._pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="act")
-        self._slow_pool = pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix="sweep")
-        self._launch_pools = {
-            name: pool or ThreadPoolExecutor(max_workers=4, thread_name_prefix=f"launch {name}") for name in backends
-        }
+        self._refusals: dict[str, int] = {}
+        """Launches of a job that were refused in a row."""
+        self._pool = pool or Pool("act")
+        self._tidying = pool or Pool("tidy")
+        self._slow_pools = {name: pool or Pool(f"sweep {name}") for name in backends}
+        self._launch_pools = {name: pool or Pool(f"launch {name}") for name in backends}
 
     def forget(self) -> None:
         """Trust nothing of an earlier reign."""
         self._memory = {}
 
     def close(self) -> None:
-        """Finish what is under way; what has not begun is done by the next leader."""
-        for pool in (self._pool, *self._launch_pools.values()):
-            pool.shutdown(wait=True, cancel_futures=True)
-        self._slow_pool.shutdown(wait=False, cancel_futures=True)
+        """Finish what is under way; what has not begun, or an engine keeps from its end, is done by the next leader."""
+        for pool in (self._tidying, *self._slow_pools.values()):
+            pool.shutdown(wait=False, cancel_futures=True)
+        close_pools([self._pool, *self._launch_pools.values()], within_s=CLOSE_S)
 
     def act(self, view: ClusterView, now: float) -> None:
         """Start the acts that the committed jobs call for."""
@@ -141,6 +145,8 @@ class Acting:
         for job in view.holding.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
             live.add(attempt_id)
+            if job.live.claimed:
+                self._refusals.pop(job.job_id, None)
             memory = self._memory.setdefault(attempt_id, _Memory())
             if memory.busy or now < memory.not_before:
                 continue
@@ -148,6 +154,8 @@ class Acting:
             if act is not None:
                 memory.busy = True
                 self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
+        if self._refusals:
+            self._refusals = {job_id: count for job_id, count in self._refusals.items() if job_id in view.jobs}
         if len(self._memory) > len(live):
             for attempt_id in self._memory.keys() - live:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
@@ -190,13 +198,16 @@ class Acting:
             return None
         if memory.refusal is not None:
             refusal, memory.refusal = memory.refusal, None
+            before = self._refusals.get(job.job_id, 0)
+            self._refusals[job.job_id] = before + 1
             return refuse_launch(
                 job,
                 now=now,
                 attempt=job.live.number,
                 message=str(refusal),
                 reason=refusal.reason,
-                again_in_s=LAUNCH_BACKOFF_S if refusal.again_in_s is None else refusal.again_in_s,
+                before=before,
+                again_in_s=refusal.again_in_s,
             )
         if memory.wait is not None and now - memory.wait_told_at >= WAIT_TOLD_EVERY_S:
             told = tell_wait(job, now=now, message=str(memory.wait))
@@ -210,7 +221,7 @@ class Acting:
     def _pool_for(self, act: _Act, backend: str) -> Executor:
         if act.launches:
             return self._launch_pools[backend]
-        return self._slow_pool if act.slow else self._pool
+        return self._slow_pools[backend] if act.slow else self._pool
 
     def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
         """The one thing to do next for an attempt, if any."""
@@ -232,7 +243,7 @@ class Acting:
         overdue = attempt.stop_at is not None and now > attempt.stop_at + attempt.stop_grace_s + STOP_OVERDUE_S
         if overdue and not memory.killed:
             memory.killed = True
-            return _Act(lambda: backend.kill(self._prepared(job, view, memory)))
+            return _Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
         return None
 
     def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
@@ -261,7 +272,7 @@ class Acting:
             work()
             memory.failures = 0
         except Exception:
-            wait_s = min(BACKOFF_S * 2**memory.failures, BACKOFF_MAX_S)
+            wait_s = min(BACKOFF_S * 2 ** min(memory.failures, 10), BACKOFF_MAX_S)
             _log.exception("%s: an act failed; it is tried again in %.0f s", attempt_id, wait_s)
             memory.failures += 1
             memory.not_before = now + wait_s
@@ -281,8 +292,10 @@ class Acting:
             memory.handle = verb(request)
             memory.wait = None
         except NotYetError as wait:
+            is_new = memory.wait is None or memory.wait.until is not wait.until
             memory.wait = wait
-            wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
+            if is_new:
+                wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
         except LaunchError as error:
             memory.refusal = error
         except StoreUnavailableError:
@@ -336,10 +349,14 @@ class Acting:
             memory.lost.discard(node)
 
     def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
-        """Remove where an attempt worked, if it is to be, in place of a worker that died before it could."""
-        if not memory.swept or memory.request is None or not memory.request.launch.remove_working_directory:
+        """Remove where an attempt worked, if it is to be, in place of a worker that died first, or never was."""
+        if memory.request is None:
             return
         job_id, _, number = attempt_id.rpartition(".")
+        if memory.request.confined:
+            self._tidying.submit(run_directory(self._roots, job_id, int(number)).close)
+        if not memory.request.launch.remove_working_directory:
+            return
         work = Location(root=RUNS, path=f"{job_id}/{number}/work")
 
         def remove() -> None:
@@ -348,7 +365,7 @@ class Acting:
             except OSError as error:
                 _log.warning("%s cannot be removed; it goes with its job: %s", work.uri, error)
 
-        self._slow_pool.submit(remove)
+        self._tidying.submit(remove)
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:

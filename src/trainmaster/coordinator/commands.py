@@ -219,6 +219,7 @@ class Commands:
         checkpoint_id: str = "",
         modify_resources: bool = False,
         new_resource_config: Mapping[str, Any] | None = None,
+        handle: str | None = None,
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
@@ -228,7 +229,7 @@ class Commands:
             def child() -> Outcome:
                 parent = jobs.get(connection, scope, job_id)
                 check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
-                request = child_request(parent, new_resource_config=new_resource_config)
+                request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
                 if not queues.exists(connection, scope, request.scheduling_config.queue):
                     request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
                 change = self._new_job(

@@ -77,6 +77,8 @@ class Collector:
         self._roots = roots
         self._keep = keep
         self._spool = spool
+        self._told: set[str] = set()
+        """What was said to stay, once."""
 
     def collect(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
         """Take out of sight whatever may go, and tell of it; with `dry_run` only tell."""
@@ -126,8 +128,7 @@ class Collector:
         for root in (RUNS, ARTIFACTS):
             for entry in self._entries(self._roots.path(root, "")):
                 if entry.name.startswith(_GOING):
-                    with contextlib.suppress(OSError):
-                        remove_tree(entry.path)
+                    self._remove_tree(entry)
         with self._database.read() as connection:
             hidden = checkpoints.hidden(connection, _EVERYTHING)
         for checkpoint in hidden:
@@ -135,6 +136,14 @@ class Collector:
                 self._remove_checkpoint(checkpoint)
             except OSError as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
+
+    def _remove_tree(self, entry: os.DirEntry[str]) -> None:
+        try:
+            remove_tree(entry.path)
+        except OSError as error:
+            if entry.name not in self._told:
+                _log.warning("%s cannot be removed, and keeps its room on the disk: %s", entry.path, error)
+                self._told.add(entry.name)
 
     def purge_checkpoints(self, job_id: str) -> None:
         """Remove what lies outside the directory of a job that is purged, unless somebody goes on from it.

@@ -26,6 +26,7 @@ from trainmaster.core.sight import EngineFacts
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.sealing import key_file
 from trainmaster.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.storage import Roots, run_directory
 from trainmaster.store import accounts, checkpoints
@@ -43,6 +44,7 @@ class CoordinatorRole:
         self,
         settings: Settings,
         *,
+        settings_file: Path | None,
         url: str,
         holder: str,
         database: Database,
@@ -66,7 +68,7 @@ class CoordinatorRole:
                 image=settings.container_image,
                 data_roots=settings.readable_roots,
                 set_data_roots=settings.data_roots,
-                private=(settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache),
+                private=private_places(settings, settings_file),
             ),
         )
         self._settings = settings
@@ -173,6 +175,13 @@ class CoordinatorRole:
             if readable:
                 for subject in self._listener.drain():
                     self.hint(subject)
+
+
+def private_places(settings: Settings, settings_file: Path | None) -> tuple[Path, ...]:
+    """What no job has mounted: directories with the server's state, and files by which others could pass for it."""
+    directories = (settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache)
+    files = (key_file(settings), settings.database_file, settings.tls_key, settings_file)
+    return (*directories, *filter(None, files))
 
 
 def worker_url(settings: Settings, url: str) -> str | None:

@@ -16,12 +16,31 @@ from trainmaster.protocol.reasons import Reason, StopCause
 
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0
+LAUNCH_BACKOFF_MAX_S = 60.0
+"""An engine that is back is noticed as soon."""
 
 
 def refuse_launch(
-    job: Job, *, now: float, attempt: int, message: str, reason: Reason, again_in_s: float = BACKOFF_S
+    job: Job,
+    *,
+    now: float,
+    attempt: int,
+    message: str,
+    reason: Reason,
+    before: int = 0,
+    again_in_s: float | None = None,
 ) -> Change | None:
-    """Take in that a backend could not launch an attempt that never began."""
+    """Take in that a backend could not launch an attempt that never began.
+
+    Args:
+        job: as it is.
+        now: the time.
+        attempt: its number.
+        message: why, in words.
+        reason: why.
+        before: launches of the job that were refused in a row until then; the next one waits the longer.
+        again_in_s: how long that is, where the backend knows better.
+    """
     if job.attempt is None or job.attempt.number != attempt:
         return None
     draft = Draft(job, now)
@@ -31,7 +50,8 @@ def refuse_launch(
     elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
         draft.move(Trigger.REFUSE, reason=reason, message=message)
     else:
-        draft.set(not_before=now + again_in_s)
+        wait_s = min(backoff_s(before), LAUNCH_BACKOFF_MAX_S) if again_in_s is None else again_in_s
+        draft.set(not_before=now + wait_s)
         draft.move(Trigger.UNPLACE, reason=reason, message=message)
     if job.desired is Desired.DELETE:
         bury(draft)
@@ -183,4 +203,4 @@ def may_retry(job: Job) -> bool:
 
 def backoff_s(tries: int) -> float:
     """How long to wait before another try."""
-    return float(min(BACKOFF_S * 2**tries, BACKOFF_MAX_S))
+    return float(min(BACKOFF_S * 2 ** min(tries, 10), BACKOFF_MAX_S))

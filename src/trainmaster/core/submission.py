@@ -112,9 +112,11 @@ def check_retry(job: Job, *, modify_resources: bool, new_resource_config: Mappin
         raise SpecError([Problem(field="new_resource_config", message="set modify_resources to true to use it")])
 
 
-def child_request(job: Job, *, new_resource_config: Mapping[str, Any] | None) -> SubmitJobRequest:
-    """The request of a retry: the parent's, with other resources if they were given. It has no handle."""
-    document = {**job.spec, "handle": None}
+def child_request(
+    job: Job, *, new_resource_config: Mapping[str, Any] | None, handle: str | None = None
+) -> SubmitJobRequest:
+    """The request of a retry: the parent's, with other resources if they were given. The parent's handle stays its."""
+    document = {**job.spec, "handle": handle}
     if new_resource_config is None:
         return load_stored(job.spec_version, document)
     resources = _resources(new_resource_config)

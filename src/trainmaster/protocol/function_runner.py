@@ -16,6 +16,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 RUNNER_FILE = "run_function.py"
@@ -30,6 +31,7 @@ RESULT_FILE = "result.json"
 
 MPI_LAUNCHER = "MPI_LAUNCHER"
 """Set by a runtime of MPI: what starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
+MPI_REMEDY = 'packages_to_install=["openmpi"] brings one'
 MPI_MODULE = "trainmaster_mpi_nodes"
 MPI_FILE = f"{MPI_MODULE}.py"
 """The copy of `mpi_nodes`, where a job has several nodes."""
@@ -70,11 +72,24 @@ def end_at_once(error: BaseException) -> None:
         code = error.code if isinstance(error.code, int) else 1
         told = "" if isinstance(error.code, int) else f"{error.code}\n"
     else:
-        code, told = 1, "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        code, told = 1, "".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__)))
     sys.stderr.write(told)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a failure as Python does, from the function on."""
+    sys.__excepthook__(kind, error.with_traceback(own_frames(trace)), own_frames(trace))
+
+
+def own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this file in front; all of it, where there are no others."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return found or trace
 
 
 def run() -> None:
@@ -114,18 +129,22 @@ def make_room_for_mpi() -> bool:
     os.environ[STARTED_BY_MPI] = sys.executable
     # Open MPI can be a package among others, and lies beside the Python that has it then.
     os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)))
-    try:
-        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+    cannot_run = f"{launcher[0]}, which starts the processes of MPI, cannot be run here"
+    if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+        try:
             os.execvp(launcher[0], [*launcher, *PROGRAM])
-        nodes = importlib.import_module(MPI_MODULE)
+        except OSError as error:
+            sys.exit(f"{cannot_run}: {error.strerror}; {MPI_REMEDY}")
+    nodes = importlib.import_module(MPI_MODULE)
+    try:
         if os.environ["NODE_RANK"] == "0":
             sys.exit(nodes.lead(launcher, list(PROGRAM)))
         nodes.follow()
-        return True
+    except nodes.LauncherError as error:
+        sys.exit(f"{cannot_run}: {error}; {MPI_REMEDY}")
     except ConnectionError as error:
         sys.exit(str(error))
-    except OSError as error:
-        sys.exit(f"{launcher[0]}, which starts the processes of MPI, cannot be run here: {error.strerror}")
+    return True
 
 
 def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -172,4 +191,5 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
+    sys.excepthook = show
     main()

@@ -7,11 +7,12 @@ the command on to the process that waits on that node: the first rank there.
 All of them talk over one port of node 0, in lines of JSON:
 
     broker  {"nonce"}
-    node    {"node", "nonce", "proof"}              -> {"command", "proof"}, any number of times; at last {"done"}
-    agent   {"agent", "command", "proof"}           -> {}, once the command was handed on
+    node    {"node", "nonce", "proof"}              -> {"command", "proof"}, any number of times; null at last
+    agent   {"agent", "nonce", "command", "proof"}  -> {}, once the command was handed on
 
-A proof is made with the token that only ranks of this attempt have, over what the other one has just thought of: nobody
-else can have a command run, and no command can be had run twice. Standard library of Python 3.9, and nothing else.
+A proof is made with the token that only ranks of this attempt have, over all that is said, who says it, and what both
+have just thought of: nobody else can have a command run, no command can be had run twice, and no proof of one serves
+as that of another. Standard library of Python 3.9, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 import hmac
 import json
 import os
-import secrets
+import re
 import shlex
 import signal
 import socket
@@ -33,13 +34,24 @@ from typing import Any
 
 _NAME = "node-"
 _PAUSE_S = 0.1
-_HANDSHAKE_S = 10.0
+_HANDSHAKE_S = 30.0
 _PATIENCE_S = 5.0
 """With a daemon that has been told to end."""
+_NONCE = re.compile("[0-9a-f]{32}")
+_STRANGER = "whoever listens where the nodes meet is none of this job"
+
+
+class LauncherError(Exception):
+    """The launcher cannot be run."""
 
 
 def lead(launcher: list[str], program: list[str]) -> int:
-    """On node 0: run the launcher with processes on all nodes; its exit code."""
+    """On node 0: run the launcher with processes on all nodes; its exit code.
+
+    Raises:
+        ConnectionError: the nodes cannot meet here.
+        LauncherError: it cannot be run.
+    """
     broker = _Broker()
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     nodes = int(os.environ["WORLD_SIZE"]) // local
@@ -67,7 +79,10 @@ def lead(launcher: list[str], program: list[str]) -> int:
         # It stops the processes everywhere when it is told to stop, and this one waits for that.
         signal.signal(signal.SIGTERM, lambda *_: None)
         spread = ("--host", hosts, "--map-by", f"ppr:{local}:node")
-        started = subprocess.Popen([*launcher, *spread, *program], env={**os.environ, **settings})
+        try:
+            started = subprocess.Popen([*launcher, *spread, *program], env={**os.environ, **settings})
+        except OSError as error:
+            raise LauncherError(error.strerror) from error
         code = started.wait()
     broker.close()
     return code if code >= 0 else 128 - code
@@ -77,21 +92,21 @@ def follow() -> None:
     """On another node: run what the launcher asks for, until it has ended.
 
     Raises:
-        ConnectionError: node 0 is gone.
+        ConnectionError: node 0 is gone, or somebody else listens in its place.
     """
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
+    node = os.environ["NODE_RANK"]
     with _Peer() as broker:
-        nonce = secrets.token_hex(16)
-        broker.send({"node": os.environ["NODE_RANK"], "nonce": nonce}, over="node")
+        broker.send("node", {"node": node}, node)
         while True:
             told = broker.receive()
-            if "done" in told:
+            command = told.get("command")
+            if not _is_proof(told, "order", *broker.nonces, node, len(started), command):
+                raise ConnectionError(_STRANGER)
+            if command is None:
                 break
-            if not hmac.compare_digest(told["proof"], _proof(nonce, told["command"])):
-                raise ConnectionError("whoever listens where the nodes meet is none of this job")
             # It may stay, or become a daemon: the launcher notices when that ends, and this process need not.
-            started.append(subprocess.Popen(["/bin/sh", "-c", told["command"]]))
-            nonce += "."
+            started.append(subprocess.Popen(["/bin/sh", "-c", command]))
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_PATIENCE_S)
@@ -103,7 +118,7 @@ def ask(host: str, command: str) -> None:
     if node == "0":
         os.execv("/bin/sh", ["/bin/sh", "-c", command])
     with _Peer() as broker:
-        broker.send({"agent": node, "command": command}, over=command)
+        broker.send("agent", {"agent": node, "command": command}, node, command)
         broker.receive()
 
 
@@ -118,19 +133,30 @@ class _Peer:
                 break
             # Node 0 may still prepare itself; if it never comes, the job is stopped.
             time.sleep(_PAUSE_S)
-        self._socket.settimeout(None)
         self._lines = self._socket.makefile("rw", encoding="utf-8")
-        self._nonce = str(self.receive()["nonce"])
+        try:
+            self.nonces = (_nonce(self.receive().get("nonce")), os.urandom(16).hex())
+            """The broker's, and ours."""
+        except OSError as error:
+            self.close()
+            raise error if isinstance(error, ConnectionError) else ConnectionError(_STRANGER) from error
+        self._socket.settimeout(None)
 
     def __enter__(self) -> _Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._lines.close()
         self._socket.close()
 
-    def send(self, message: dict[str, str], *, over: str) -> None:
-        """Send a message with a proof over some part of it."""
-        _send(self._lines, {**message, "proof": _proof(self._nonce, over)})
+    def send(self, role: str, message: dict[str, str], *said: str) -> None:
+        """Send a message with a proof over what it says."""
+        proof = _proof(role, *self.nonces, *said)
+        _send(self._lines, {**message, "nonce": self.nonces[1], "proof": proof})
 
     def receive(self) -> dict[str, Any]:
         """The next message."""
@@ -146,19 +172,21 @@ class _Broker:
             self._listener = socket.create_server((host, port))
         except OSError:
             # Where others know this node by an address that it does not have itself.
-            self._listener = socket.create_server(("", port))
+            try:
+                self._listener = socket.create_server(("", port))
+            except OSError as error:
+                raise ConnectionError(f"the nodes cannot meet at port {port} of node 0: {error.strerror}") from error
         self.listens_at = str(self._listener.getsockname()[0])
         self._changed = threading.Condition()
-        self._nodes: dict[str, tuple[Any, str]] = {}
-        """By its number: how to reach a node, and over what it wants the next proof."""
+        self._nodes: dict[str, _Node] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """Tell the nodes that all is done."""
         with self._changed:
-            for lines, _ in self._nodes.values():
+            for node in self._nodes.values():
                 with contextlib.suppress(OSError):
-                    _send(lines, {"done": True})
+                    node.order(None)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -172,36 +200,65 @@ class _Broker:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(_HANDSHAKE_S)
             lines = connection.makefile("rw", encoding="utf-8")
-            nonce = secrets.token_hex(16)
+            nonce = os.urandom(16).hex()
             _send(lines, {"nonce": nonce})
             message = _receive(lines)
-            over = "node" if "node" in message else str(message["command"])
-            if hmac.compare_digest(str(message["proof"]), _proof(nonce, over)):
-                connection.settimeout(None)
-                if "node" in message:
-                    self._welcome(str(message["node"]), lines, str(message["nonce"]))
+            nonces = (nonce, _nonce(message["nonce"]))
+            if "node" in message:
+                if _is_proof(message, "node", *nonces, message["node"]):
+                    connection.settimeout(None)
+                    self._welcome(_Node(message["node"], lines, nonces))
                     return
-                self._hand_on(str(message["agent"]), over)
+            elif _is_proof(message, "agent", *nonces, message["agent"], message["command"]):
+                connection.settimeout(None)
+                self._hand_on(message["agent"], message["command"])
                 _send(lines, {})
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
-    def _welcome(self, node: str, lines: Any, nonce: str) -> None:
+    def _welcome(self, node: _Node) -> None:
         with self._changed:
-            self._nodes[node] = (lines, nonce)
+            self._nodes[node.name] = node
             self._changed.notify_all()
 
     def _hand_on(self, node: str, command: str) -> None:
         with self._changed:
             self._changed.wait_for(lambda: node in self._nodes)
-            lines, nonce = self._nodes[node]
-            _send(lines, {"command": command, "proof": _proof(nonce, command)})
-            self._nodes[node] = (lines, f"{nonce}.")
+            self._nodes[node].order(command)
 
 
-def _proof(nonce: str, text: str) -> str:
+class _Node:
+    """A node that waits for commands, as the broker sees it."""
+
+    def __init__(self, name: str, lines: Any, nonces: tuple[str, str]) -> None:
+        self.name = name
+        self._lines = lines
+        self._nonces = nonces
+        self._orders = 0
+
+    def order(self, command: str | None) -> None:
+        """Have it run a command, or end."""
+        proof = _proof("order", *self._nonces, self.name, self._orders, command)
+        _send(self._lines, {"command": command, "proof": proof})
+        self._orders += 1
+
+
+def _proof(role: str, *said: str | int | None) -> str:
+    """Over a list, so that no two things that are said read the same."""
     with open(os.environ["TRAINMASTER_TOKEN_FILE"], "rb") as file:
-        return hmac.new(file.read(), f"{nonce} {text}".encode(), "sha256").hexdigest()
+        return hmac.new(file.read(), json.dumps([role, *said]).encode(), "sha256").hexdigest()
+
+
+def _is_proof(message: dict[str, Any], role: str, *said: Any) -> bool:
+    """Whether a message has the proof of what it says."""
+    return hmac.compare_digest(str(message.get("proof")).encode(), _proof(role, *said).encode())
+
+
+def _nonce(said: object) -> str:
+    """What the other one has thought of; a chosen text in its place could make a proof say something else."""
+    if not isinstance(said, str) or not _NONCE.fullmatch(said):
+        raise ConnectionError(_STRANGER)
+    return said
 
 
 def _send(lines: Any, message: dict[str, Any]) -> None:
@@ -210,11 +267,14 @@ def _send(lines: Any, message: dict[str, Any]) -> None:
 
 
 def _receive(lines: Any) -> dict[str, Any]:
-    line = lines.readline()
-    if not line:
-        raise ConnectionError("node 0, which has the launcher of MPI, is gone")
-    message: dict[str, Any] = json.loads(line)
-    return message
+    with contextlib.suppress(ValueError):
+        line = lines.readline()
+        if not line:
+            raise ConnectionError("node 0, which has the launcher of MPI, is gone")
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
+    raise ConnectionError(_STRANGER)
 
 
 if __name__ == "__main__":

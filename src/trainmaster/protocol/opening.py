@@ -18,8 +18,9 @@ _DIRECTORY = _TOP | os.O_NOFOLLOW
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without waiting: a pipe would keep us until somebody opens its other end."""
 _OWNERS_ALONE = 0o600
-_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
-"""What opening a link, a file in a directory's place, a directory, a pipe or socket, and a device fails with."""
+_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM)
+"""What opening a link, a file in a directory's place, a directory, a pipe or socket, a device, and what belongs to
+another user fails with."""
 
 
 def open_below(top: str | os.PathLike[str], name: str, flags: int = os.O_RDONLY) -> int:
@@ -31,12 +32,23 @@ def open_below(top: str | os.PathLike[str], name: str, flags: int = os.O_RDONLY)
     way, _, last = name.rpartition("/")
     directory = _directory(top, way)
     try:
-        descriptor = os.open(last, flags | _FILE, _OWNERS_ALONE, dir_fd=directory)
+        return open_plain(last, flags, directory=directory)
+    finally:
+        os.close(directory)
+
+
+def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
+    """A descriptor of the plain file at a path, the way to which is ours.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = os.open(name, flags | _FILE, _OWNERS_ALONE, dir_fd=directory)
     except OSError as error:
         _take_strange_for_absent(error, name)
         raise
-    finally:
-        os.close(directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "it is no plain file", name)
@@ -85,4 +97,4 @@ def _directory(top: str | os.PathLike[str], name: str) -> int:
 
 def _take_strange_for_absent(error: OSError, name: str) -> None:
     if error.errno in _STRANGE:
-        raise FileNotFoundError(errno.ENOENT, "it lies behind a link, or is no plain file", name) from error
+        raise FileNotFoundError(errno.ENOENT, "it lies behind a link, or is no plain file of ours", name) from error

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_MAX_PID = 1 << 22
+"""As the kernel has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
@@ -24,10 +27,15 @@ class ProcessIdentity:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ProcessIdentity:
-        """The identity of a plain form."""
-        return ProcessIdentity(
-            pid=int(document["pid"]), start_time=int(document["start_time"]), boot_id=str(document["boot_id"])
-        )
+        """The identity of a plain form.
+
+        Raises:
+            ValueError: it is none.
+        """
+        pid, start_time, boot = (document.get(name) for name in ("pid", "start_time", "boot_id"))
+        if type(pid) is not int or not 0 < pid <= _MAX_PID or type(start_time) is not int or not isinstance(boot, str):
+            raise ValueError("a process has a pid, a start time and a boot")
+        return ProcessIdentity(pid=pid, start_time=start_time, boot_id=boot)
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:

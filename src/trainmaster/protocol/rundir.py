@@ -5,6 +5,7 @@
     <runs_root>/<job_id>/<attempt>/
         request.json                         immutable
         control.json                         what the server wants; replaced as a whole, `seq` rises
+        closed                               the server is done with it; for attempts that must stay in containers
         claims/<node>.json                   who runs this node; exists at most once
         nodes/<node>/worker.jsonl            stream: what the worker did and saw
         nodes/<node>/rank-<rank>.events.jsonl    stream: what a rank reported
@@ -40,12 +41,13 @@ from typing import Any
 
 from trainmaster.protocol import gaps
 from trainmaster.protocol.gaps import Gap
-from trainmaster.protocol.opening import directory_below, open_below, status_below
+from trainmaster.protocol.opening import directory_below, open_below, open_plain, status_below
 from trainmaster.protocol.request import AttemptRequest
 
 REQUEST = "request.json"
 CONTROL = "control.json"
 RENDEZVOUS = "nodes/0/rendezvous.json"
+CLOSED = "closed"
 OWNER = "owner.json"
 RANKS_OWNER = "owner.ranks.json"
 """A copy, because whoever can read a file as its owner can also change it: nobody but ranks believes this one."""
@@ -61,8 +63,11 @@ _LOG = re.compile(_LOG_NAME)
 _STREAM = re.compile(rf"nodes/\d{{1,6}}/(worker\.jsonl|rank-\d{{1,6}}\.(events|metrics)\.jsonl)|{_LOG_NAME}(\.times)?")
 _GAP = re.compile(rf"(?P<log>{_LOG_NAME})\.gap\.json")
 _DOCUMENT = re.compile(r"nodes/0/rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
-MOST_DOCUMENT_BYTES = 64 << 20
-"""What is read of a document; a longer one is none."""
+MOST_DOCUMENT_BYTES = 256 << 10
+"""What is read of a document below a run directory, which a job may have written; a longer one is none."""
+MOST_CLAIM_BYTES = 4 << 10
+_MOST_OWN_BYTES = 64 << 20
+"""What is read of a document that we wrote ourselves: a request holds all of a job's parameters."""
 
 
 def worker_stream(node: int) -> str:
@@ -175,7 +180,7 @@ class RunDirectory:
     def claimant(self, node: int) -> dict[str, Any] | None:
         """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
         name = f"claims/{node}.json"
-        return self.document(name) or ({} if os.path.lexists(self.path / name) else None)
+        return self.document(name, MOST_CLAIM_BYTES) or ({} if os.path.lexists(self.path / name) else None)
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
         """Write `data` at `offset` of a stream and return where it ends now.
@@ -265,17 +270,28 @@ class RunDirectory:
             raise ValueError(f"no such document: {name}")
         self._write(name, document)
 
-    def document(self, name: str) -> dict[str, Any] | None:
-        """One document; None while it does not exist."""
+    def document(self, name: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> dict[str, Any] | None:
+        """One document; None while it does not exist, or is longer than that."""
         try:
             with open(open_below(self.path, name), "rb") as file:
-                return _decoded(file.read(MOST_DOCUMENT_BYTES))
+                data = file.read(most_bytes + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return _decoded(data) if len(data) <= most_bytes else None
 
     def set_control(self, control: Mapping[str, Any]) -> None:
         """Tell the workers what is wanted."""
         self._write(CONTROL, control)
+
+    def close(self) -> None:
+        """Write down that the attempt is over, where its job cannot take it back; an exit document it can."""
+        with contextlib.suppress(FileNotFoundError):  # it is gone already
+            (self.path / CLOSED).touch()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server is done with the attempt."""
+        return (self.path / CLOSED).exists()
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         way, _, last = name.rpartition("/")
@@ -331,9 +347,10 @@ def _replace(directory: int, name: str, document: Mapping[str, Any], *, uid: int
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document of ours, or None when there is none that can be read."""
+    """A document, or None when there is none that can be read. The way to it is ours; it itself may be anything."""
     try:
-        return _decoded(path.read_bytes())
+        with open(open_plain(path), "rb") as file:
+            return _decoded(file.read(_MOST_OWN_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
 

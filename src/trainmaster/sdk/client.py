@@ -138,10 +138,17 @@ class Client:
         return cast(ControlledJob, self._change("POST", _path(job, "resume"), body, headers=self._tokens))
 
     def retry(
-        self, job: str, *, checkpoint_id: str = "", new_resource_config: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        *,
+        checkpoint_id: str = "",
+        new_resource_config: Mapping[str, Any] | None = None,
+        handle: str | None = None,
     ) -> ControlledJob:
         """Make a child of a job that ended; it goes on from the parent's checkpoint."""
         body: dict[str, Any] = {"checkpoint_id": checkpoint_id}
+        if handle is not None:
+            body["handle"] = handle
         if new_resource_config is not None:
             body |= {"modify_resources": True, "new_resource_config": new_resource_config}
         return cast(ControlledJob, self._change("POST", _path(job, "retry"), body, headers=self._tokens))

@@ -126,6 +126,11 @@ def start(
         return find() or _started(_arguments(config, data_roots), settings)
 
 
+def started_here(server: LocalServer) -> bool:
+    """Whether it is this process that has started it."""
+    return any(child.pid == server.process.pid for child in _children)
+
+
 def stop() -> bool:
     """Stop the local server; running jobs go on. Returns whether one ran.
 

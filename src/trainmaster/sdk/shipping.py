@@ -10,13 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainmaster.sdk.client import Client, digest_of
+from trainmaster.sdk.directories import files_below, kept_files
 from trainmaster.sdk.errors import ApiError, ShippingError
 from trainmaster.sdk.local import running
 from trainmaster.sdk.training_files import TRAINER, Named, named_files, names_training, with_paths
 from trainmaster.sdk.types import Submitted
 
-LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
-"""Directories that nobody means when they ship the one around them."""
 MAX_FILES = 8192
 """What a server takes with one job."""
 _REMEDY = "put it where the server finds it, and give its absolute path there, or an s3:// or http(s):// URL"
@@ -91,8 +90,8 @@ def submit(
 def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bool = True) -> Parcel:
     """Find what the job names and the server does not have.
 
-    - `workload.files[].source`: a local file or a directory, relative to `base`; `path` is where it goes (by default
-      the same relative path).
+    - `workload.files[].source`: a local file, or a directory of which goes what git would keep, relative to `base`;
+      `path` is where it goes (by default the same relative path).
     - `workload.path` of a script that exists relative to `base` and is not among the files: sent along.
     - the modules of a job class that lie in `base`, as files or as packages: likewise.
 
@@ -189,17 +188,12 @@ def _packed(parcel: Parcel, entry: Mapping[str, Any], base: Path, field: str) ->
     if not local.is_dir():
         yield parcel.add(local, str(target)) | rest
         return
-    for file in _files_below(local):
-        yield parcel.add(file, str(target / file.relative_to(local).as_posix())) | rest
-
-
-def _files_below(directory: Path) -> Iterator[Path]:
-    for parent, directories, names in os.walk(directory):
-        directories[:] = sorted(set(directories) - LEFT_OUT)
-        for path in (Path(parent, name) for name in sorted(names)):
-            # A link that leads nowhere is an error; a socket or a pipe is nothing to ship.
-            if path.is_file() or path.is_symlink():
-                yield path
+    try:
+        names = kept_files(local)
+    except ValueError as error:
+        raise ShippingError(f"{field}: {error}") from error
+    for name in names:
+        yield parcel.add(local / name, str(target / name)) | rest
 
 
 def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> Path | None:
@@ -225,5 +219,5 @@ def _module(parcel: Parcel, base: Path, name: str) -> Iterator[dict[str, Any]]:
     if (base / f"{name}.py").is_file():
         yield parcel.add(base / f"{name}.py", f"{name}.py")
     elif (base / name).is_dir():
-        for file in _files_below(base / name):
+        for file in files_below(base / name):
             yield parcel.add(file, file.relative_to(base).as_posix())

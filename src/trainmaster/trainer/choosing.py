@@ -17,6 +17,7 @@ from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.backends import CONTAINER, LOCAL
 from trainmaster.sdk.finding import URL_VARIABLE
 from trainmaster.trainer.configs import (
+    SERVER_URL,
     AnyBackendConfig,
     ContainerBackendConfig,
     KubernetesBackendConfig,
@@ -60,9 +61,15 @@ class Backend:
     """The backend of it that they name; None: the server's own choice."""
     why: str
     """How that came about."""
+    this_machine: bool = False
+    """Whether that is the server of this machine, which clients start when none runs."""
 
     def __str__(self) -> str:
-        return f"{self.name or 'the default backend'} of {self.url} ({self.why})"
+        where = f"this machine, {self.url}" if self.this_machine else self.url
+        return f"{self.name or 'the default backend'} of {where} ({self.why})"
+
+    def __repr__(self) -> str:
+        return f"<Backend: {self}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,7 @@ def surroundings() -> Surroundings:
     )
 
 
-def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
+def choose(config: AnyBackendConfig | str | None, around: Surroundings) -> Choice:
     """What to use.
 
     Raises:
@@ -96,11 +103,14 @@ def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
     match config:
         case None:
             return _choose_without(around)
+        case str():
+            if not SERVER_URL.match(config):
+                raise ValueError(f"backend_config is {config!r}, which is no URL of a server, such as http://host:8000")
+            return Choice(name=None, why="as its URL says", server=ServerBackendConfig(url=config))
         case ServerBackendConfig():
             return Choice(name=None, why="as its ServerBackendConfig says", server=config)
         case LocalProcessBackendConfig():
-            own = {"remove_working_directory": True} if config.cleanup_venv else {}
-            return Choice(name=LOCAL, why="as its LocalProcessBackendConfig says", workload=own)
+            return Choice(name=LOCAL, why="as its LocalProcessBackendConfig says", workload=_cleaning(config))
         case ContainerBackendConfig():
             container = {
                 "pull_policy": config.pull_policy,
@@ -123,7 +133,7 @@ def choose(config: AnyBackendConfig | None, around: Surroundings) -> Choice:
             raise ValueError(f"a KubernetesBackendConfig cannot be used: {NOT_YET}; {_REMEDY}")
     raise ValueError(
         "backend_config must be a LocalProcessBackendConfig, ContainerBackendConfig, ServerBackendConfig, "
-        f"KubernetesBackendConfig or None, not a {type(config).__name__}"
+        f"KubernetesBackendConfig, the URL of a server or None, not a {type(config).__name__}"
     )
 
 
@@ -136,12 +146,21 @@ def _choose_without(around: Surroundings) -> Choice:
         return Choice(name=None, why=f"as {URL_VARIABLE} says")
     cluster = _cluster(around)
     if cluster is None:
-        return Choice(name=None, why="as nothing else was named, and there is no Kubernetes cluster")
+        return _this_machine("as nothing else was named, and there is no Kubernetes cluster")
     if around.ask is None:
         raise ValueError(f"there is {cluster}, but {NOT_YET}; {_REMEDY}")
     if not around.ask(f"There is {cluster}, but {NOT_YET}. Run jobs on this machine instead? [y/N] "):
         raise ValueError(f"jobs cannot run on {cluster}: {NOT_YET}; {_REMEDY}")
-    return Choice(name=None, why=f"as was agreed to: {NOT_YET}, to use {cluster}")
+    return _this_machine(f"as was agreed to: {NOT_YET}, to use {cluster}")
+
+
+def _this_machine(why: str) -> Choice:
+    """What jobs say is what `LocalProcessBackendConfig()` has them say; the backend stays the server's choice."""
+    return Choice(name=None, why=why, workload=_cleaning(LocalProcessBackendConfig()))
+
+
+def _cleaning(config: LocalProcessBackendConfig) -> dict[str, Any]:
+    return {"remove_working_directory": True} if config.cleanup_venv else {}
 
 
 def _cluster(around: Surroundings) -> str | None:
@@ -165,11 +184,11 @@ def _context(path: Path) -> str | None:
     return str(context) if context else None
 
 
-_agreed: set[str] = set()
-"""What a person has agreed to in this process."""
+_answers: dict[str, bool] = {}
+"""What a person has said in this process."""
 
 
 def _ask_once(question: str) -> bool:
-    if question not in _agreed and input(question).strip().lower() in ("y", "yes"):
-        _agreed.add(question)
-    return question in _agreed
+    if question not in _answers:
+        _answers[question] = input(question).strip().lower() in ("y", "yes")
+    return _answers[question]

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainmaster import sdk
+from trainmaster.sdk import local
 from trainmaster.sdk.shipping import submit
 from trainmaster.sdk.types import TERMINAL
 from trainmaster.trainer.choosing import Backend, choose, surroundings
@@ -25,7 +26,7 @@ from trainmaster.trainer.naming import random_name
 from trainmaster.trainer.reading_logs import log_lines
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
 from trainmaster.trainer.showing import log_filter, name_of
-from trainmaster.trainer.translating import translated
+from trainmaster.trainer.translating import IN_CONTAINERS, only_in_containers, translated
 from trainmaster.trainer.tuning import default_runtime
 from trainmaster.trainer.types import (
     BuiltinTrainer,
@@ -50,11 +51,12 @@ class TrainerClient:
     be done now a RuntimeError.
     """
 
-    def __init__(self, backend_config: AnyBackendConfig | None = None) -> None:
+    def __init__(self, backend_config: AnyBackendConfig | str | None = None) -> None:
         """Find the server; the local one is started when none runs.
 
         Args:
-            backend_config: where jobs run. None: where TRAINMASTER_URL says, else on this machine; `backend` tells.
+            backend_config: where jobs run; the URL of a server is short for `ServerBackendConfig(url=...)`. None: where
+                TRAINMASTER_URL says, else on this machine; `backend` tells.
 
         Raises:
             ValueError: it is no configuration, or one that cannot be used, here or with the server that runs.
@@ -64,7 +66,13 @@ class TrainerClient:
         choice = choose(backend_config, around)
         with translated():
             self._client = connect(choice, around)
-        self.backend = Backend(url=self._client.url, name=choice.name, why=choice.why)
+        own = local.running()
+        self.backend = Backend(
+            url=self._client.url,
+            name=choice.name,
+            why=choice.why,
+            this_machine=own is not None and own.url == self._client.url,
+        )
         """Where jobs run, and why there."""
         _log.info("jobs run on %s", self.backend)
         self._common, self._initializers = choice.workload, choice.initializers
@@ -146,15 +154,24 @@ class TrainerClient:
             initializers=self._initializers,
             shipped=files_of(directory) if directory else (),
         )
-        with translated():
-            if isinstance(trainer, ScriptTrainer):
-                return name_of(submit(self._client, document, directory or Path.cwd()))
-            return name_of(self._client.submit(document))
+        with translated(new=document["handle"]):
+            try:
+                if isinstance(trainer, ScriptTrainer):
+                    submitted = submit(self._client, document, directory or Path.cwd())
+                else:
+                    submitted = self._client.submit(document)
+            except sdk.RefusedError as error:
+                if only_in_containers(error.problems) and not self._runs_images():
+                    raise ValueError(IN_CONTAINERS) from error
+                raise
+        if document.get("resource_config"):
+            self._jobs.warn(name_of(submitted))
+        return name_of(submitted)
 
     def list_jobs(self, runtime: Runtime | str | None = None) -> list[TrainJob]:
         """All jobs of the account, the newest first; of one runtime alone, where it is named.
 
-        Their steps are those of their nodes, and checkpoints are left out: `get_job` has them.
+        Their steps are those of their nodes; checkpoints, and what a job waits for, are left out: `get_job` has them.
         """
         return self._jobs.list(None if runtime is None else {RUNTIME_LABEL: _runtime_name(runtime)})
 
@@ -269,8 +286,7 @@ class TrainerClient:
             NotFoundError: there is no such job.
             RuntimeError: it does not run, or cannot save.
         """
-        with translated(name):
-            self._client.pause(named(name), save_checkpoint=save_checkpoint)
+        self._jobs.suspend(name, save_checkpoint=save_checkpoint)
 
     def resume_job(self, name: str) -> None:
         """Queue a suspended job again; it goes on from its latest checkpoint.
@@ -285,12 +301,13 @@ class TrainerClient:
     def retry_job(self, name: str) -> str:
         """Make a new job of one that failed, which goes on from its checkpoint; returns the new one's name.
 
+        It is named after the other: `lab-2` after `lab`, or the next number that is free.
+
         Raises:
             NotFoundError: there is no such job.
             RuntimeError: it has not failed.
         """
-        with translated(name):
-            return name_of(self._client.retry(named(name)))
+        return self._jobs.retry(name)
 
     def cancel_job(self, name: str) -> None:
         """End a job for good; it stays in lists, as Failed.
@@ -317,15 +334,18 @@ class TrainerClient:
         self._jobs.forget_runtimes()
         return definition
 
+    def _runs_images(self) -> bool:
+        """Whether jobs run in containers."""
+        name = self.backend.name
+        backends = self._client.cluster.backends()
+        return next(each for each in backends if (each["default"] if name is None else each["name"] == name))["images"]
+
     def _placed(self, definition: TrainingRuntime) -> TrainingRuntime:
         """A runtime as it is where jobs run: without its image, where the backend runs none."""
         if definition.image is None:
             return definition
         with translated():
-            backends = self._client.cluster.backends()
-        name = self.backend.name
-        here = next(each for each in backends if (each["default"] if name is None else each["name"] == name))
-        return definition if here["images"] else replace(definition, image=None)
+            return definition if self._runs_images() else replace(definition, image=None)
 
 
 def _runtime_name(runtime: object) -> str:

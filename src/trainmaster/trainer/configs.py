@@ -15,6 +15,9 @@ from trainmaster.protocol.launch import PullPolicy
 RUNTIME_SOURCE = re.compile(r"github://[^\s/]+/\S+|https?://\S+|file:///\S.*|/.*", re.DOTALL)
 
 
+SERVER_URL = re.compile(r"https?://[^\s/]+")
+
+
 def _as_written(value: object) -> object:
     """Pull policies are taken in any case, as Kubeflow takes them."""
     return next((policy.value for policy in PullPolicy if str(value).lower() == policy.lower()), value)
@@ -47,7 +50,7 @@ class ServerBackendConfig(BackendConfig):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a mistake beside the key would show the key
 
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+    url: Annotated[str, Field(pattern=f"^{SERVER_URL.pattern}")]
     api_key: str | None = Field(default=None, repr=False)
     """None: TRAINMASTER_API_KEY."""
     ca: str | None = None

@@ -29,8 +29,12 @@ def connect(choice: Choice, around: Surroundings) -> sdk.Client:
     """
     if choice.server is not None:
         return sdk.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
+    started: local.LocalServer | None = None
     if choice.engine and not around.environment.get(URL_VARIABLE):
-        local.start(settings=choice.engine)
+        found = local.find()
+        started = found or local.start(settings=choice.engine)
+        if found is not None or not local.started_here(started):
+            started = None
     client = sdk.Client()
     try:
         if choice.name is not None:
@@ -40,6 +44,9 @@ def connect(choice: Choice, around: Surroundings) -> sdk.Client:
         raise ValueError(str(error)) from error
     except BaseException:
         client.close()
+        # Others would find it with an engine that does not answer; the next client starts one with what it asks for.
+        if started is not None and local.running() == started:
+            local.stop()
         raise
     return client
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from typing import Any
 from trainmaster import sdk
 from trainmaster.sdk.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError
+from trainmaster.trainer.naming import successors
 from trainmaster.trainer.runtimes import RuntimeCatalog
-from trainmaster.trainer.showing import event, failure, preparing_steps, train_job
+from trainmaster.trainer.showing import event, failure, name_of, preparing_steps, train_job
 from trainmaster.trainer.translating import translated
 from trainmaster.trainer.types import Event, Listing, Runtime, TrainJob
 
@@ -26,6 +28,9 @@ RESULT_FILE = "result.json"
 DELETE_PATIENCE_S = 120.0
 """Longer than a job is given to stop by default."""
 DELETE_POLL_S = 0.05
+_IMPOSSIBLE = "IMPOSSIBLE"
+_CONFLICT, _HANDLE_TAKEN = "CONFLICT", "HANDLE_TAKEN"
+_log = logging.getLogger(__name__)
 
 
 class Jobs:
@@ -82,6 +87,38 @@ class Jobs:
         if job["kind"] == "function":
             raise RuntimeError(f"JSON cannot hold what the function of job {name} returned; its log says more")
         return None
+
+    def warn(self, name: str) -> None:
+        """Tell of a job that no node can ever run, where the server knows that at once."""
+        with contextlib.suppress(sdk.SdkError):
+            pending = self._client.get(name)["pending"]
+            if pending is not None and pending["code"] == _IMPOSSIBLE:
+                _log.warning("job %s %s; it waits until that changes", name, pending["message"])
+
+    def suspend(self, name: str, *, save_checkpoint: bool) -> None:
+        """Stop a running job so that it can go on later."""
+        with translated(name):
+            try:
+                self._client.pause(named(name), save_checkpoint=save_checkpoint)
+            except sdk.ConflictError as error:
+                if error.code != _CONFLICT or not save_checkpoint or self._client.get(name)["can_save"]:
+                    raise
+                raise RuntimeError(
+                    f"job {name} has not shown that it can save; suspend_job({name!r}, save_checkpoint=False) stops it "
+                    "as it is, and it goes on from its last checkpoint, or from the start"
+                ) from error
+
+    def retry(self, name: str) -> str:
+        """Make a new job of one that failed, named after it; returns its name."""
+        job = self.get(name)
+        with translated(name):
+            for handle in successors(job["handle"], is_retry=job["parent_job_id"] is not None):
+                try:
+                    return name_of(self._client.retry(job["job_id"], handle=handle))
+                except sdk.ConflictError as error:
+                    if handle is None or error.code != _HANDLE_TAKEN:
+                        raise
+        raise AssertionError("there is always a next name")
 
     def delete(self, name: str) -> None:
         """Stop a job and hide it; returns when it is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
@@ -54,6 +55,7 @@ ENVIRONMENT, PREPARE = "environment", "prepare"
 WORKING_STEPS: Mapping[str, str] = {"function": "node", "container": "node", "trainer": "train"}
 """What the step that does a job's work is called in its log, by kind; `main` of the others."""
 _MAIN = "main"
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 
 
 def name_of(job: sdk.JobSummary | sdk.Submitted) -> str:
@@ -114,7 +116,7 @@ def event(each: sdk.Event, name: str) -> Event:
         involved_object_kind=TRAINJOB_KIND,
         involved_object_name=name,
         message=each["message"],
-        reason=each["reason"] or each["to"] or each["type"],
+        reason=each["reason"] or each["to"] or each["type"].upper(),
         event_time=_moment(each["ts"]),
     )
 
@@ -131,12 +133,23 @@ def failure(job: sdk.Job, lines: Sequence[str]) -> str:
             said.append(f"exit code {error['exit_code']}" + _where(error))
         elif error["signal"]:
             said.append(f"killed by {error['signal']}" + _where(error))
-        if error["advice"]:
-            said.append(error["advice"])
         lines = error["last_lines"] or lines
+        if advice := _advice(job, lines) or error["advice"]:
+            said.append(advice)
     if lines:
         said += ["its last lines:", *(f"  {line}" for line in lines)]
     return "\n".join(said)
+
+
+def _advice(job: sdk.Job, lines: Sequence[str]) -> str | None:
+    """What to do about a module that was not there, by the name that Python gives."""
+    missing = next((found[1] for line in reversed(lines) if (found := _NO_MODULE.search(line))), None)
+    if missing is None or job["kind"] not in ("function", "script"):
+        return None
+    return (
+        f"where it ran, there is no module {missing}: add the package that has it, such as "
+        f'packages_to_install=["{missing}"], or send it along if it is your own (ScriptTrainer\'s directory)'
+    )
 
 
 def _where(error: sdk.Failure) -> str:

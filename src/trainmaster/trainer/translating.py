@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import httpx
 
 from trainmaster import sdk
+from trainmaster.sdk.types import TERMINAL
 from trainmaster.trainer.errors import NameRefusedError, NotFoundError
 
 _HANDLE_TAKEN = "HANDLE_TAKEN"
+_INVALID_TRANSITION = "INVALID_STATE_TRANSITION"
+_OF_JOBS_THAT_GO_ON = ("cancel", "pause")
+"""What can be asked of a job only before its end."""
+
+
+_CONTAINERS_ONLY = re.compile(r"workload\.(image|volumes|container|initializers\..+\.image)")
+IN_CONTAINERS = (
+    "an image and volumes need containers, and this client's jobs run without: use "
+    "TrainerClient(ContainerBackendConfig())"
+)
+
+
+def only_in_containers(problems: Sequence[sdk.FieldProblem]) -> bool:
+    """Whether all that was refused is what backends without containers have not."""
+    return bool(problems) and all(_CONTAINERS_ONLY.fullmatch(problem.field) for problem in problems)
 
 
 @contextlib.contextmanager
-def translated(job: str | None = None) -> Iterator[None]:
-    """Raise what the block raises as one of the promised errors; `job` is the one that the block is about.
+def translated(job: str | None = None, *, new: str | None = None) -> Iterator[None]:
+    """Raise what the block raises as one of the promised errors.
+
+    `job` is the one that the block is about, and `new` the name of the one that it makes.
 
     Raises:
         NotFoundError: there is no such job.
@@ -32,14 +51,23 @@ def translated(job: str | None = None) -> Iterator[None]:
         raise RuntimeError(_message(error)) from error
     except sdk.ConflictError as error:
         if error.code == _HANDLE_TAKEN:
-            raise NameRefusedError(_message(error)) from error
-        raise RuntimeError(_message(error)) from error
+            raise NameRefusedError(f"another job has the name {new}" if new else _message(error)) from error
+        raise RuntimeError(_already_ended(error, job) or _message(error)) from error
     except (sdk.RefusedError, sdk.InvalidError, sdk.ShippingError) as error:
         raise ValueError(_message(error)) from error
     except sdk.SdkError as error:
         if isinstance(error.__cause__, httpx.TimeoutException):
             raise TimeoutError(str(error)) from error
         raise RuntimeError(_message(error)) from error
+
+
+def _already_ended(error: sdk.ConflictError, job: str | None) -> str | None:
+    details = error.details
+    if error.code != _INVALID_TRANSITION or not isinstance(details, Mapping) or job is None:
+        return None
+    if details.get("action") not in _OF_JOBS_THAT_GO_ON or details.get("status") not in TERMINAL:
+        return None
+    return f"job {job} has ended already ({details['status']})"
 
 
 def _message(error: sdk.SdkError) -> str:

@@ -59,4 +59,6 @@ class Wait:
         if self._last is None:
             return f"the server has not answered for {self._timeout_s:g} s, so nothing is known of job {name}"
         seen = f"{self._last.status} ({self._last.state})"
+        if self._last.message:
+            seen += f": {self._last.message}"
         return f"job {name} is not {self.words()} after {self._timeout_s:g} s; it is {seen}"

@@ -148,8 +148,13 @@ class Cgroup:
             finally:
                 os.close(procs)
 
+    def count_anew(self) -> None:
+        """Count kills from here on: those before have nothing to do with what comes."""
+        if self._counter is not None:
+            self._counted_before = _oom_count(self._counter) or self._counted_before
+
     def oom_kills(self) -> int | None:
-        """How many processes the kernel killed here for want of memory; None when nobody counts."""
+        """How many processes the kernel killed here for want of memory lately; None when nobody counts."""
         if self._counter is None:
             return None
         count = _oom_count(self._counter)

@@ -32,15 +32,19 @@ class Evidence:
 
 
 def evidence_from(err: bytes, out: bytes) -> Evidence:
-    """The evidence in the ends of a process's two outputs: its error output first."""
-    err_lines, out_lines = _lines(err), _lines(out)
-    last_lines = err_lines[-MAX_LINES:]
-    if room := MAX_LINES - len(last_lines):
-        last_lines += out_lines[-room:]
-    for lines in (err_lines, out_lines):
-        frame, error = _last_traceback(lines)
+    """The evidence in the ends of a process's two outputs.
+
+    The last lines end with those that matter most: a traceback, else the error output.
+    """
+    first, second = _lines(err), _lines(out)
+    frame, error = _last_traceback(first)
+    if frame is None:
+        frame, error = _last_traceback(second)
         if frame is not None:
-            break
+            first, second = second, first
+    last_lines = first[-MAX_LINES:]
+    if room := MAX_LINES - len(last_lines):
+        last_lines = second[-room:] + last_lines
     if error and len(error) > MAX_ERROR_CHARACTERS:
         error = f"{error[:MAX_ERROR_CHARACTERS]}…"
     return Evidence(

@@ -7,13 +7,12 @@ back to a file: pages of the heap, and shared memory, which each process counts 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterable
 
 EVERY_S = 0.5
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SHARES = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB$", re.MULTILINE)
+_RESIDENT = re.compile(rb"^(?:VmRSS|VmSwap):\s+(\d+) kB$", re.MULTILINE)
+_SHARES = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+) kB$", re.MULTILINE)
 
 
 class MemoryWatch:
@@ -29,23 +28,17 @@ class MemoryWatch:
             return None
         self._due = now + EVERY_S
         pids = list(processes())
-        # What is shared counts several times in the first sum, which is had for nothing; in the second it does not.
-        if sum(map(_resident_mb, pids)) <= self._limit_mb:
+        # What is shared counts several times in the first sum, which costs little; in the second it does not.
+        if sum(_sum_mb(f"/proc/{pid}/status", _RESIDENT) for pid in pids) <= self._limit_mb:
             return None
-        held_mb = sum(map(_own_mb, pids))
+        held_mb = sum(_sum_mb(f"/proc/{pid}/smaps_rollup", _SHARES) for pid in pids)
         if held_mb <= self._limit_mb:
             return None
         return f"its processes hold {held_mb:.0f} MB of memory, and {self._limit_mb} MB are booked for them"
 
 
-def _resident_mb(pid: int) -> float:
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES / (1 << 20)
-    return 0.0
-
-
-def _own_mb(pid: int) -> float:
-    """Nothing where it has ended, or is not for us to see."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        return sum(map(int, _SHARES.findall(file.read()))) / 1024
+def _sum_mb(path: str, amounts: re.Pattern[bytes]) -> float:
+    """What a file tells of a process; nothing where that has ended, or is not for us to see."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return sum(map(int, amounts.findall(file.read()))) / 1024
     return 0.0

@@ -13,10 +13,12 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trainmaster.protocol.control import Control
+from trainmaster.protocol.handing import handed_back
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Lifetime, Readiness, Step
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -104,6 +106,8 @@ class NodeRun:
         self._watch = RankWatch(directory, log_cap_bytes=request.log_cap_bytes)
         self._step = request.launch.steps[0]
         self._ends: list[ProcessEnd] = []
+        self._leads: dict[int, int] = {}
+        """By what those hand back an answer that lead into containers."""
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
         self._step_deadline: float | None = None
@@ -152,7 +156,8 @@ class NodeRun:
                 return verdict
         if self._prepares_only:
             return verdict
-        self._around = replace(self._around, environment=prepared_environment(self._around))
+        if not workload.through:
+            self._around = replace(self._around, environment=prepared_environment(self._around))
         ranks = range(first, first + self._launch.ranks_per_node)
         return self._run_step(workload, ranks, rendezvous=self._meet())
 
@@ -204,11 +209,14 @@ class NodeRun:
         pids = {}
         try:
             for rank in ranks:
-                variables = rank_environment(self._around, rank, base=os.environ, rendezvous=rendezvous)
+                # A container has the environment of its image, and not of this machine.
+                base = {} if step.through else os.environ
+                variables = rank_environment(self._around, rank, base=base, rendezvous=rendezvous)
                 variables |= step_environment(step, self._secrets)
-                pids[rank] = start_rank(step, rank, self._around, variables)
-                # What only leads into a container is held to nothing: the container is.
-                self._tree.add(rank, pids[rank], adopt=not step.through)
+                pids[rank], lead = start_rank(step, rank, self._around, variables)
+                self._tree.add(rank, pids[rank], leads=lead is not None)
+                if lead is not None:
+                    self._leads[rank] = lead
         except StartError as error:
             self._fail(error.verdict)
         else:
@@ -234,6 +242,7 @@ class NodeRun:
         self._step_deadline = None if step.timeout_s is None else time.monotonic() + step.timeout_s
         self._ends = []
         self._watch.failures.clear()  # of a step that went on, and ended well
+        self._cgroup.count_anew()
         self._tree.calm_down()
         logs = [log_stream(self._node, step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
         if self._user is not None:
@@ -360,22 +369,33 @@ class NodeRun:
         self._ends.append(end)
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
+        answer = handed_back(self._leads.pop(end.rank)) if end.rank in self._leads else None
         if end.failed and self._verdict is None and self._stopping.cause is None:
             # What it said last decides, and may not have been read yet.
             self._look()
-            verdict = verdict_on_failure(
-                end,
-                # Where another one said why, this one failed because that one did.
-                said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
-                step=self._step.name,
-                prepares=self._prepares,
-                evidence=self._evidence(end.rank),
-                retry_exit_codes=self._launch.retry_exit_codes,
-                oom_kills=self._cgroup.oom_kills(),
-                memory_limit_mb=self._cgroup.memory_limit_mb,
-                disk_is_full=disk_is_full(self._directory.path),
+            verdict = (
+                self._verdict_by(answer, end)
+                if answer is not None
+                else verdict_on_failure(
+                    end,
+                    # Where another one said why, this one failed because that one did.
+                    said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
+                    step=self._step.name,
+                    prepares=self._prepares,
+                    evidence=self._evidence(end.rank),
+                    retry_exit_codes=self._launch.retry_exit_codes,
+                    oom_kills=self._cgroup.oom_kills(),
+                    memory_limit_mb=self._cgroup.memory_limit_mb,
+                    disk_is_full=disk_is_full(self._directory.path),
+                )
             )
             self._fail(verdict)
+
+    def _verdict_by(self, answer: Mapping[str, Any], end: ProcessEnd) -> Verdict:
+        """Why a container failed, or was none, by who leads into it: of that its exit code says nothing."""
+        evidence = self._evidence(end.rank)
+        reason, message = Reason(answer["reason"]), str(answer["message"])
+        return Verdict(reason=reason, message=message, end=end, step=self._step.name, evidence=evidence)
 
     def _fail(self, verdict: Verdict) -> None:
         """The first failure is the cause; who still runs is brought down."""

@@ -33,9 +33,9 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; `parent` is who forked it."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends; `parent` is who forked it."""
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         # It ended before the kernel was told.
         os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +50,7 @@ def keeping_death_signal() -> Iterator[None]:
         yield
     finally:
         if number.value:
-            die_with_parent(parent)
+            die_with_parent(parent, number.value)
 
 
 def start_time_of(pid: int) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmaster.protocol import environment as names
+from trainmaster.protocol.handing import KILL_LED, handed
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.packages import ENVIRONMENT_FILE
 from trainmaster.protocol.reasons import Reason
@@ -21,7 +22,6 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import PREPARED, events_stream, log_stream, metrics_stream, read_document
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
-from trainmaster.worker.handing import handed
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.staging import INPUTS
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
@@ -191,8 +191,10 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
     return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS} | own
 
 
-def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> int:
+def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> tuple[int, int | None]:
     """Start one process of a step, writing to the node's log files; its pid. Nobody waits for it yet.
+
+    One that leads into a container is handed its variables, and hands back by the same descriptor why it failed.
 
     Raises:
         StartError: it could not be started.
@@ -210,21 +212,20 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
 
     def become_rank() -> None:
         # After the change of the user, which comes before this, and would make the kernel forget it.
-        die_with_parent(worker)
+        die_with_parent(worker, KILL_LED if step.through else signal.SIGKILL)
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     out = open_own(around.log(step.name, rank, "out"), user)
     err = open_own(around.log(step.name, rank, "err"), user)
-    stdin = subprocess.DEVNULL
+    lead = handed(variables) if step.through else None
     if step.through:
-        stdin = handed({name: value for name, value in variables.items() if os.environ.get(name) != value})
         variables = {**os.environ, **{name: variables[name] for name in (names.ATTEMPT_ID, names.NODE)}}
     try:
         process = subprocess.Popen(
             argv,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL if lead is None else lead,
             stdout=out,
             stderr=err,
             cwd=around.working_directory,
@@ -237,13 +238,15 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             umask=PRIVATE_UMASK if user else -1,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
+        if lead is not None:
+            os.close(lead)
         raise StartError(_verdict_on_start(error, argv[0], step.name, rank, user)) from error
     finally:
-        for descriptor in (out, err, *([stdin] if step.through else [])):
-            os.close(descriptor)
+        os.close(out)
+        os.close(err)
     # The worker reaps all its children itself; this keeps `subprocess` from waiting for one of them.
     process.returncode = 0
-    return process.pid
+    return process.pid, lead
 
 
 def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user: User | None) -> Verdict:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.handing import handed
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.processes import boot_id
@@ -21,7 +22,6 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
-from trainmaster.worker.handing import handed
 from trainmaster.worker.node import NodeRun
 from trainmaster.worker.processes import start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from trainmaster.protocol.handing import KILL_LED
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.processes import descendants, signal_all
 from trainmaster.worker.verdict import ProcessEnd
@@ -15,6 +16,8 @@ _ADOPT_AFTER_S = 0.05
 of jobs that end at once."""
 _ADOPT_PASSES = 3
 _KILL_EVERY_S = 0.02
+_LEADS_S = 10.0
+"""How long those that lead into containers have to kill those, before they are killed themselves."""
 
 
 class Tree:
@@ -23,11 +26,13 @@ class Tree:
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup
         self._ranks: dict[int, int] = {}
+        self._leads: set[int] = set()
         self._has_children = False
         self._adopt_at: float | None = None
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._next_kill: float | None = None
+        self._killing_from: float | None = None
         self.terminated = False
         """Whether SIGTERM was sent."""
         self.killed = False
@@ -47,11 +52,16 @@ class Tree:
         """The running ranks and their processes."""
         return {rank: pid for pid, rank in self._ranks.items()}
 
-    def add(self, rank: int, pid: int, *, adopt: bool = True) -> None:
-        """Count a process that was just started as this rank; `adopt` has it held to what is booked."""
+    def add(self, rank: int, pid: int, *, leads: bool = False) -> None:
+        """Count a process that was just started as this rank.
+
+        One that only leads into a container is held to nothing: the container is. With it, the container has to go.
+        """
         self._ranks[pid] = rank
         self._has_children = True
-        if adopt and self._adopt_at is None:
+        if leads:
+            self._leads.add(pid)
+        elif self._adopt_at is None:
             # What a process has taken before counts for nobody: with a limit it is moved in the next turn.
             self._adopt_at = time.monotonic() + (0 if self._cgroup.has_limits else _ADOPT_AFTER_S)
 
@@ -66,6 +76,7 @@ class Tree:
                 return ends
             if pid == 0:
                 return ends
+            self._leads.discard(pid)
             rank = self._ranks.pop(pid, None)
             if rank is not None:
                 ends.append(_end(rank, status))
@@ -89,9 +100,8 @@ class Tree:
             signal_all(below, signal.SIGCONT)
         if self._kill_at is not None and now >= max(self._kill_at, self._next_kill or 0.0):
             # Again and again: what is killed leaves its children to us, and some fork faster than we look.
-            self.killed = True
             self._next_kill = now + _KILL_EVERY_S
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            self._kill_all(now)
 
     def next_due(self) -> float | None:
         """When `advance` has something to do."""
@@ -102,14 +112,22 @@ class Tree:
 
     def calm_down(self) -> None:
         """Forget a take-down that is complete, before another step starts."""
-        self._adopt_at = self._term_at = self._kill_at = self._next_kill = None
+        self._adopt_at = self._term_at = self._kill_at = self._next_kill = self._killing_from = None
         self.terminated = self.killed = False
 
     def kill_and_wait(self) -> None:
         """Kill everything and wait until nothing is left."""
         while self.reap() or not self.is_empty:
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            self._kill_all(time.monotonic())
             time.sleep(_KILL_EVERY_S)
+
+    def _kill_all(self, now: float) -> None:
+        self.killed = True
+        if self._killing_from is None:
+            self._killing_from = now
+            signal_all(self._leads, KILL_LED)
+        spared = self._leads if now < self._killing_from + _LEADS_S else set()
+        signal_all((pid for pid in descendants(os.getpid()) if pid not in spared), signal.SIGKILL)
 
     def _adopt_all(self) -> None:
         adopted: set[int] = set()

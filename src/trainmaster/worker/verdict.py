@@ -25,6 +25,10 @@ _OUT_OF_MEMORY = re.compile(r"MemoryError\b|CUDA out of memory|CUDA error: out o
 _DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
 # Launchers whose own traceback only says that a process below them failed.
 _HEARSAY = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException)\b")
+# What is raised where a process is missed that somebody has killed.
+_BEREFT = re.compile(
+    r"\b(?:BrokenProcessPool|BrokenPipeError|ConnectionResetError|EOFError|[Kk]illed|exited unexpectedly|SIGKILL)\b"
+)
 
 _MAX_MESSAGE = 2000
 _SHELL_SAYS_SIGKILL = 128 + 9
@@ -95,7 +99,7 @@ def verdict_on_failure(
         prepares: whether that step only prepares the workload.
         evidence: what the process left behind.
         retry_exit_codes: codes of the workload that count as transient.
-        oom_kills: how many processes of this node the kernel killed for want of memory, if it is known.
+        oom_kills: how many processes of this step the kernel killed for want of memory, if it is known.
         disk_is_full: whether the process's logs could not grow any more.
         memory_limit_mb: what the kernel holds the node to, if it does: then those kills are this node's own.
     """
@@ -113,13 +117,13 @@ def verdict_on_failure(
         return Verdict(
             reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
         )
-    elif oom_kills and memory_limit_mb is not None:
-        reason = Reason.OUT_OF_MEMORY
-        what = f"{subject} {how}, and the kernel had killed a process of its job: out of memory{booked}"
     elif _shows(_OUT_OF_MEMORY, evidence):
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} {how}, out of memory"
     elif _shows(_DISK_FULL, evidence) or disk_is_full:
         reason, what = Reason.DISK_FULL, f"{subject} {how}, the disk was full"
+    elif oom_kills and memory_limit_mb is not None and not _is_own(evidence):
+        reason = Reason.OUT_OF_MEMORY
+        what = f"{subject} {how}, and the kernel had killed a process of its job: out of memory{booked}"
     elif end.signal:
         reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
     else:
@@ -157,6 +161,12 @@ def verdict_on_stop(
 def verdict_of_success(ends: Sequence[ProcessEnd], *, step: str | None) -> Verdict:
     """All processes of a step did their work."""
     return Verdict(reason=Reason.SUCCEEDED, message="finished", end=ends[0], step=step)
+
+
+def _is_own(evidence: Evidence) -> bool:
+    """Whether the process failed of an error of its own, and not of another one's end."""
+    error = evidence.error
+    return error is not None and not _HEARSAY.search(error) and not _BEREFT.search(error)
 
 
 def _shows(pattern: re.Pattern[str], evidence: Evidence) -> bool:

@@ -94,6 +94,21 @@ for place in sys.argv[1:]:
 time.sleep(600)
 """
 
+LYING = """
+import json, os, sys, time
+from pathlib import Path
+node = Path(os.environ["TRAINMASTER_EVENTS_FILE"]).parent
+pid, ended_at, length = map(json.loads, sys.argv[1:])
+claim = node.parents[1] / "claims" / "0.json"
+claim.write_text(json.dumps({"pid": pid, "more": "x" * length}))
+(node / "draft").write_text(json.dumps({"reason": "SUCCEEDED", "ended_at": ended_at}))
+os.replace(node / "draft", node / "exit.json")
+while not (node.parents[1] / "closed").exists():
+    time.sleep(0.01)
+(node / "exit.json").unlink()
+time.sleep(600)
+"""
+
 SERVING = """
 import http.server, os
 http.server.test(http.server.SimpleHTTPRequestHandler, port=int(os.environ["PORT"]), bind="0.0.0.0")
@@ -175,6 +190,21 @@ def test_links_and_pipes_of_a_job_lead_the_server_nowhere(vision: Tenant) -> Non
     cancel(vision, job_id)
     assert vision.engine.podman("ps", "--all", "--filter", f"name={name}", "--format", "{{.Names}}") == ""
     assert SECRET not in "\n".join(vision.lines(job_id))
+
+
+def test_a_job_that_forges_its_end_has_ended_and_keeps_nothing_of_others(vision: Tenant, speech: Tenant) -> None:
+    lies = [("1", "1e18", "0"), ("1e400", '"x"', str(64 << 20))]
+    forging = [vision.run("python3", "-c", LYING, *lie) for lie in lies]
+    kept = speech.run("true", workload={"container": {"auto_remove": False}})
+    for job_id in forging:
+        assert vision.until(job_id)["status"] == "COMPLETED"
+        # Its container and its network: nothing runs on beyond what the account is charged for.
+        vision.wait_until_cleared(job_id)
+    assert speech.until(kept)["status"] == "COMPLETED"
+    wait_for(lambda: len(speech.containers(kept)) == 1, "the removal of the network of a container that is kept")
+    (name,) = speech.containers(kept)
+    assert speech.engine.podman("inspect", "--format", "{{.State.Status}}", name) == "exited"
+    speech.engine.podman("rm", name)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_nothing_is_left_of_a_gang_whose_worker_is_killed(container_server: Cont
 
 def test_writer_that_needs_more_memory_is_why_the_step_fails(container_server: ContainerServer, location: str) -> None:
     server = container_server
-    job_id = submit(server, location, worker_mem="8Mi")  # too little for it to say so itself
+    job_id = submit(server, location, worker_mem="16Mi")  # too little for it to say so itself
     error = server.until(job_id)["error"]
     assert (error["error_type"], error["step"]) == ("OUT_OF_MEMORY", "dataset-initializer")
     assert "-dataset-initializer-" in error["error_message"]

@@ -236,7 +236,7 @@ def test_initializer_that_fails_says_how_and_nothing_is_left(container_server: C
     written = server.run_directory(missing).document("nodes/0/exit.json")
     assert written is not None
     assert (written["step"], written["exit_code"]) == ("dataset-initializer", 3)
-    assert written["evidence"]["last_lines"] == ["there is no such repository", "fetching hf://org/none"]
+    assert written["evidence"]["last_lines"] == ["fetching hf://org/none", "there is no such repository"]
 
 
 def test_cancelled_initializer_is_ended_with_its_container(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 from container_engine import plain_image
 from container_servers import ContainerServer
 from real_server import wait_for
@@ -70,17 +73,25 @@ def test_volumes_are_seen_inside_and_kept_to_the_data_roots(container_server: Co
         "from pathlib import Path\n"
         "print(Path('/seen/given.txt').read_text())\n"
         "Path('/seen/made.txt').write_text('made'); Path('/kept/made.txt').write_text('made')\n"
-        "try: Path('/only/x').write_text('x')\n"
-        "except OSError as error: print(error.strerror)"
+        "for path in ('/only/x', '/only/below/x'):\n"
+        "    try: Path(path).write_text('x')\n"
+        "    except OSError as error: print(error.strerror)"
     )
     volumes = [
         {"source": str(shown), "target": "/seen"},
         {"source": str(shown), "target": "/only", "read_only": True},
         {"source": "kept", "target": "/kept"},
     ]
-    job_id = server.run("python3", "-c", script, workload={"volumes": volumes})
-    assert server.until(job_id)["status"] == "COMPLETED"
-    assert server.lines(job_id) == ["given", "Read-only file system"]
+    below = shown / "below"
+    below.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", below], check=True)
+    try:
+        job_id = server.run("python3", "-c", script, workload={"volumes": volumes})
+        assert server.until(job_id)["status"] == "COMPLETED"
+        assert server.lines(job_id) == ["given", "Read-only file system", "Read-only file system"]
+        assert os.listdir(below) == []
+    finally:
+        subprocess.run(["umount", below], check=True)
     assert (shown / "made.txt").read_text() == "made"
     server.wait_until_cleared(job_id)
     (kept,) = server.engine.podman("volume", "ls", "--filter", "name=-kept$", "--format", "{{.Name}}").split()
@@ -136,16 +147,22 @@ def test_a_stop_reaches_a_container_without_python(container_server: ContainerSe
     server = container_server
     script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
     workload = {"image": plain_image(server.engine)}
-    polite, deaf = (
-        server.run("sh", "-c", text, workload={**workload, "grace_period_s": 1})
-        for text in (script, "trap '' TERM; echo up; while :; do sleep 1; done")
+    polite, deaf, plain = (
+        server.run("sh", "-c", text, workload={**workload, "grace_period_s": grace_s})
+        for text, grace_s in (
+            (script, 1),
+            ("trap '' TERM; echo up; while :; do sleep 1; done", 1),
+            # As any other process it dies of the signal, though it is the first of its container.
+            ("echo up; while :; do sleep 1; done", 3600),
+        )
     )
-    for job_id in (polite, deaf):
+    for job_id in (polite, deaf, plain):
         server.wait_for_line(job_id, "up")
         server.data("POST", f"/v1/jobs/{job_id}/cancel")
-    for job_id in (polite, deaf):
+    for job_id in (polite, deaf, plain):
         assert server.until(job_id)["status"] == "CANCELLED"
-        server.wait_until_cleared(job_id)
+        # What was booked for it is free now, and so it is gone.
+        assert server.containers(job_id) == []
     assert server.lines(polite) == ["up", "saved"]
 
 

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from container_engine import plain_image
+from container_engine import Engine, plain_image
 from container_servers import PACKAGES, ContainerServer
 from real_server import wait_for
+from trainmaster.backends import ContainerDefaults
+from trainmaster.backends.base import NotYetError
+from trainmaster.backends.container import ContainerBackend
+from trainmaster.backends.container.engine import Engine as ClientOfEngine
+from trainmaster.backends.local.forkclient import ForkServer
+from trainmaster.backends.local.inventory import LocalInventory
+from trainmaster.protocol.launch import Launch, Lifetime, Step
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.secrets import NO_SECRETS
 
 MEETING = """
 import os, socket
@@ -69,6 +84,66 @@ def test_an_engine_that_was_away_is_waited_for_and_costs_no_job_a_line(container
         lines = server.lines(job_id)
         assert lines == [str(number) for number in range(1, len(lines) + 1)]
         server.wait_until_cleared(job_id)
+
+
+class Slow(ForkServer):
+    """Starts workers that nobody has seen yet."""
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        self.within = order["within"]
+        return {}
+
+
+def test_a_service_that_is_launched_twice_keeps_its_port_and_no_plan_when_it_is_revoked(
+    engine: Engine, tmp_path: Path
+) -> None:
+    runs, workers, job_id = tmp_path / "runs", Slow(tmp_path / "forkserver"), f"job-{uuid.uuid4().hex[:12]}"
+    directory = RunDirectory(runs / job_id / "1")
+    backend = ContainerBackend(
+        engine=ClientOfEngine(engine.host),
+        defaults=ContainerDefaults(pull_policy="Never"),
+        inventory=LocalInventory(storage=tmp_path),
+        run_directory=lambda _: directory,
+        runs=runs,
+        workers=tmp_path / "workers",
+        passes_gpus=False,
+        fork_server=workers,
+    )
+    request = AttemptRequest(
+        job_id=job_id,
+        attempt=1,
+        token="",
+        rank_token="",
+        launch=Launch(
+            kind="container",
+            steps=(Step(name="main", argv=("serve",)),),
+            image=plain_image(engine),
+            lifetime=Lifetime.SERVICE,
+        ),
+        nodes=(NodeAssignment(node_id="a"),),
+        checkpoint_dir=str(tmp_path / "artifacts" / job_id / "checkpoints"),
+        output_dir=str(tmp_path / "artifacts" / job_id / "output"),
+        owner_file=str(runs / job_id / "owner.json"),
+    )
+    directory.create(request)
+
+    def submitted() -> str | None:
+        with contextlib.suppress(NotYetError):  # the image is looked into
+            return backend.submit(request, NO_SECRETS)
+        return None
+
+    ports = []
+    for _ in range(2):
+        wait_for(submitted, "the launch")
+        (plan,) = (tmp_path / "workers/plans").iterdir()
+        document = json.loads(plan.read_text())["containers"]["main"]["document"]
+        assert list(document["ExposedPorts"]) == [f"{workers.within['port']}/tcp"]
+        ports.append(workers.within["port"])
+    assert ports[0] == ports[1] > 0
+    backend.revoke(request)
+    assert list((tmp_path / "workers/plans").iterdir()) == []
+    backend.close()
+    engine.podman("network", "rm", "--force", f"tm-{job_id}.1")
 
 
 def test_account_with_a_user_of_its_own_runs_no_containers(container_server: ContainerServer) -> None:

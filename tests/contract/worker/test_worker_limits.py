@@ -59,12 +59,12 @@ def test_rank_beyond_its_memory_is_killed_and_its_neighbour_is_not(attempts: Att
 def test_process_of_a_rank_that_is_killed_for_memory_is_why_the_rank_failed(attempts: Attempts) -> None:
     code = (
         f"{TAKE}import os\nif os.fork() == 0:\n    take(400)\n    os._exit(0)\n"
-        "os.wait()\nraise RuntimeError('a loader is gone')"
+        "os.wait()\nraise RuntimeError('a loader was killed')"
     )
     ended = attempts.python(code, memory_mb=200).run()
     assert (ended["reason"], ended["exit_code"]) == (Reason.OUT_OF_MEMORY, 1)
     assert "the kernel had killed a process of its job: out of memory (200 MB are booked" in ended["message"]
-    assert ended["message"].endswith("RuntimeError: a loader is gone")
+    assert ended["message"].endswith("RuntimeError: a loader was killed")
 
 
 @needs_limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.checking import checked
 from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.rendering import ImageFacts
+from trainmaster.coordinator.running import private_places
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import RunDirectory, exit_document, write_document
+from trainmaster.settings import Settings
 
 IMAGE = ImageFacts(
     id="sha256:1", environment={}, entrypoint=(), command=("serve",), working_directory="/", python="python3"
@@ -64,8 +67,27 @@ def test_what_is_mounted_is_the_directory_that_was_looked_at(tmp_path: Path, def
     for private in ("home", "home/state"):
         with pytest.raises(LaunchError, match="keeps its own state"):
             mounted(defaults, tmp_path / private, read_only=True)
-    with pytest.raises(LaunchError, match="no such directory"):
-        mounted(defaults, tmp_path / "data/nowhere")
+    (tmp_path / "data/file").touch()
+    (tmp_path / "data/loop").symlink_to("loop")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "data/engine.sock"))
+    for name in ("nowhere", "file", "engine.sock", "loop"):
+        with pytest.raises(LaunchError, match="no such directory"):
+            mounted(defaults, tmp_path / "data" / name, read_only=True)
+
+
+def test_what_others_could_pass_for_the_server_with_is_mounted_by_nobody(tmp_path: Path) -> None:
+    for name in ("state", "keys", "tls", "config", "data"):
+        (tmp_path / name).mkdir()
+    settings = Settings(
+        data_dir=tmp_path / "state", database_url=f"sqlite:///{tmp_path}/keys/tm.db", tls_key=tmp_path / "tls/key.pem"
+    )
+    private = private_places(settings, tmp_path / "config/config.toml")
+    defaults = ContainerDefaults(data_roots=(tmp_path,), set_data_roots=(tmp_path,), private=private)
+    for name in ("", "state", "keys", "tls", "config"):
+        with pytest.raises(LaunchError, match="keeps its own state"):
+            mounted(defaults, tmp_path / name, read_only=True)
+    assert mounted(defaults, tmp_path / "data") == str(tmp_path / "data")
 
 
 def test_a_home_that_no_operator_has_named_can_only_be_read(tmp_path: Path, defaults: ContainerDefaults) -> None:

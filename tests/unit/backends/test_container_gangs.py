@@ -1,12 +1,20 @@
-"""The plan of a step that has a gang: which containers there are, and how large each is."""
+"""The plan of a step that has a gang: which containers there are, and how large each is; and the gang's end."""
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections import defaultdict
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
+
+from trainmaster.backends.container import gangs
+from trainmaster.backends.container.engine import Engine
 from trainmaster.backends.container.initializers import plan_document, planned_names
-from trainmaster.backends.container.rendering import ImageFacts, Surroundings
+from trainmaster.backends.container.rendering import KEEP, ImageFacts, Surroundings
 from trainmaster.protocol.launch import Gang, Launch, Size, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 
@@ -50,3 +58,72 @@ def test_gang_is_planned_with_its_sizes() -> None:
     assert documents["size"]["HostConfig"]["MemorySwap"] == 3 << 20
     assert documents["head"]["HostConfig"]["Mounts"] == documents["size"]["HostConfig"]["Mounts"]
     assert planned["gang"]["argv"] == ["-m", "write"]
+
+
+DOCUMENTS = {f"writer-{index}": {"Labels": {KEEP: "no"}} for index in range(4)}
+
+
+class RecordedEngine:
+    """Has containers that run until they are removed."""
+
+    def __init__(self, *, told_to_end_after: int = -1) -> None:
+        self.made: list[str] = []
+        self.ended: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self._told_to_end_after = told_to_end_after
+
+    def create(self, name: str, _: Any) -> None:
+        self.made.append(name)
+        if len(self.made) == self._told_to_end_after:
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    def start(self, name: str) -> None:
+        assert not self.ended[name].is_set()
+
+    def process(self, _: str) -> None:
+        return None
+
+    def output(self, _: str) -> str:
+        return ""
+
+    def ran_out_of_memory(self, _: str) -> bool:
+        return False
+
+    def end_of(self, name: str) -> int:
+        self.ended[name].wait()
+        return 137
+
+    def remove(self, name: str) -> None:
+        self.ended[name].set()
+
+    def gang(self) -> gangs.Gang:
+        return gangs.Gang(
+            cast("Engine", self), "head", DOCUMENTS, end_of=self.end_of, tell=lambda *_: pytest.fail("nothing to tell")
+        )
+
+
+def test_gang_that_is_told_to_end_while_it_is_started_starts_no_more_of_it() -> None:
+    engine = RecordedEngine(told_to_end_after=2)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with pytest.raises(SystemExit) as ended, engine.gang():
+            pytest.fail("it has a head")
+        assert ended.value.code == 128 + signal.SIGTERM
+        assert engine.made == ["writer-0", "writer-1"]
+        assert all(engine.ended[name].is_set() for name in engine.made)
+    finally:
+        signal.sigtimedwait([signal.SIGTERM], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_writers_that_are_ended_after_their_head_are_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gangs, "_LAST_S", 0.05)
+    engine, others = RecordedEngine(), set(threading.enumerate())
+    with engine.gang() as gang:
+        watching = set(threading.enumerate()) - others
+        assert len(watching) == len(DOCUMENTS)
+    for thread in watching:
+        thread.join()
+    assert not gang.broke_head
+    assert capsys.readouterr().err == ""

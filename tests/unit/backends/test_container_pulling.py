@@ -146,16 +146,18 @@ def test_a_pull_tells_how_many_of_its_layers_are_here() -> None:
     assert pull.progress() == f"pulling {IMAGE}: 2 of 3 layers"
 
 
-def test_a_pull_of_which_nothing_is_heard_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_is_told_of_the_end_may_ask_at_once() -> None:
     engine = ScriptedEngine()
     engine.goes_on.clear()
     pulls = Pulls(engine)
-    with pytest.raises(NotYetError):
+    with pytest.raises(NotYetError) as wait:
         pulls.fetch(IMAGE, policy="Always", attempt_id="a.1")
-    monkeypatch.setattr(pulling, "_SILENT_S", -1.0)
-    with pytest.raises(LaunchError, match="nothing was heard"):
-        pulls.fetch(IMAGE, policy="Always", attempt_id="a.1")
-    monkeypatch.undo()
+    done = threading.Event()
+
+    def ask(_: object) -> None:
+        fetch(pulls, "a.1")
+        done.set()
+
+    wait.value.until.add_done_callback(ask)
     engine.goes_on.set()
-    fetch(pulls, "a.2")
-    assert engine.pulls == 2
+    assert done.wait(10)

@@ -69,8 +69,11 @@ def test_backend_without_its_library_is_told_with_what_installs_it() -> None:
 
 def test_backend_that_nobody_named_is_made_on_first_use_and_from_the_start_ever_after(tmp_path: Path) -> None:
     def deferred() -> DeferredBackend:
-        return DeferredBackend(CONTAINER, CAPABILITIES[CONTAINER], Opened, used=tmp_path / "used")
+        return DeferredBackend(
+            CONTAINER, CAPABILITIES[CONTAINER], Opened, used=tmp_path / "used", leaves_something=lambda: left
+        )
 
+    left = True
     Opened.made = Opened.opened = 0
     first = deferred()
     first.open()
@@ -83,6 +86,12 @@ def test_backend_that_nobody_named_is_made_on_first_use_and_from_the_start_ever_
     for _ in range(2):
         first.stop(ATTEMPT, Control(seq=1))
     assert (Opened.made, Opened.opened) == (1, 1)
+    first.close()
+    second = deferred()
+    second.open()
+    assert (Opened.made, Opened.opened) == (2, 2)
+    left = False
+    second.close()
     deferred().open()
     assert (Opened.made, Opened.opened) == (2, 2)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from trainmaster.coordinator import retention as collecting
 from trainmaster.coordinator.retention import ORPHAN_AGE_S, Collected, Collector
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Checkpoint, Job
@@ -135,6 +136,22 @@ def test_run_directory_of_a_job_that_ended_goes_and_of_one_that_runs_stays(place
         assert events.feed(connection, EVERYTHING, 0, 1000)[-1][1].type == "runs_removed"
     place.collector().sweep()
     assert os.listdir(place.roots.path(RUNS, "")) == [running.job_id]
+
+
+def test_what_cannot_be_removed_is_told_of_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    place.end(place.start())
+    place.collect(runs_s=500)
+    monkeypatch.setattr(collecting, "remove_tree", refuse)  # files of others, where the server is not root
+    collector = place.collector()
+    for _ in range(2):
+        collector.sweep()
+    (record,) = [record for record in caplog.records if "cannot be removed" in record.message]
+    assert "Permission denied" in record.message
 
 
 def test_resumed_service_keeps_its_run_directory(place: Place) -> None:

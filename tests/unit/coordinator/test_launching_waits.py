@@ -73,8 +73,9 @@ class World:
         self.acting.act(ClusterView().with_jobs([self.job]), now)
 
 
-def placed_job(job_id: str, backend: str) -> Job:
-    document = {"name": "j", "workload": {"kind": "command", "argv": ["x"]}, "resource_config": {"gpu_count": 0}}
+def placed_job(job_id: str, backend: str, **workload: Any) -> Job:
+    workload = {"kind": "command", "argv": ["x"], **workload}
+    document = {"name": "j", "workload": workload, "resource_config": {"gpu_count": 0}}
     request = parse_submit(document)
     new = submit(request, account_id="a", job_id=job_id, created_by="t", now=0.0, default_backend=backend)
     admitted = admit(new.job, now=0.0)
@@ -131,7 +132,7 @@ def test_a_wait_that_is_longer_than_a_launch_may_take_is_survived_and_told(world
     # From here on nobody claims it.
     world.hints.clear()
     ready.set_result(None)
-    assert world.hints
+    assert len(world.hints) == 1
     world.backend.error, before = None, world.backend.submitted
     world.pass_at(599.1)
     assert world.backend.submitted == before + 1
@@ -146,6 +147,42 @@ def test_a_launch_that_nobody_claims_is_withdrawn_in_time(world: World) -> None:
         assert world.backend.revoked == 0
         world.pass_at(float(second))
     assert world.backend.revoked == 1
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_the_working_directory_goes_with_an_attempt_whose_worker_has_not_removed_it(
+    world: World, tmp_path: Path, removes: bool
+) -> None:
+    world.job = placed_job("j", "slow", remove_working_directory=removes)
+    world.pass_at(1.0)
+    (tmp_path / "runs/j/1/work/left").mkdir(parents=True)
+    world.acting.act(ClusterView(), 2.0)  # it has ended
+    assert (tmp_path / "runs/j/1/work").exists() is not removes
+    assert (tmp_path / "runs/j/1").exists()
+
+
+def test_a_job_is_tried_later_and_later_until_it_has_begun(world: World) -> None:
+    def refused_at(now: float) -> float:
+        world.pass_at(now)
+        world.pass_at(now)
+        assert world.job.status is JobStatus.QUEUED
+        wait_s = world.job.not_before - now
+        again = place(world.job, now=now, shares=[Share(node_id="n")], token="t")
+        assert again is not None
+        world.job = again.job
+        return wait_s
+
+    world.backend.error = LaunchError("no engine answers")
+    assert [refused_at(now) for now in (1.0, 2.0, 3.0)] == [5, 10, 20]
+    sight = Sight(
+        attempt=world.job.live.number, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))]
+    )
+    claimed = observe(world.job, sight, now=4.0)
+    assert claimed is not None
+    waits, world.job = world.job, claimed.job
+    world.pass_at(4.0)
+    world.job = waits
+    assert refused_at(5.0) == 5
 
 
 def test_a_backend_says_itself_when_to_try_again(world: World) -> None:
@@ -187,3 +224,51 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
     finally:
         free.set()
         acting.close()
+
+
+def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.coordinator.acting.CLOSE_S", 0.2)
+    free, done, stopped = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    class Hanging(SlowBackend):
+        def stop(self, request: AttemptRequest, control: Control) -> None:
+            stopped.release()
+
+        def kill(self, request: AttemptRequest) -> None:
+            stopped.release()
+            free.wait(30)
+
+        def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+            stopped.release()
+            free.wait(30)
+            return None
+
+    class Prompt(SlowBackend):
+        def stop(self, request: AttemptRequest, control: Control) -> None:
+            done.set()
+
+    acting = acting_for({"slow": Hanging(), "local": Prompt()}, tmp_path, None)
+    stuck = [running_and_cancelled(f"stuck-{number}", "slow") for number in range(4)]
+    view = ClusterView().with_jobs(stuck)
+    try:
+        acting.act(view, 1.0)
+        assert all(stopped.acquire(timeout=10) for _ in stuck)
+        wait_until_idle(acting)
+        acting.act(view.with_jobs([placed_job("launched", "slow")]), 1000.0)
+        assert all(stopped.acquire(timeout=10) for _ in (*stuck, "launched"))
+        acting.act(view.with_jobs([running_and_cancelled("local", "local")]), 1000.0)
+        assert done.wait(10)
+        began = time.monotonic()
+        acting.close()
+        assert time.monotonic() - began < 5
+    finally:
+        free.set()
+
+
+def wait_until_idle(acting: Acting) -> None:
+    deadline = time.monotonic() + 10
+    while any(memory.busy for memory in acting._memory.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -369,6 +369,18 @@ def test_launch_that_fails_is_tried_again_or_final(reason: Reason, status: str) 
     assert settled(change).status == status
 
 
+def test_launches_that_are_refused_in_a_row_are_tried_again_later_and_later_up_to_a_minute() -> None:
+    def wait_s(before: int, again_in_s: float | None = None) -> float:
+        reason = Reason.ENGINE_UNAVAILABLE
+        change = endings.refuse_launch(
+            placed(new_job()), now=NOW, attempt=1, message="no", reason=reason, before=before, again_in_s=again_in_s
+        )
+        return settled(change).not_before - NOW
+
+    assert [wait_s(before) for before in (0, 1, 2, 3, 4, 5, 2000)] == [5, 10, 20, 40, 60, 60, 60]
+    assert wait_s(3, again_in_s=7.0) == 7
+
+
 def test_what_a_launch_waits_for_is_told_until_it_starts_or_is_to_stop() -> None:
     job = settled(endings.tell_wait(placed(new_job()), now=NOW, message="pulling it"))
     assert (job.status, job.message) == (JobStatus.SCHEDULING, "pulling it")

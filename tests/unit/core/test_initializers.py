@@ -181,6 +181,10 @@ def test_good_initializers_are_accepted(part: dict[str, Any]) -> None:
         ({"dataset": {**CACHE, "storage_uri": "cache://a"}}, "dataset.storage_uri", "must be cache://schema/table"),
         ({"dataset": {**CACHE, "metadata_loc": "m.json"}}, "dataset.metadata_loc", "or an absolute path"),
         ({"dataset": {**CACHE, "worker_mem": "much"}}, "dataset.worker_mem", "such as 2, 500m or 4Gi"),
+        ({"dataset": {**CACHE, "worker_mem": "512m"}}, "dataset.worker_mem", "for mebibytes write Mi"),
+        ({"dataset": {**CACHE, "head_mem": "1"}}, "dataset.head_mem", "must be at least 16Mi"),
+        ({"dataset": {**CACHE, "worker_cpu": "0m"}}, "dataset.worker_cpu", "must be more than 0"),
+        ({"dataset": {**CACHE, "head_cpu": "0"}}, "dataset.head_cpu", "must be more than 0"),
     ],
 )
 def test_bad_initializers_are_refused_at_their_field(part: dict[str, Any], field: str, message: str) -> None:
@@ -190,6 +194,13 @@ def test_bad_initializers_are_refused_at_their_field(part: dict[str, Any], field
     assert problem.field == f"workload.initializers.{field}"
     assert message in problem.message
     assert not [value for value in VALUES if value in str(caught.value)]
+
+
+def test_amounts_that_were_taken_before_are_still_read() -> None:
+    stored = dump(parse_submit(document(dataset={**CACHE, "worker_mem": "16Mi"})))
+    stored["workload"]["initializers"]["dataset"] |= {"worker_mem": "512m", "worker_cpu": "0"}
+    read = load_stored(SPEC_VERSION, json.loads(json.dumps(stored)))
+    assert dump(read) == stored
 
 
 @pytest.mark.parametrize("kind", ["service", "job_class"])

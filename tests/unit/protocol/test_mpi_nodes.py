@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol import mpi_nodes
+from trainmaster.protocol import function_runner, mpi_nodes
 
 PATIENCE_S = 30.0
 LEAD = "import sys\nfrom trainmaster.protocol.mpi_nodes import lead\nsys.exit(lead(sys.argv[1:], ['program']))"
+NONCE = b'{"nonce": "%s"}\n' % (b"1" * 32)
 FOLLOW = "from trainmaster.protocol.mpi_nodes import follow\nfollow()"
 
 
@@ -91,7 +92,7 @@ def test_process_of_mpi_that_fails_ends_without_farewell(failure: str, code: int
 def test_node_whose_leader_is_gone_says_so(listener: socket.socket) -> None:
     def hang_up() -> None:
         connection, _ = listener.accept()
-        connection.sendall(b'{"nonce": "1"}\n')
+        connection.sendall(NONCE)
         connection.recv(4096)
         connection.close()
 
@@ -104,7 +105,7 @@ def test_node_runs_nothing_for_who_has_not_the_token(tmp_path: Path, listener: s
     def pretend() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.sendall(b'{"nonce": "1"}\n')
+            connection.sendall(NONCE)
             connection.recv(4096)
             order = {"command": f"touch {tmp_path}/ran", "proof": "0" * 64}
             connection.sendall(json.dumps(order).encode() + b"\n")
@@ -113,6 +114,92 @@ def test_node_runs_nothing_for_who_has_not_the_token(tmp_path: Path, listener: s
     with pytest.raises(ConnectionError, match="none of this job"):
         mpi_nodes.follow()
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("greeting", "order"), [("{nonce} {command} #", "{command} # node"), ("{nonce}", "{command}")])
+def test_what_a_node_proves_to_a_stranger_orders_no_other_to_run_anything(
+    tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch, greeting: str, order: str
+) -> None:
+    """Two nodes reach one who has not the token: what the first proves is shown to the second as an order."""
+    command = f"touch {tmp_path}/ran"
+    # Named as the command is, and so proving that name: the most that it could be made to prove.
+    monkeypatch.setenv("NODE_RANK", command)
+
+    def be_between() -> None:
+        first, _ = listener.accept()
+        second, _ = listener.accept()
+        with first, second, first.makefile("rw") as asked, second.makefile("rw") as victim:
+            victim.write(NONCE.decode())
+            victim.flush()
+            wanted = json.loads(victim.readline())["nonce"]
+            asked.write(json.dumps({"nonce": greeting.format(nonce=wanted, command=command)}) + "\n")
+            asked.flush()
+            proof = json.loads(asked.readline() or "{}").get("proof")
+            victim.write(json.dumps({"command": order.format(command=command), "proof": str(proof)}) + "\n")
+            victim.flush()
+            victim.readline()
+
+    threading.Thread(target=be_between, daemon=True).start()
+    refused: list[str] = []
+
+    def follow() -> None:
+        with pytest.raises(ConnectionError) as caught:
+            mpi_nodes.follow()
+        refused.append(str(caught.value))
+
+    nodes = [threading.Thread(target=follow, daemon=True) for _ in range(2)]
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(PATIENCE_S)
+    assert any("none of this job" in said for said in refused)
+    assert len(refused) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("said", [b'{"nonce": "1"}', b'{"nonce": "%s node"}' % (b"1" * 32), b"[]", b"\xff", b""])
+def test_node_proves_nothing_to_who_does_not_greet_it(
+    listener: socket.socket, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_nodes, "_HANDSHAKE_S", 0.5)
+    heard: list[bytes] = []
+
+    def greet() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(said + b"\n" if said else b"")
+            heard.append(connection.recv(4096))
+
+    stranger = threading.Thread(target=greet, daemon=True)
+    stranger.start()
+    with pytest.raises(ConnectionError, match="none of this job"):
+        mpi_nodes.follow()
+    stranger.join(PATIENCE_S)
+    assert heard == [b""]
+
+
+def test_port_that_is_taken_is_not_told_of_the_launcher(listener: socket.socket, tmp_path: Path) -> None:
+    for module, name in ((function_runner, function_runner.RUNNER_FILE), (mpi_nodes, function_runner.MPI_FILE)):
+        (tmp_path / name).write_text(Path(str(module.__file__)).read_text())
+    taken = str(listener.getsockname()[1])
+    for launcher, port, told in (
+        ("sh -c true", taken, f"the nodes cannot meet at port {taken} of node 0: Address already in use"),
+        (
+            "no-such-mpirun",
+            "0",
+            "no-such-mpirun, which starts the processes of MPI, cannot be run here: No such",
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, tmp_path / function_runner.RUNNER_FILE],
+            env={**os.environ, "NODE_RANK": "0", "MPI_LAUNCHER": launcher, "MASTER_PORT": port},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+        assert (done.returncode, done.stderr[: len(told)]) == (1, told)
+    assert 'packages_to_install=["openmpi"]' in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from trainmaster.protocol.rundir import (
     exit_document,
     gap_document,
     log_stream,
+    read_document,
     worker_stream,
 )
 
@@ -83,6 +85,21 @@ def test_a_pipe_a_socket_a_directory_and_a_device_are_not_there_and_hold_nobody_
         open_below("/dev", "null")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
+def test_what_another_user_keeps_to_itself_is_not_there() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "own").mkdir(mode=0o700)
+        for name in ("exit.json", "own/exit.json"):
+            Path(place, name).touch(mode=0o600)
+        os.chmod(place, 0o755)
+        os.seteuid(65534)
+        try:
+            assert [status_below(place, name) for name in ("exit.json", "own/exit.json")] == [None, None]
+        finally:
+            os.seteuid(0)
+        assert status_below(place, "exit.json") is not None
+
+
 def test_nothing_is_left_open(top: Path) -> None:
     (top / LOG).symlink_to("/dev/null")
     os.mkfifo(top / "nodes/0/pipe")
@@ -113,3 +130,12 @@ def test_a_document_without_an_end_is_none(top: Path) -> None:
         file.write(json.dumps({"reason": "SUCCEEDED"}))
         file.truncate(MOST_DOCUMENT_BYTES + 1)
     assert RunDirectory(top).document(exit_document(0)) is None
+    assert read_document(top / exit_document(0)) is None
+
+
+def test_a_document_by_its_path_is_a_plain_file_too(top: Path) -> None:
+    (top / "link").symlink_to(top.parent / "secret")
+    os.mkfifo(top / "pipe")
+    assert [read_document(top / name) for name in ("link", "pipe", "nodes", "none")] == [None] * 4
+    (top.parent / "way").symlink_to(top.parent)
+    assert read_document(top.parent / "way" / "secret") == {"of": "another account"}  # the way to it is ours

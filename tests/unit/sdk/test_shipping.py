@@ -167,6 +167,16 @@ def test_sources_are_sent_files_and_directories_alike(client: Client, tmp_path: 
     ]
 
 
+def test_what_an_ignore_file_names_is_not_sent_with_its_directory(client: Client, tmp_path: Path) -> None:
+    for name in ("src/a.py", "src/.env", "src/deep/b.py", "src/deep/out.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "src" / ".gitignore").write_text(".env\n")
+    (tmp_path / "src" / "deep" / ".gitignore").write_text("*.bin\n.gitignore\n")
+    document = ship(client, {"workload": {"kind": "command", "files": [{"source": "src"}]}}, tmp_path)
+    assert paths_in(document) == ["src/.gitignore", "src/a.py", "src/deep/b.py"]
+
+
 def test_file_that_the_server_has_is_not_sent_again(client: Client, blobs: Blobs, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_bytes(b"print(1)")
     document = {"workload": {"kind": "script", "path": "train.py"}}

@@ -35,6 +35,7 @@ def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
     server = ServerBackendConfig(url="http://127.0.0.1:1")
     chosen = choose(server, around(tmp_path, in_cluster=True))
     assert (chosen.name, chosen.server) == (None, server)
+    assert choose("http://127.0.0.1:1", around(tmp_path, in_cluster=True)).server == server
     containers = choose(
         ContainerBackendConfig(
             pull_policy="never",  # type: ignore[arg-type]
@@ -69,7 +70,7 @@ def test_images_and_time_of_initializers_are_those_of_the_configuration(tmp_path
     ("config", "says"),
     [
         (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
-        ("local", "not a str"),
+        ("local", "no URL of a server"),
         ({}, "not a dict"),
     ],
 )
@@ -102,10 +103,15 @@ def test_without_a_configuration_the_configured_server_comes_first(tmp_path: Pat
     chosen = choose(None, around(tmp_path, environment={"TRAINMASTER_URL": "http://127.0.0.1:1"}, in_cluster=True))
     assert (chosen.name, chosen.server) == (None, None)
     assert "TRAINMASTER_URL" in str(Backend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why))
+    assert chosen.workload == {}
 
 
 def test_without_a_cluster_jobs_run_on_this_machine(tmp_path: Path) -> None:
-    assert "no Kubernetes cluster" in choose(None, around(tmp_path)).why
+    chosen = choose(None, around(tmp_path))
+    assert "no Kubernetes cluster" in chosen.why
+    assert chosen.workload == choose(LocalProcessBackendConfig(), around(tmp_path)).workload
+    backend = Backend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why, this_machine=True)
+    assert "of this machine, http://127.0.0.1:1 (as" in repr(backend)
     (tmp_path / ".kube").mkdir()
     for useless in ("", "current-context: ''", "a: [", "\0"):
         (tmp_path / ".kube" / "config").write_text(useless)
@@ -142,11 +148,11 @@ def test_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
     assert "the Kubernetes context 'team-a' of" in asked[-1]
 
 
-def test_who_has_agreed_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_answered_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["n", "y"]
     monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
-    question = "Instead? (asked by a test)"
-    assert [_ask_once(question) for _ in range(4)] == [False, True, True, True]
+    questions = ["Instead? (asked by a test)", "Instead of another? (asked by a test)"]
+    assert [_ask_once(question) for question in questions for _ in range(3)] == [False] * 3 + [True] * 3
     assert not answers
 
 
@@ -171,6 +177,73 @@ def test_files_of_any_directory_are_all_but_caches(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", "")  # no git
     write(tmp_path, "train.py", "lib/model.py", "lib/__pycache__/model.pyc", "env/pyvenv.cfg", "env/bin/python")
     assert files_of(tmp_path) == ["lib/model.py", "train.py"]
+
+
+IGNORING = {
+    ".gitignore": ".env\n*.log\n/data/\nraw/*\n!raw/kept.txt\n**/cache\n# a note\n!\n\\#odd\nüb*\n"
+    "/deep/**\n!/deep/b\na/**/z\n[ab]?.t[!x]t\n*.q[\nspaced\\  \nend   \n",
+    "lib/.gitignore": "!kept.log\n/only_here\n*\n!*/\n!*.py\n!.gitignore\n",
+    "named/.gitignore": "*.bin\n",
+}
+"""What counts where: nested files, negation, what is anchored, and lines that say nothing."""
+LYING_THERE = (
+    *("train.py", ".env", "lib/.env", "a.log", "lib/kept.log", "lib/only_here", "lib/deep/only_here", "lib/deep/m.py"),
+    *(
+        "data/x",
+        "lib/data/x.py",
+        "raw/kept.txt",
+        "raw/other.txt",
+        "raw/in/kept.txt",
+        "x/cache/y",
+        "x/z",
+        "#odd",
+        "übel",
+    ),
+    *(
+        "deep/b/c",
+        "deep/d",
+        "a/z",
+        "a/b/c/z",
+        "b/a/z",
+        "a1.txt",
+        "b2.txt",
+        "a1.txxt",
+        "c1.txt",
+        "f.q[",
+        "spaced ",
+        "end",
+    ),
+    *("named/a.txt", "named/b.bin", "named/.env"),
+)
+
+
+@pytest.mark.parametrize("excluded", ["", "named/\nx/z\n"])
+def test_ignore_files_mean_without_git_what_they_mean_with_it(
+    excluded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *LYING_THERE)
+    for name, text in IGNORING.items():
+        (tmp_path / name).write_text(text)
+    without_work_tree = files_of(tmp_path)
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    (tmp_path / ".git" / "info" / "exclude").write_text(excluded)
+    places = [tmp_path, tmp_path / "lib", tmp_path / "named"]
+    by_git = [files_of(each) for each in places]
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "")
+        assert [files_of(each) for each in places] == by_git
+    assert "train.py" in by_git[0]
+    assert not {".env", "lib/.env", "data/x", "named/.env"} & {*by_git[0], *without_work_tree}
+    assert excluded or without_work_tree == by_git[0]
+    # One that is ignored itself was named on purpose.
+    assert by_git[2] == ([".env", ".gitignore", "a.txt"] if excluded else [".gitignore", "a.txt"])
+
+
+def test_ignore_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    (tmp_path / ".gitignore").symlink_to(".gitignore")
+    with pytest.raises(ValueError, match="cannot read"):
+        files_of(tmp_path)
 
 
 def test_directory_without_files_is_refused(tmp_path: Path) -> None:

@@ -211,6 +211,10 @@ def test_failure_says_why_where_and_what_it_wrote_last() -> None:
         "job first is Failed (FAILED, EXITED_NONZERO): rank 1 exited\n"
         "exit code 3 of rank 1 in the step node\nmend it\nits last lines:\n  boom"
     )
+    without = {**FAILURE, "last_lines": ["ModuleNotFoundError: No module named 'torch.nn'"]}
+    said = failure({**failed, "error": without, "kind": "function"}, [])  # type: ignore[typeddict-item]
+    assert 'packages_to_install=["torch"]' in said
+    assert "mend it" not in said
     cancelled = whole(status="CANCELLED", status_reason="CANCELLED")
     assert failure(cancelled, ["bye"]).splitlines() == [
         "job first is Failed (CANCELLED, CANCELLED)",
@@ -224,6 +228,7 @@ def test_event_says_what_happened_when() -> None:
     shown = event(happened, "first")
     assert (shown.involved_object_kind, shown.involved_object_name, shown.reason) == ("TrainJob", "first", "QUEUED")
     assert event({**happened, "reason": "SUCCEEDED"}, "first").reason == "SUCCEEDED"
+    assert event({**happened, "type": "launch_waits", "to": None}, "first").reason == "LAUNCH_WAITS"
 
 
 def test_name_is_the_handle_or_the_id() -> None:

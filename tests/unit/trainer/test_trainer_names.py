@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
 
 import trainmaster.trainer
 from trainmaster.trainer import constants, options, types
+from trainmaster.trainer.naming import successors
 
 PROGRAM = """
 import json, sys
@@ -34,6 +36,20 @@ def found(**environment: str) -> Any:
         [sys.executable, "-c", PROGRAM], env={**kept, **environment}, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_retry", "names"),
+    [
+        ("lab", False, ["lab-2", "lab-3"]),
+        ("lab-2", True, ["lab-3", "lab-4"]),
+        ("run-5", False, ["run-5-2", "run-5-3"]),
+        ("a" * 60 + "-bc", False, ["a" * 60 + "-2", "a" * 60 + "-3"]),
+        (None, False, [None]),
+    ],
+)
+def test_retry_is_named_after_its_job(name: str | None, is_retry: bool, names: list[str | None]) -> None:
+    assert list(islice(successors(name, is_retry=is_retry), 2)) == names
 
 
 def test_names_for_training_code_load_no_library_and_the_defaults() -> None:

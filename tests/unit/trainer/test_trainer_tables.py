@@ -92,6 +92,15 @@ def test_list_of_jobs_is_one_table() -> None:
     assert [row[0] for row in rows] == ["job", "first", "second"]
     assert [name in terminal(jobs) for name in ("first", "second", "step 30 of 120")] == [True, True, True]
     assert jobs == [job("first"), job("second")]
+    assert isinstance(jobs[1:], Listing)
+    assert jobs[1:]._repr_html_() == Listing([jobs[1]])._repr_html_()
+
+
+def test_job_as_text_is_one_short_line() -> None:
+    assert repr(job(message="as it was told")) == (
+        "TrainJob(name='first', status='Running', state='CHECKPOINTING', runtime='torch-distributed', "
+        "message='as it was told')"
+    )
 
 
 def test_empty_list_says_so() -> None:

@@ -46,6 +46,8 @@ def test_group_is_held_to_what_is_booked(own: Path) -> None:
     assert (own / "cgroup.subtree_control").read_text() == "+cpu"  # the last of two
     (group / "memory.events").write_text("oom 1\noom_kill 1\n")
     assert cgroup.oom_kills() == 1
+    cgroup.count_anew()
+    assert cgroup.oom_kills() == 0
 
 
 def test_group_without_controllers_holds_its_processes_to_nothing(own: Path) -> None:

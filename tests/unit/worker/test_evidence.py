@@ -82,11 +82,13 @@ def test_evidence_traceback_that_was_cut_off_has_a_frame_without_error() -> None
 
 
 def test_evidence_traceback_on_standard_output_counts_too() -> None:
-    assert evidence_from(b"warning\n", PLAIN).error == "ValueError: bad batch"
+    evidence = evidence_from(b"warning\n", PLAIN)
+    assert evidence.error == evidence.last_lines[-1] == "ValueError: bad batch"
 
 
-def test_evidence_last_lines_are_the_errors_then_the_output() -> None:
-    assert evidence_from(b"e1\ne2\n", b"o1\n\no2\n").last_lines == ("e1", "e2", "o1", "o2")
+def test_evidence_last_lines_are_the_output_then_the_errors() -> None:
+    assert evidence_from(b"e1\ne2\n", b"o1\n\no2\n").last_lines == ("o1", "o2", "e1", "e2")
+    assert evidence_from(PLAIN, b"epoch 1\n").last_lines[-1] == "ValueError: bad batch"
 
 
 def test_evidence_last_lines_are_few_and_short() -> None:

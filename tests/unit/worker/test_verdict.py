@@ -100,9 +100,14 @@ def test_verdict_kill_counts_as_out_of_memory_only_when_the_kernel_says_so(
 
 
 def test_verdict_kills_of_a_group_with_a_limit_explain_a_failure() -> None:
-    verdict = failure(exited(1), raised("RuntimeError: a loader is gone"), oom_kills=1, memory_limit_mb=512)
+    missed = raised("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly")
+    verdict = failure(exited(1), missed, oom_kills=1, memory_limit_mb=512)
     assert verdict.reason is Reason.OUT_OF_MEMORY
     assert "out of memory (512 MB are booked for the node): RuntimeError" in verdict.message
+    assert failure(exited(1), oom_kills=1, memory_limit_mb=512).reason is Reason.OUT_OF_MEMORY
+    # One that was survived does not explain an error of the rank's own.
+    own = failure(exited(1), raised("ValueError: bad"), oom_kills=1, memory_limit_mb=512)
+    assert own.reason is Reason.EXITED_NONZERO
     assert failure(exited(1), oom_kills=0, memory_limit_mb=512).reason is Reason.EXITED_NONZERO
     # Where others are counted too, a kill may have been anybody's.
     assert failure(exited(1), oom_kills=1).reason is Reason.EXITED_NONZERO

@@ -98,6 +98,7 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
         checkpoint_id=wanted.checkpoint_id,
         modify_resources=wanted.modify_resources,
         new_resource_config=None if resources is None else resources.model_dump(mode="json"),
+        handle=wanted.handle,
         tokens=await forwarded_tokens(request, context),
         idempotency=idempotency_of(request, document),
     )

@@ -11,7 +11,7 @@ from trainmaster.core.fields import Flag, Matches, Model, Name
 from trainmaster.core.job import Job
 from trainmaster.core.spec import ResourceConfig
 from trainmaster.core.spec.scheduling import Priority
-from trainmaster.core.spec.submit import Labels
+from trainmaster.core.spec.submit import Handle, Labels
 
 PROPER = Matches(r"[^\x00]*", "must not hold a NUL character")
 """Text that every database takes."""
@@ -46,6 +46,7 @@ class RetryBody(Model):
     new_resource_config: ResourceConfig | None = Field(
         default=None, description="Replaces the whole resource_config of the job."
     )
+    handle: Handle | None = Field(default=None, description="Of the new job; it has none otherwise.")
 
 
 class EditBody(Model):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -22,7 +23,14 @@ from pathlib import Path
 from trainmaster.backends import CAPABILITIES, BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.checking import checked
-from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, RefusedByEngineError
+from trainmaster.backends.container.engine import (
+    Engine,
+    EngineError,
+    NoSuchCommandError,
+    RefusedByEngineError,
+    engine_of,
+    has_ended,
+)
 from trainmaster.backends.container.images import Images
 from trainmaster.backends.container.initializers import (
     check_steps,
@@ -54,7 +62,7 @@ from trainmaster.core.resources import Node
 from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.launch import Lifetime, PullPolicy
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory
@@ -62,13 +70,14 @@ from trainmaster.protocol.secrets import Secrets
 
 __all__ = ["ContainerBackend", "make"]
 
+_log = logging.getLogger(__name__)
 _MACHINE_MEMORY_MB = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20
 
 
 def make(context: BackendContext) -> ContainerBackend:
     """The container backend of a server."""
     return ContainerBackend(
-        engine=Engine(context.container.host, context.container.runtime),
+        engine=engine_of(context),
         defaults=context.container,
         inventory=LocalInventory(
             storage=context.data_dir, simulated_gpus=context.simulated_gpus, slots=context.slots_per_node
@@ -169,14 +178,17 @@ class ContainerBackend:
                 self._start(request, facts, around, secrets)
             else:
                 self._start_outside(request, facts, images, around, secrets)
-        except (EngineError, ForkServerError) as error:
+        except (EngineError, ForkServerError, LaunchError) as error:
             # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
             with contextlib.suppress(EngineError):
                 self.revoke(request)
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
+                if isinstance(error, LaunchError):
+                    raise
                 is_final = isinstance(error, RefusedByEngineError)
                 reason = Reason.LAUNCH_REFUSED if is_final else Reason.ENGINE_UNAVAILABLE
                 raise LaunchError(str(error), reason) from error
+            _log.warning("%s has begun, and its other nodes cannot: %s", request.attempt_id, error)
         return f"{self._engine.name}:{container_name(request, 0)}"
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
@@ -215,6 +227,7 @@ class ContainerBackend:
         for node in free:
             for name in self._names(request, node):
                 self._remove(name)
+            self._plans.remove(request, node)
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
         """Remove the container of a node, with all that is in it; and what its worker started outside."""
@@ -232,7 +245,10 @@ class ContainerBackend:
         self._plans.remove(request, node)
 
     def _facts(self, request: AttemptRequest, image: str) -> ImageFacts:
+        directory = self._run_directory(request)
         policy = request.launch.container.pull_policy or self._defaults.pull_policy
+        if any(directory.claimant(node) is not None for node in range(len(request.nodes))):
+            policy = PullPolicy.NEVER  # it was here for the nodes that have begun
         return self._images.facts(image, policy=policy, attempt_id=request.attempt_id)
 
     def _image_of(self, request: AttemptRequest) -> str:
@@ -257,7 +273,9 @@ class ContainerBackend:
         for node in range(len(request.nodes)):
             if directory.claimant(node) is not None:
                 continue
-            around = _with_port(around, request)
+            # Whoever was started by an earlier plan, and has not claimed the node yet, tells its service that port.
+            planned = self._plans.read(request, node) or {}
+            around = _with_port(around, request, port=planned.get("port"))
             for path in output_directories(request, node, around):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             document = plan_document(request, node, facts, images, around, engine=self._engine.host)
@@ -278,9 +296,8 @@ class ContainerBackend:
             state = self._engine.state(name)
             if state == "running":
                 continue  # its worker is on the way
-            if state in ("exited", "dead") and directory.claimant(node) is None:
+            if has_ended(state) and directory.claimant(node) is None:
                 said = self._engine.output(name)
-                self.revoke(request)
                 raise LaunchError(f"the worker did not start in image {facts.id}: {said}", Reason.LAUNCH_REFUSED)
             put_secrets(around.secrets / name, secrets)
             document = container_document(request, node, facts, _with_port(around, request))
@@ -317,10 +334,12 @@ class ContainerBackend:
         self._engine.remove(name)
 
 
-def _with_port(around: Surroundings, request: AttemptRequest) -> Surroundings:
-    """What a node has around it: for a service, a port of this machine that was free a moment ago."""
+def _with_port(around: Surroundings, request: AttemptRequest, *, port: int | None = None) -> Surroundings:
+    """What a node has around it: for a service, this port, or one of this machine that was free a moment ago."""
     if request.launch.lifetime is not Lifetime.SERVICE:
         return around
+    if port is not None:
+        return replace(around, port=port)
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return replace(around, port=probe.getsockname()[1])

@@ -78,13 +78,13 @@ def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerD
     """
     if not os.path.isabs(volume.source):
         return volume
-    path, said = Path(volume.source).resolve(), f"volume {volume.source}"
+    path, said = Path(os.path.realpath(volume.source)), f"volume {volume.source}"
     if not _lies_below(path, defaults.data_roots):
         raise _refused(f"{said} lies outside the server's data roots")
     for private in (private.resolve() for private in defaults.private):
         if path.is_relative_to(private) or private.is_relative_to(path):
             raise _refused(f"{said}: the server keeps its own state there")
-    if not path.exists():
+    if not os.path.isdir(path):
         raise _refused(f"{said}: there is no such directory on the server")
     is_set = _lies_below(path, defaults.set_data_roots)
     if request.confined and not is_set:

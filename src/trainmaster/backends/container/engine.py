@@ -6,24 +6,46 @@ Nothing outside this package imports the client library.
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from docker import APIClient
 from docker.errors import APIError, DockerException, NotFound
-from requests.exceptions import RequestException
+from requests import Response
+from requests.exceptions import ReadTimeout, RequestException
 
+from trainmaster.backends import BackendContext
+from trainmaster.backends.container.connecting import (
+    API_VERSION,
+    PODMAN,
+    TIMEOUT_S,
+    Connection,
+    EngineAwayError,
+    EngineError,
+    last_word,
+)
 from trainmaster.backends.container.libpod import CREATE, libpod_from
+from trainmaster.protocol.backends import CONTAINER
 
-DOCKER, PODMAN = "docker", "podman"
-_TIMEOUT_S = 30.0
-_API_VERSION = "1.41"
-"""Spoken by docker since 20.10 and by podman since 3.4."""
-_NO_COMMAND = ("executable file not found", "no such file or directory", "command was not found", "permission denied")
+__all__ = [
+    "Container",
+    "Engine",
+    "EngineAwayError",
+    "EngineError",
+    "NoSuchCommandError",
+    "NoSuchImageError",
+    "RefusedByEngineError",
+    "TookTooLongError",
+    "engine_of",
+    "has_ended",
+]
+
+_OUTPUT_BYTES = 16 << 10
+_NO_COMMAND = ("not found", "no such file or directory", "permission denied")
+_ENDED = ("exited", "dead", "stopped", "removing")
 
 _NO_DEVICE = ("cdi device", 'device driver "cdi"')
 _NO_DEVICE_REMEDY = (
@@ -32,12 +54,12 @@ _NO_DEVICE_REMEDY = (
 )
 
 
-class EngineError(Exception):
-    """The engine does not answer, or not as it should."""
-
-
 class RefusedByEngineError(EngineError):
     """The engine will not do what it was asked to, however often."""
+
+
+class TookTooLongError(EngineError):
+    """A container has not ended in time."""
 
 
 class NoSuchImageError(Exception):
@@ -45,7 +67,7 @@ class NoSuchImageError(Exception):
 
 
 class NoSuchCommandError(Exception):
-    """The image has no such program."""
+    """The image has no such program, or none that can be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,31 +87,33 @@ class Container:
     @property
     def has_ended(self) -> bool:
         """Whether nothing of it runs, or ever will."""
-        return self.state in ("exited", "dead", "stopped", "removing")
+        return has_ended(self.state)
+
+
+def has_ended(state: str | None) -> bool:
+    """Whether nothing of a container in this state runs, or ever will; there is one."""
+    return state in _ENDED
 
 
 class Engine:
-    """One engine. Connected on first use, and again after it was away. For several threads."""
+    """One engine. For several threads."""
 
-    def __init__(self, host: str = "", runtime: str = "") -> None:
-        self._host = host
-        self._runtime = runtime
-        self._connecting = threading.Lock()
-        self._client: APIClient | None = None
-        self._version: Mapping[str, Any] = {}
-        self._found_at = host
+    def __init__(
+        self, host: str = "", runtime: str = "", *, mark: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Take the settings, the file that keeps which engine has the containers, and how long an answer may take."""
+        self._connection = Connection(host, runtime, mark=mark, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
 
     @property
     def name(self) -> str:
         """`docker` or `podman`."""
-        self._connected()
-        return _name_of(self._version)
+        return self._connection.engine().name
 
     @property
     def host(self) -> str:
         """Where it was found."""
-        self._connected()
-        return self._found_at
+        return self._connection.engine().host
 
     @property
     def is_rootless(self) -> bool:
@@ -132,12 +156,11 @@ class Engine:
     def create(self, name: str, document: Mapping[str, Any]) -> None:
         """Create a container, in the place of one of this name that there is."""
         self.remove(name)
+        self._connection.keep()
         with self._asking() as client:
             if self.name == PODMAN and document["HostConfig"].get("DeviceRequests"):
-                answer = client.post(f"{client.base_url}{CREATE}", json=libpod_from(name, document), timeout=_TIMEOUT_S)
-                if answer.status_code >= HTTPStatus.BAD_REQUEST:
-                    is_final = answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
-                    raise _error(f"podman does not create the container: {answer.text}", is_final=is_final)
+                wanted = libpod_from(name, document)
+                _check(client.post(f"{client.base_url}{CREATE}", json=wanted, timeout=self._timeout_s))
             else:
                 client.create_container_from_config(dict(document), name=name)
 
@@ -145,7 +168,7 @@ class Engine:
         """Start a container.
 
         Raises:
-            NoSuchCommandError: its image has no such program.
+            NoSuchCommandError: its image has no such program, or none that can be run.
             EngineError: the engine does not answer, or refuses.
         """
         with self._asking() as client:
@@ -153,7 +176,7 @@ class Engine:
                 client.start(name)
             except APIError as error:
                 said = str(error.explanation)
-                if any(sign in said.lower() for sign in _NO_COMMAND):
+                if _is_about_program(said, str(client.inspect_container(name)["Path"])):
                     raise NoSuchCommandError(said) from None
                 raise
 
@@ -170,18 +193,37 @@ class Engine:
         """Whether the engine saw the kernel kill something in a container for want of memory. Not every one looks."""
         return bool(self._inspected(name).get("OOMKilled"))
 
+    def exit_code(self, name: str) -> int | None:
+        """How a container ended; None when it runs, or there is none."""
+        found = self._inspected(name)
+        return int(found["ExitCode"]) if found and not found["Running"] else None
+
     def wait(self, name: str, timeout_s: float | None = None) -> int:
-        """The exit code of a container, once it has ended."""
+        """The exit code of a container, once it has ended.
+
+        Raises:
+            TookTooLongError: it has not ended in time.
+            EngineError: the engine does not answer.
+        """
         with self._asking() as client:
-            # An explicit none, because the client's own limit would hold otherwise.
-            answer = client.post(f"{client.base_url}/v{_API_VERSION}/containers/{name}/wait", timeout=timeout_s)
-            answer.raise_for_status()
+            try:
+                # An explicit none, because the client's own limit would hold otherwise.
+                answer = client.post(f"{client.base_url}/v{API_VERSION}/containers/{name}/wait", timeout=timeout_s)
+            except ReadTimeout:
+                raise TookTooLongError(f"{name} has not ended after {timeout_s} s") from None
+            _check(answer)
             return int(answer.json()["StatusCode"])
 
     def output(self, name: str, *, lines: int = 20) -> str:
-        """The last lines that a container itself wrote."""
+        """The last lines that a container itself wrote, or the beginning of them: it may have written anything."""
         with self._asking() as client:
-            return bytes(client.logs(name, tail=lines)).decode(errors="replace").strip()
+            place = f"{client.base_url}/v{API_VERSION}/containers/{name}/logs"
+            wanted = {"stdout": 1, "stderr": 1, "tail": lines}
+            # Not by the library, which would take all of it into memory, or wait for it without limit.
+            with client.get(place, params=wanted, stream=True, timeout=self._timeout_s) as answer:
+                _check(answer)
+                written = answer.raw.read(_OUTPUT_BYTES)
+        return _unframed(written).decode(errors="replace").strip()
 
     def follow(self, name: str, channel: str) -> Iterator[bytes]:
         """What a container writes to `stdout` or `stderr`, from its start to its end."""
@@ -217,6 +259,7 @@ class Engine:
 
     def create_network(self, document: Mapping[str, Any]) -> None:
         """Make a network, unless there is one of this name."""
+        self._connection.keep()
         with self._asking() as client:
             if not any(found["Name"] == document["Name"] for found in client.networks(names=[document["Name"]])):
                 client.create_network(
@@ -232,6 +275,11 @@ class Engine:
         with self._asking() as client:
             return {each["Name"]: each["Labels"] or {} for each in client.networks(filters={"label": [label]})}
 
+    def disconnect(self, network: str, name: str) -> None:
+        """Take a container out of a network; neither there is fine."""
+        with self._asking() as client, contextlib.suppress(NotFound):
+            client.disconnect_container_from_network(name, network, force=True)
+
     def remove_network(self, name: str) -> None:
         """Remove a network; none there is fine."""
         with self._asking() as client, contextlib.suppress(NotFound):
@@ -239,10 +287,7 @@ class Engine:
 
     def close(self) -> None:
         """Let go of the connection."""
-        with self._connecting:
-            if self._client is not None:
-                self._client.close()
-                self._client = None
+        self._connection.close()
 
     def _inspected(self, name: str) -> Mapping[str, Any]:
         """What the engine tells of the state of a container; nothing when there is none."""
@@ -257,37 +302,50 @@ class Engine:
     def _asking(self) -> Iterator[APIClient]:
         """The client; what goes wrong with it is an EngineError."""
         try:
-            yield self._connected()
+            yield self._connection.client()
         except DockerException as error:
             is_final = isinstance(error, APIError) and error.is_client_error()
             raise _error(str(getattr(error, "explanation", None) or error), is_final=is_final) from error
         except (RequestException, OSError) as error:
-            self.close()  # whoever answers next may be another one
-            said = _last_word(error)
-            raise EngineError(f"the container engine at {self._found_at} does not answer: {said}") from error
+            self.close()
+            raise EngineAwayError(f"the container engine at {self.host} does not answer: {last_word(error)}") from error
 
-    def _connected(self) -> APIClient:
-        with self._connecting:
-            if self._client is not None:
-                return self._client
-            tried = []
-            for host in [self._host] if self._host else _hosts():
-                try:
-                    client = APIClient(base_url=host, version=_API_VERSION, timeout=_TIMEOUT_S)
-                    version = client.version()
-                except (DockerException, RequestException, OSError) as error:
-                    tried.append(f"{host} ({_last_word(error)})")
-                    continue
-                if self._runtime and _name_of(version) != self._runtime:
-                    tried.append(f"{host} (it is {_name_of(version)}, and not {self._runtime})")
-                    client.close()
-                    continue
-                self._client, self._version, self._found_at = client, version, host
-                return client
-        raise EngineError(
-            f"no container engine answers; tried {', '.join(tried)}. Start docker or podman (`podman system service`), "
-            "or name its socket with the setting container_host"
-        )
+
+def engine_of(context: BackendContext, *, timeout_s: float = TIMEOUT_S) -> Engine:
+    """The engine of a server."""
+    mark = context.data_dir / f"{CONTAINER}.used"
+    return Engine(context.container.host, context.container.runtime, mark=mark, timeout_s=timeout_s)
+
+
+def _unframed(written: bytes) -> bytes:
+    """What a container without a terminal wrote: engines send each part after eight bytes, the last four its size."""
+    said = b""
+    while written:
+        size = int.from_bytes(written[4:8])
+        said += written[8 : 8 + size]
+        written = written[8 + size :]
+    return said
+
+
+def _is_about_program(said: str, program: str) -> bool:
+    """Whether an engine says that there is no such program; not of a mount, say, or of its own runtime.
+
+    >>> _is_about_program('exec: "python3": executable file not found in $PATH', "python3")
+    True
+    >>> _is_about_program("crun: executable file `python3` not found in $PATH: No such file or directory", "python3")
+    True
+    >>> _is_about_program("statfs /data/python3: no such file or directory", "python3")
+    False
+    """
+    told = said.replace("\\", "")
+    is_named = any(f"{mark}{program}{mark}" in told for mark in "\"'`")
+    return is_named and any(sign in told.lower() for sign in _NO_COMMAND)
+
+
+def _check(answer: Response) -> None:
+    """See that the engine did what it was asked to, where the library does not."""
+    if answer.status_code >= HTTPStatus.BAD_REQUEST:
+        raise _error(answer.text.strip(), is_final=answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _error(said: str, *, is_final: bool) -> EngineError:
@@ -295,20 +353,6 @@ def _error(said: str, *, is_final: bool) -> EngineError:
     if any(sign in said.lower() for sign in _NO_DEVICE):
         return RefusedByEngineError(f"{said}. {_NO_DEVICE_REMEDY}")
     return (RefusedByEngineError if is_final else EngineError)(said)
-
-
-def _hosts() -> list[str]:
-    """Where engines listen, the likeliest first."""
-    of_user = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    found = [os.environ.get("DOCKER_HOST"), os.environ.get("CONTAINER_HOST")]
-    sockets = ["/var/run/docker.sock", f"{of_user}/docker.sock", "/run/podman/podman.sock"]
-    found += [f"unix://{path}" for path in (*sockets, f"{of_user}/podman/podman.sock")]
-    return list(dict.fromkeys(filter(None, found)))
-
-
-def _name_of(version: Mapping[str, Any]) -> str:
-    parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
-    return PODMAN if any("podman" in part.lower() for part in parts) else DOCKER
 
 
 def _parted(image: str) -> tuple[str, str | None]:
@@ -321,11 +365,3 @@ def _parted(image: str) -> tuple[str, str | None]:
         return image, None
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
-
-
-def _last_word(error: Exception) -> str:
-    """The innermost reason of an error of the client library, which wraps them several times."""
-    inner: BaseException = error
-    while (deeper := inner.__cause__ or inner.__context__) is not None:
-        inner = deeper
-    return getattr(inner, "strerror", None) or str(inner)

@@ -7,6 +7,7 @@ that nobody is left: a head whose gang cannot do its work, or a gang without a h
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import time
@@ -73,8 +74,10 @@ class Gang:
         """Start them all."""
         try:
             for name, document in self._documents.items():
+                _end_when_told()
                 self._engine.create(name, document)
             for name in self._documents:
+                _end_when_told()
                 self._engine.start(name)
         except BaseException:
             self._clear()
@@ -104,8 +107,8 @@ class Gang:
             if code and (_counted(kills) or self._engine.ran_out_of_memory(name)):
                 self._tell(Reason.OUT_OF_MEMORY, f"{name} was killed by the kernel: out of memory")
                 wait_s = 0.0
-        if code == 0:
-            return
+        if code == 0 or self._is_over.is_set():
+            return  # after the head's end it may be that it was ended here
         sys.stderr.write(f"{name} ended with exit code {code}\n")
         while not self._is_over.wait(wait_s):
             self.broke_head, wait_s = True, _AGAIN_S
@@ -119,6 +122,12 @@ class Gang:
                     self._engine.remove(name)
                 else:
                     self._engine.kill(name)
+
+
+def _end_when_told() -> None:
+    """End if this process was told to: signals are kept for the head, and many containers take long to start."""
+    if signal.SIGTERM in signal.sigpending():
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _counted(kills: KernelKills | None) -> int:

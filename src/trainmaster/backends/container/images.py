@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import LaunchError, NotYetError
-from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, NoSuchImageError
+from trainmaster.backends.container.engine import (
+    Engine,
+    EngineError,
+    NoSuchCommandError,
+    NoSuchImageError,
+    TookTooLongError,
+)
 from trainmaster.backends.container.packing import OLDEST_PYTHON
 from trainmaster.backends.container.pulling import Pulls, remedy
 from trainmaster.backends.container.rendering import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
@@ -26,6 +32,8 @@ _PROBE_PIDS = 64
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = "import json, sys; print(json.dumps([sys.executable, sys.version_info[:2]]))"
 _PYTHON = "python3"
+_NO_PYTHON = f"it has no {_PYTHON}"
+_OLD_PYTHON = "it has Python"
 
 
 class Images:
@@ -38,7 +46,7 @@ class Images:
         self._pulls = Pulls(engine)
         self._lock = threading.Lock()
         self._probes: dict[str, Future[ImageFacts]] = {}
-        """By the image's id: what a name stands for may change."""
+        """By the image's id: what a name stands for may change. What may be otherwise next time is not kept."""
 
     def facts(self, image: str, *, policy: str, attempt_id: str) -> ImageFacts:
         """What an image has, once it is here.
@@ -80,16 +88,18 @@ class Images:
                 threading.Thread(target=self._probe, args=(probe, document), name=name, daemon=True).start()
         if not probe.done():
             raise NotYetError(f"looking into {image}", probe)
-        if probe.exception() is not None:
+        if probe.exception() is not None or not _is_sure(probe.result()):
             with self._lock:
                 self._probes.pop(image_id, None)  # for the next one to try again
         return probe.result()
 
     def _probe(self, probe: Future[ImageFacts], document: Mapping[str, Any]) -> None:
         try:
-            probe.set_result(self._looked_into(document))
+            facts = self._looked_into(document)
         except Exception as error:  # whoever waits for it shall know
             probe.set_exception(error)
+        else:
+            probe.set_result(facts)
 
     def _looked_into(self, document: Mapping[str, Any]) -> ImageFacts:
         """Run the image's Python once, to see which one it is."""
@@ -106,6 +116,7 @@ class Images:
                 "PidsLimit": _PROBE_PIDS,
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
+                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
             },
         }
         python, lacks = None, ""
@@ -113,8 +124,10 @@ class Images:
             self._engine.create(name, probe)
             self._engine.start(name)
             code, said = self._engine.wait(name, _PROBE_TIMEOUT_S), self._engine.output(name)
-        except NoSuchCommandError:
-            lacks = f"it has no {_PYTHON}"
+        except NoSuchCommandError as error:
+            lacks = _NO_PYTHON if "not found" in str(error) else f"its {_PYTHON} does not start: {error}"
+        except TookTooLongError:
+            lacks = f"its {_PYTHON} did not answer in {_PROBE_TIMEOUT_S:.0f} s"
         else:
             python, lacks = _python_of(said) if code == 0 else (None, f"its {_PYTHON} fails: {said}")
         finally:
@@ -140,4 +153,9 @@ def _python_of(said: str) -> tuple[str | None, str]:
             return str(python), ""
     except (IndexError, TypeError, ValueError):
         return None, f"its {_PYTHON} does not answer as Python does"
-    return None, f"it has Python {major}.{minor}"
+    return None, f"{_OLD_PYTHON} {major}.{minor}"
+
+
+def _is_sure(facts: ImageFacts) -> bool:
+    """Whether an image will be found to be the same the next time; a Python that fails may have failed for once."""
+    return facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON))

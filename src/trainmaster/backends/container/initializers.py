@@ -88,7 +88,7 @@ def plan_document(
         document = container_document(request, node, image, around, writes=OF_CLAIMED)
         handed = str(around.secrets / name)
         containers[last] = {"names": [name], "document": document, "reports": True, "secrets": handed}
-    return {"engine": engine, "containers": containers}
+    return {"engine": engine, "containers": containers, "port": around.port}
 
 
 def planned_names(plan: Mapping[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
                 "type": "bind",
                 "source": mount["Source"],
                 "destination": mount["Target"],
-                "options": ["rbind", _mode(mount)],
+                "options": ["bind" if mount["ReadOnly"] else "rbind", _mode(mount)],
             }
             for mount in mounts
         ],

@@ -14,33 +14,51 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.container.engine import Engine, EngineError, NoSuchCommandError, RefusedByEngineError
+from trainmaster.backends.container.engine import (
+    Engine,
+    EngineAwayError,
+    EngineError,
+    NoSuchCommandError,
+    RefusedByEngineError,
+)
+from trainmaster.backends.container.following import AWAY_S, REMOVED, SIGNALS, end_of, followed
 from trainmaster.backends.container.gangs import Gang
 from trainmaster.backends.container.memory import KernelKills
 from trainmaster.backends.container.rendering import KEEP, NODE, RUN_DIR
 from trainmaster.backends.container.secret_files import put_secrets, remove_secrets
 from trainmaster.protocol import environment
+from trainmaster.protocol.handing import hand_back
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _EXIT_NOT_FOUND = 127
 _EXIT_KILLED = 128 + signal.SIGKILL
 _EXIT_LOST = 1
-_GOING_ON = ("running", "paused")
-_LOOK_S = 0.2
-_AWAY_S = 0.5
-_LAST_OUTPUT_S = 10.0
+_COUNTED_S = 0.2
+_ENGINE_S = 60.0
+"""How long an engine that does not answer is waited for, before there is a container."""
+_NOT_STARTED = (None, "created", "configured", "initialized")
+_MAX_MESSAGE = 2000
 _OUT_OF_MEMORY = "the container was killed by the kernel: out of memory"
 _OURS = (environment.RESERVED_PREFIX, environment.KUBEFLOW_URL, environment.KUBEFLOW_TOKEN)
 """How the variables begin that lead to files of the run directory, or to the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a container ended; or, with a reason, why it did, or there never was one."""
+
+    code: int = _EXIT_LOST
+    reason: Reason | None = None
+    message: str = ""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,83 +67,101 @@ def main(arguments: list[str]) -> int:
     Standard input holds the variables of the step, or the secrets of the node.
     """
     plan, step, *command = arguments
-    # Before any thread is started, so that none of them is interrupted by one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     described = json.loads(Path(plan).read_bytes())
     planned = described["containers"][step]
     engine, given = Engine(described["engine"]), json.load(sys.stdin)
     if planned["secrets"] is not None:
         return _become_node(engine, planned, Secrets.from_json(given))
-    try:
-        return (_lead if "gang" in planned else _run)(engine, planned, given, command)
-    except _KilledError:
+    end = run_container(engine, planned, given, command)
+    if end.reason is not None:
+        hand_back({"reason": end.reason, "message": end.message[:_MAX_MESSAGE]})
+    elif end.code == _EXIT_KILLED:
         os.kill(os.getpid(), signal.SIGKILL)  # which is what the worker is to see
-        raise
+    return end.code
 
 
-class _KilledError(Exception):
-    """The container was killed, and not by the kernel."""
+def run_container(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+    """Be a rank, or a step that prepares: run its container to the end."""
+    try:
+        return (_lead if "gang" in planned else _run)(engine, planned, variables, command)
+    except (EngineError, OSError) as error:
+        return End(reason=_reason_of(error), message=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return End(reason=Reason.WORKER_LOST, message=f"what leads into the container failed: {error!r}")
 
 
-def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> int:
+def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
     """Be a step with a gang beside it."""
     variables = {**variables, environment.GANG_DIR: "gang"}
     (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
     commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
     documents = {name: _document(members, variables, own) for name, own in zip(names, commands, strict=True)}
+    told: list[End] = []
     gang = Gang(
         engine,
         head,
         documents,
-        end_of=lambda name: _end(engine, name),
-        tell=lambda reason, message: _tell(variables, reason, message),
+        end_of=lambda name: end_of(engine, name),
+        tell=lambda reason, message: told.append(End(reason=reason, message=message)),
     )
-    try:
-        with gang:
-            return _run(engine, planned, variables, command)
-    except _KilledError:
-        if gang.broke_head:
-            return _EXIT_LOST
-        raise
+    with gang:
+        end = _run(engine, planned, variables, command)
+    if end.code == 0:
+        return end
+    return next(iter(told), End() if gang.broke_head else end)
 
 
-def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> int:
-    """Be a rank, or a step that prepares."""
+def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
     name = planned["names"][int(variables["LOCAL_RANK"])]
     document = _document(planned, variables, command)
-    engine.create(name, document)
     try:
-        engine.start(name)
+        _start(engine, name, document)
+        code, is_out_of_memory = _run_to_end(engine, name, copies=True, at_once=not planned["reports"])
     except NoSuchCommandError as error:
         print(error, file=sys.stderr)  # noqa: T201 - this is the rank's log
-        engine.remove(name)
-        return _EXIT_NOT_FOUND
-    code, is_out_of_memory = _run_to_end(engine, name, at_once=not planned["reports"])
+        code, is_out_of_memory = _EXIT_NOT_FOUND, False
     if document["Labels"][KEEP] == "no":
-        engine.remove(name)
+        # Who looks after containers removes what is left here.
+        with contextlib.suppress(EngineError):
+            engine.remove(name)
     if is_out_of_memory:
-        _tell(variables, Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)
-    elif code == _EXIT_KILLED:
-        raise _KilledError(name)
-    return code
+        return End(code=code, reason=Reason.OUT_OF_MEMORY, message=_OUT_OF_MEMORY)
+    if code == REMOVED:
+        return End(reason=Reason.WORKER_LOST, message=f"container {name} was removed while it ran")
+    return End(code=code)
 
 
 def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -> int:
     """Be the worker of a node whose container goes on in its place. There, how the node ends is written down."""
     (name,), document, handed = planned["names"], planned["document"], Path(planned["secrets"])
+    labels = document["Labels"]
     try:
         put_secrets(handed, secrets)
-        engine.create(name, document)
-        engine.start(name)
+        _start(engine, name, document)
     except (EngineError, NoSuchCommandError, OSError) as error:
         remove_secrets(handed)
-        is_final = isinstance(error, RefusedByEngineError | NoSuchCommandError)
-        _end_node(document["Labels"], Reason.LAUNCH_REFUSED if is_final else Reason.ENGINE_UNAVAILABLE, str(error))
+        _end_node(labels, _reason_of(error), str(error))
         return _EXIT_LOST
-    code, is_out_of_memory = _run_to_end(engine, name)
+    code, is_out_of_memory = _run_to_end(engine, name, copies=False)
     if is_out_of_memory:
-        _end_node(document["Labels"], Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)
-    return code
+        _end_node(labels, Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)
+    elif code != 0:
+        said = ""
+        with contextlib.suppress(EngineError):
+            said = engine.output(name)[-_MAX_MESSAGE:]
+        _end_node(labels, Reason.WORKER_LOST, f"the worker in container {name} ended with exit code {code}: {said}")
+    return _EXIT_LOST if code == REMOVED else code
+
+
+def _reason_of(error: Exception) -> Reason:
+    """Why a container that could not be started was not."""
+    if isinstance(error, RefusedByEngineError | NoSuchCommandError):
+        return Reason.LAUNCH_REFUSED
+    if isinstance(error, OSError):
+        return Reason.LAUNCH_REFUSED if error.errno == errno.ELOOP else Reason.STORAGE_UNAVAILABLE
+    return Reason.ENGINE_UNAVAILABLE
 
 
 def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
@@ -136,7 +172,8 @@ def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
     unknown = dict.fromkeys(("exit_code", "signal", "rank", "step", "stop_cause", "started_at"))
     evidence: dict[str, Any] = {"last_lines": [], "frame": None, "oom_kills": None}
     end = {"reason": reason, "message": message, **unknown, "ended_at": time.time(), "evidence": evidence}
-    directory.put_document(exit_document(node), {**end, "streams": dict(directory.streams(node))})
+    with contextlib.suppress(FileNotFoundError):  # the job was deleted
+        directory.put_document(exit_document(node), {**end, "streams": dict(directory.streams(node))})
 
 
 def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> dict[str, Any]:
@@ -172,77 +209,46 @@ def _check_sources(document: Mapping[str, Any]) -> None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), source)
 
 
-def _run_to_end(engine: Engine, name: str, *, at_once: bool = False) -> tuple[int, bool]:
-    """The exit code of a running container, and whether it ended for want of memory."""
-    kills = KernelKills(engine.process(name))
-    code = _followed(engine, name, at_once=at_once)
-    kills.join(_LOOK_S)
-    return code, code == _EXIT_KILLED and (kills.count > 0 or engine.ran_out_of_memory(name))
+def _start(engine: Engine, name: str, document: Mapping[str, Any]) -> None:
+    """Start a container, once the engine answers.
 
-
-def _followed(engine: Engine, name: str, *, at_once: bool) -> int:
-    """Copy what a running container writes and pass signals on to it; its exit code.
-
-    `at_once` is for an image that fetches: it has nothing to save, and as the first process of its container it would
-    not even hear a signal that it did not ask for.
+    Raises:
+        NoSuchCommandError: its image has no such program.
+        EngineError: the engine refuses, or has not answered for long.
     """
-    copying = [
-        threading.Thread(target=_copy, args=(engine, name, channel, stream), daemon=True)
-        for channel, stream in (("stdout", 1), ("stderr", 2))
-    ]
-    ended: list[int] = []
-    waiting = threading.Thread(target=lambda: ended.append(_end(engine, name)), daemon=True)
-    for thread in (*copying, waiting):
-        thread.start()
-    asked: list[int] = []
-    while waiting.is_alive():
-        found = signal.sigtimedwait(_PASSED_ON, _LOOK_S)
-        if found is not None:
-            asked.append(found.si_signo)
+
+    def start() -> None:
+        # When what was lost is the answer to a start, it runs; or has ended, and must not run again.
+        if engine.state(name) in _NOT_STARTED:
+            engine.start(name)
+
+    until = time.monotonic() + _ENGINE_S
+    _ask(lambda: engine.create(name, document), until)
+    _ask(start, until)
+
+
+def _ask(question: Callable[[], None], until: float) -> None:
+    while True:
+        try:
+            return question()
+        except EngineAwayError:
+            # Whoever sends a signal now does not want the container any more.
+            if time.monotonic() >= until or signal.sigtimedwait(SIGNALS, AWAY_S) is not None:
+                raise
+
+
+def _run_to_end(engine: Engine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
+    """The exit code of a running container, and whether it ended for want of memory."""
+    process, told = None, False
+    with contextlib.suppress(EngineError):
+        process = engine.process(name)
+    kills = KernelKills(process)
+    code = followed(engine, name, process=process, copies=copies, at_once=at_once)
+    kills.join(_COUNTED_S)
+    if code == _EXIT_KILLED and not kills.count:
         with contextlib.suppress(EngineError):
-            while asked:
-                kills = at_once and asked[0] == signal.SIGTERM
-                engine.kill(name, "SIGKILL" if kills else signal.Signals(asked[0]).name)
-                del asked[0]
-    for thread in copying:
-        thread.join(_LAST_OUTPUT_S)
-    return ended[0] if ended else _EXIT_LOST
-
-
-def _end(engine: Engine, name: str) -> int:
-    """The exit code of a container, once it has ended; an engine that is away meanwhile is waited for."""
-    while True:
-        try:
-            return engine.wait(name)
-        except EngineError:
-            time.sleep(_AWAY_S)
-            with contextlib.suppress(EngineError):
-                if engine.state(name) is None:
-                    return _EXIT_LOST
-
-
-def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
-    """Copy what a container writes, to its end. After an engine was away it is told from the beginning again."""
-    copied = 0
-    while True:
-        try:
-            told = 0
-            for piece in engine.follow(name, channel):
-                rest = piece[max(copied - told, 0) :]
-                told += len(piece)
-                while rest:
-                    written = os.write(descriptor, rest)
-                    copied, rest = copied + written, rest[written:]
-            if engine.state(name) not in _GOING_ON:
-                return
-        except EngineError:
-            time.sleep(_AWAY_S)
-
-
-def _tell(variables: Mapping[str, str], reason: Reason, message: str) -> None:
-    """Say to the worker why this rank fails."""
-    with contextlib.suppress(OSError), open(variables[environment.EVENTS_FILE], "a") as file:
-        file.write(json.dumps({"type": "failed", "reason": reason, "message": message, "t": time.time()}) + "\n")
+            told = engine.ran_out_of_memory(name)
+    return code, code == _EXIT_KILLED and (kills.count > 0 or told)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,11 @@ class Plans:
         """Forget the plan of a node of which nothing is left."""
         self.path(request, node).unlink(missing_ok=True)
 
+    @property
+    def are_any(self) -> bool:
+        """Whether there is a plan of any node."""
+        return any(self._directory.glob("*.json"))
+
     def clear(self) -> None:
         """Forget the plans of nodes that have ended, and of jobs that are gone."""
         for path in self._directory.glob("*.json"):

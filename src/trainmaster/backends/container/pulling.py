@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from trainmaster.backends.base import LaunchError, NotYetError
-from trainmaster.backends.container.engine import Engine, EngineError
+from trainmaster.backends.container.engine import Engine
 from trainmaster.protocol.reasons import Reason
 
 __all__ = ["Pulls"]
 
 _log = logging.getLogger(__name__)
-_SILENT_S = 1800.0
-"""An engine that has said nothing of a pull for so long waits for a registry that has forgotten it. Unpacking a large
-layer is silent too, and takes minutes."""
 _BACKOFF_S = 5.0
 _BACKOFF_MAX_S = 120.0
 _REMEMBERED = 256
@@ -63,8 +59,6 @@ class Pulls:
                 pull = self._under_way.get(image) or self._begun(image)
                 self._of_attempt[attempt_id, image] = pull
                 self._forget()
-            if not pull.done.done() and time.monotonic() - pull.heard_at > _SILENT_S:
-                self._end(pull, EngineError(f"nothing was heard of it for {_SILENT_S / 60:.0f} min"))
             failures = self._failures.get(image, 0)
         if not pull.done.done():
             raise NotYetError(pull.progress(), pull.done)
@@ -75,7 +69,7 @@ class Pulls:
                 Reason.LAUNCH_REFUSED,
             )
         if pull.problem:
-            wait_s = min(_BACKOFF_S * 2 ** max(failures - 1, 0), _BACKOFF_MAX_S)
+            wait_s = min(_BACKOFF_S * 2 ** min(max(failures - 1, 0), 10), _BACKOFF_MAX_S)
             raise LaunchError(
                 f"image {image} could not be fetched from its registry yet: {pull.problem}", again_in_s=wait_s
             )
@@ -96,10 +90,9 @@ class Pulls:
             problem = error
         with self._lock:
             self._end(pull, problem)
+        pull.done.set_result(None)  # which calls whoever waits for it
 
     def _end(self, pull: _Pull, error: Exception | None) -> None:
-        if pull.done.done():
-            return  # it was given up
         said = pull.error or (str(error) or repr(error) if error else "")
         if pull.error and (pull.image.startswith(_BUILT_HERE) or any(sign in said.lower() for sign in _FINAL)):
             pull.refusal = said
@@ -110,7 +103,6 @@ class Pulls:
             self._failures.pop(pull.image, None)
         del self._under_way[pull.image]
         _log.info("%s: %s", pull.image, said or "fetched")
-        pull.done.set_result(None)
 
     def _forget(self) -> None:
         """Drop the oldest of the attempts that have nothing more to wait for."""
@@ -124,7 +116,6 @@ class _Pull:
 
     def __init__(self, image: str) -> None:
         self.image = image
-        self.heard_at = time.monotonic()
         self.error = ""
         """What went wrong, in the engine's words."""
         self.done: Future[None] = Future()
@@ -137,7 +128,6 @@ class _Pull:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take in what the engine says."""
-        self.heard_at = time.monotonic()
         self.error = self.error or str(line.get("error") or "")
         # Docker names the tag in the same place, with a status of its own.
         layer, status = line.get("id"), str(line.get("status"))

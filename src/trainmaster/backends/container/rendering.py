@@ -264,7 +264,9 @@ def _mounted(volume: Volume, request: AttemptRequest) -> dict[str, Any]:
 
 
 def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+    bind = {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+    # What is mounted below would come along, and could be written to. Podman takes a false one for a true one.
+    return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
 
 
 def _shm_mb(request: AttemptRequest, node: int, around: Surroundings) -> int:

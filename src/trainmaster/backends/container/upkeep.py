@@ -6,12 +6,19 @@ One thread asks, so that nobody who looks at a job waits for an engine that hang
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainmaster.backends.container.engine import Container, Engine, EngineError, RefusedByEngineError
+from trainmaster.backends.container.engine import (
+    Container,
+    Engine,
+    EngineAwayError,
+    EngineError,
+    RefusedByEngineError,
+)
 from trainmaster.backends.container.memory import KernelKills
 from trainmaster.backends.container.rendering import (
     ATTEMPT,
@@ -38,6 +45,8 @@ _NETWORKS_EVERY_S = 10.0
 _FORGET_S = 3600.0
 _PROBE_LEFT_S = 300.0
 _LINGERS_S = 2.0
+_STOP_S = 1.0
+_EXIT_KILLED = 128 + signal.SIGKILL
 
 
 class Upkeep:
@@ -54,6 +63,9 @@ class Upkeep:
         """When the engine was asked for what is in `_seen`."""
         self._claimed_from: dict[str, float] = {}
         """When each container was first seen to have been claimed."""
+        self._ended_from: dict[str, float] = {}
+        """When the end of each container's node was first seen to be written down. By our clock, and once for all: a
+        job can write such a document too, with any time in it, and remove it."""
         self._kills: dict[str, KernelKills] = {}
         """What the kernel killed in each container that was seen to run."""
         self._networks_due = float("-inf")
@@ -68,7 +80,7 @@ class Upkeep:
         """Watch no longer."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_S)  # the engine may hang
 
     def liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
         """What is known of the worker in a container."""
@@ -95,13 +107,16 @@ class Upkeep:
 
     def tell_memory(self, name: str, directory: RunDirectory, node: int) -> None:
         """Write down how a container ended that the kernel has killed for want of memory, its worker with it."""
-        if directory.document(exit_document(node)) is not None:
+        if directory.document(exit_document(node)) is not None or self._engine.exit_code(name) != _EXIT_KILLED:
             return
         counted = self._kills.get(name)
         if (counted is not None and counted.count > 0) or self._engine.ran_out_of_memory(name):
             message = "the container was killed by the kernel, with the worker in it: out of memory"
             ended = {"reason": Reason.OUT_OF_MEMORY, "message": message, "ended_at": time.time()}
-            directory.put_document(exit_document(node), ended)
+            try:
+                directory.put_document(exit_document(node), ended)
+            except OSError as error:  # the job may have taken its directory from us
+                _log.warning("how container %s ended cannot be written down: %s", name, error)
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
@@ -124,8 +139,9 @@ class Upkeep:
         running = {name for name, container in found.items() if container.is_running}
         for name in running - self._kills.keys():
             self._kills[name] = KernelKills(self._engine.process(name))
-        for name in self._kills.keys() - found.keys():
-            del self._kills[name]
+        for known in (self._kills, self._ended_from):
+            for name in known.keys() - found.keys():
+                del known[name]
         done = [container for container in found.values() if self._is_seen_to(container)]
         if done or gone or asked_at > self._networks_due:
             self._networks_due = asked_at + _NETWORKS_EVERY_S
@@ -137,9 +153,11 @@ class Upkeep:
     def _is_seen_to(self, container: Container) -> bool:
         """Whether a container was removed. What cannot be read, or removed, of one holds up no other."""
         try:
-            if container.labels.get(KEEP) == "yes" and _lingers(container):
+            if _has_end(container):
+                self._ended_from.setdefault(container.name, time.monotonic())
+            if container.labels.get(KEEP) == "yes" and self._lingers(container):
                 self._engine.kill(container.name)
-            if not _has_done(container):
+            if not self._has_done(container):
                 return False
             self._remove(container.name)
         except (OSError, ValueError, TypeError, KeyError, RefusedByEngineError) as error:
@@ -147,45 +165,70 @@ class Upkeep:
             return False
         return True
 
+    def _has_done(self, container: Container) -> bool:
+        """Whether a container is of no use any more."""
+        labels = container.labels
+        if container.name.startswith(PROBE_PREFIX):
+            # Made to look into an image, by a server that would have removed it by now.
+            return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
+        directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
+        if not directory.path.exists():
+            return True
+        if labels[KEEP] == "yes":
+            return False
+        if container.name in self._ended_from:
+            return container.has_ended or self._lingers(container)
+        claimant = directory.claimant(node)
+        return claimant is not None and bool(claimant.get("revoked"))
+
+    def _lingers(self, container: Container) -> bool:
+        """Whether a container runs on though its worker, which writes down its end last of all, has done so before."""
+        ended_from = self._ended_from.get(container.name)
+        return ended_from is not None and not container.has_ended and time.monotonic() - ended_from > _LINGERS_S
+
     def _remove_networks(self) -> None:
+        """Remove networks that no container is in any more. What is wrong with one holds up no other."""
         # Then no container will come any more, and those that there are now are all.
-        idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _was_taken_up(labels)}
-        if idle:
-            in_use = {container.labels.get(ATTEMPT) for container in self._engine.containers(self._label)}
-            for name, labels in idle.items():
-                if labels[ATTEMPT] not in in_use:
-                    self._engine.remove_network(name)
+        idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _is_idle(name, labels)}
+        present = self._engine.containers(self._label) if idle else ()
+        for name, labels in idle.items():
+            in_it = [container for container in present if container.labels.get(ATTEMPT) == labels[ATTEMPT]]
+            if not all(container.has_ended for container in in_it):
+                continue
+            try:
+                for container in in_it:
+                    self._engine.disconnect(name, container.name)  # kept, and podman counts those too
+                self._engine.remove_network(name)
+            except EngineAwayError:
+                raise
+            except EngineError as error:
+                _log.error("network %s cannot be removed: %s", name, error)
+
+
+def _is_idle(name: str, labels: Mapping[str, str]) -> bool:
+    try:
+        return ATTEMPT in labels and _was_taken_up(labels)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _log.error("network %s cannot be looked after: %r", name, error)
+        return False
 
 
 def _was_taken_up(labels: Mapping[str, str]) -> bool:
-    """Whether every node of a network's attempt was claimed, and no worker outside may still begin its container; or
-    the job is gone.
+    """Whether every node of a network's attempt has ended, or was claimed and no worker outside may still begin its
+    container; or the job is gone.
     """
     directory = RunDirectory(Path(labels[RUN_DIR]))
     return not directory.path.exists() or all(
-        liveness_of(directory, node) not in (Liveness.UNCLAIMED, Liveness.ALIVE) for node in range(int(labels[NODES]))
+        directory.is_closed
+        or directory.status(exit_document(node)) is not None
+        or liveness_of(directory, node) not in (Liveness.UNCLAIMED, Liveness.ALIVE)
+        for node in range(int(labels[NODES]))
     )
 
 
-def _has_done(container: Container) -> bool:
-    """Whether a container is of no use any more."""
-    labels = container.labels
-    if container.name.startswith(PROBE_PREFIX):
-        # Made to look into an image, by a server that would have removed it by now.
-        return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
-    directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
-    if not directory.path.exists():
-        return True
-    if labels[KEEP] == "yes":
+def _has_end(container: Container) -> bool:
+    """Whether the end of a container's node, or of its attempt, is written down; what that says is not for us."""
+    if NODE not in container.labels:
         return False
-    if directory.document(exit_document(node)) is not None:
-        return container.has_ended or _lingers(container)
-    claimant = directory.claimant(node)
-    return claimant is not None and bool(claimant.get("revoked"))
-
-
-def _lingers(container: Container) -> bool:
-    """Whether a container runs on though its worker, which writes down its end last of all, has done so a while ago."""
     directory, node = RunDirectory(Path(container.labels[RUN_DIR])), int(container.labels[NODE])
-    ended = directory.document(exit_document(node))
-    return not container.has_ended and ended is not None and time.time() - float(ended["ended_at"]) > _LINGERS_S
+    return directory.is_closed or directory.status(exit_document(node)) is not None

@@ -191,9 +191,10 @@ def liveness_of(directory: RunDirectory, node: int) -> Liveness:
         return Liveness.UNCLAIMED
     if claimant.get("revoked"):
         return Liveness.REVOKED
-    if "pid" not in claimant:
-        return Liveness.GONE
-    identity = ProcessIdentity.from_json(claimant)
+    try:
+        identity = ProcessIdentity.from_json(claimant)
+    except ValueError:
+        return Liveness.GONE  # nobody whom we could find: a power cut left nothing of it, or a job wrote it
     if identity.boot_id != boot_id():
         return Liveness.REBOOTED
     return Liveness.ALIVE if is_alive(identity) else Liveness.GONE

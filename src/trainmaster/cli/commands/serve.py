@@ -103,6 +103,6 @@ def run(
     import trainmaster.server as server
 
     try:
-        server.serve(resolved.settings, resolved.declared, kept=not free_port)
+        server.serve(resolved.settings, resolved.declared, file=resolved.file, kept=not free_port)
     except (server.TrainmasterError, OSError, ValueError) as error:  # type: ignore[attr-defined]
         raise CommandError(f"the server does not start: {error}") from error

@@ -40,6 +40,7 @@ SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
 _STORED = "stored"
 _WORKSPACE = "/workspace"
 """Where images that fetch leave what they fetch, as Kubeflow has it, whether they look at OUTPUT_PATH or not."""
+_LEAST_MEMORY = 16 << 20
 _NOT_FETCHED = ("type", "image", "timeout_s")
 """Fields that say how it is fetched, and not what."""
 
@@ -47,6 +48,22 @@ _NOT_FETCHED = ("type", "image", "timeout_s")
 def _hub_uri(value: str) -> str:
     if not value.startswith("hf://") or hub_name(value) is None:
         raise PydanticCustomError("rule", "must be hf://owner/name, hf://owner/name/path, or either with @revision")
+    return value
+
+
+def _memory(value: str, info: ValidationInfo) -> str:
+    if info.context == _STORED:
+        return value  # taken before there was this rule
+    if value.endswith("m"):
+        raise PydanticCustomError("rule", "must be in bytes, and m is a thousandth of one; for mebibytes write Mi")
+    if quantity(value) < _LEAST_MEMORY:
+        raise PydanticCustomError("rule", "must be at least 16Mi; a number without a unit is one of bytes")
+    return value
+
+
+def _cores(value: str, info: ValidationInfo) -> str:
+    if info.context != _STORED and not quantity(value):
+        raise PydanticCustomError("rule", "must be more than 0")
     return value
 
 
@@ -68,6 +85,8 @@ Endpoint = Annotated[Text, Matches(r"https?://[^/].*", "must be an http or https
 Quantity = Annotated[
     Text, Matches(r"[0-9]+(\.[0-9]+)?(m|k|K|M|G|T|Ki|Mi|Gi|Ti)?", "must be a quantity, such as 2, 500m or 4Gi")
 ]
+Cores = Annotated[Quantity, AfterValidator(_cores)]
+Memory = Annotated[Quantity, AfterValidator(_memory)]
 
 
 class InitializerSpec(Model):
@@ -136,10 +155,10 @@ class CacheInitializer(InitializerSpec):
     num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
         description="Shards, each written by a process of its own."
     )
-    head_cpu: Quantity | None = Field(default=None, description="Of the process that reads the table's metadata.")
-    head_mem: Quantity | None = Field(default=None, description="Of that process.")
-    worker_cpu: Quantity | None = Field(default=None, description="Of each process that writes a shard.")
-    worker_mem: Quantity | None = Field(default=None, description="Of each of them.")
+    head_cpu: Cores | None = Field(default=None, description="Of the process that reads the table's metadata.")
+    head_mem: Memory | None = Field(default=None, description="Of that process.")
+    worker_cpu: Cores | None = Field(default=None, description="Of each process that writes a shard.")
+    worker_mem: Memory | None = Field(default=None, description="Of each of them.")
     iam_role: Text | None = Field(default=None, description="A role to assume, to read the table on S3.")
 
 
@@ -181,7 +200,8 @@ class _ByType:
             expected = ", ".join(f"'{known}'" for known in self._classes)
             details = InitErrorDetails(type="literal_error", loc=("type",), input=named, ctx={"expected": expected})
             raise ValidationError.from_exception_data("initializer", [details])
-        return found.model_validate(value, extra="ignore" if info.context == _STORED else "forbid")
+        extra: Literal["ignore", "forbid"] = "ignore" if info.context == _STORED else "forbid"
+        return found.model_validate(value, extra=extra, context=info.context)
 
 
 class Initializers(Model):

@@ -6,7 +6,7 @@ compiled, and nothing else has to change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
@@ -95,7 +95,8 @@ def _read(value: object, info: ValidationInfo) -> WorkloadSpec:
         expected = ", ".join(f"'{known}'" for known in kinds())
         details = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
         raise ValidationError.from_exception_data("workload", [details])
-    return module.Spec.model_validate(value, extra="ignore" if info.context == STORED else "forbid")
+    extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
+    return module.Spec.model_validate(value, extra=extra, context=info.context)
 
 
 AnyWorkload = Annotated[WorkloadSpec, _AnyKind()]

@@ -150,7 +150,7 @@ class Checkpoint(Shown):
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainJob(Shown):
     """A job. The fields from `state` on are ours; Kubeflow has the others."""
 
@@ -172,6 +172,12 @@ class TrainJob(Shown):
     labels: dict[str, str] = field(default_factory=dict)
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+    def __repr__(self) -> str:
+        runtime = self.runtime.name if self.runtime else None
+        shown = {"name": self.name, "status": self.status, "state": self.state, "runtime": runtime}
+        said = shown | ({"message": self.message} if self.message else {})
+        return f"TrainJob({', '.join(f'{field}={value!r}' for field, value in said.items())})"
 
     def row(self) -> Row:
         """What lists show of it."""

@@ -6,7 +6,7 @@ import html
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar, overload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +34,18 @@ ShownT = TypeVar("ShownT", bound=Shown)
 
 
 class Listing(list[ShownT]):
-    """A list that a notebook and rich show as a table."""
+    """A list that a notebook and rich show as a table; and so is a part of it."""
+
+    @overload
+    def __getitem__(self, chosen: SupportsIndex, /) -> ShownT: ...
+
+    @overload
+    def __getitem__(self, chosen: slice, /) -> Listing[ShownT]: ...
+
+    def __getitem__(self, chosen: SupportsIndex | slice, /) -> ShownT | Listing[ShownT]:
+        if isinstance(chosen, slice):
+            return Listing(super().__getitem__(chosen))
+        return super().__getitem__(chosen)
 
     def _repr_html_(self) -> str:
         return html_table(item.row() for item in self)

@@ -113,7 +113,7 @@ class Gang:
     def _raise_failure(self, index: int, shard: str) -> None:
         said = _read(self._failure(index))
         if said is None:
-            raise MemoryError(f"the writer of {shard} was killed; give more worker_mem, or name more shards")
+            raise RuntimeError(f"the writer of {shard} was killed; if memory is short, give worker_mem, or more shards")
         if said["reason"]:
             raise WriterError(said["message"], Reason(said["reason"]))
         raise RuntimeError(f"the writer of {shard} failed: {said['message']}")

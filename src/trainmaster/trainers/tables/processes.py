@@ -18,7 +18,7 @@ def written_by_processes(source: Source, spec: Mapping[str, Any], missing: Mappi
     """Write shards; each one's number, once it is there.
 
     Raises:
-        MemoryError: a process was killed.
+        RuntimeError: a process was killed.
     """
     if not missing:
         return
@@ -33,7 +33,8 @@ def written_by_processes(source: Source, spec: Mapping[str, Any], missing: Mappi
             future.result()
             yield futures[future]
     except BrokenProcessPool as error:
-        raise MemoryError("a process that wrote a shard was killed; name more shards, where memory is short") from error
+        # By whom is for the worker to tell, which knows what the kernel killed.
+        raise RuntimeError("a process that wrote a shard was killed; if memory is short, name more shards") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

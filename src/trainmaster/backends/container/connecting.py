@@ -1,0 +1,185 @@
+"""Finding the container engine of this machine, and staying with the one that was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docker import APIClient
+from docker.errors import DockerException
+from requests import PreparedRequest, Response
+from requests.exceptions import RequestException
+
+DOCKER, PODMAN = "docker", "podman"
+API_VERSION = "1.41"
+"""Spoken by docker since 20.10 and by podman since 3.4."""
+TIMEOUT_S = 30.0
+_CONNECT_TIMEOUT_S = 3.0
+"""For the first answer of all, which costs an engine nothing; others wait meanwhile."""
+_AWAY_S = 2.0
+"""So long an engine that did not answer is not asked again: whoever waited to ask it hears what the first one did."""
+_SILENT_S = 1800.0
+"""An engine that has said nothing of a pull for so long waits for a registry that has forgotten it. Unpacking a large
+layer is silent too, and takes minutes."""
+
+
+class EngineError(Exception):
+    """The engine does not answer, or not as it should."""
+
+
+class EngineAwayError(EngineError):
+    """The engine does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The engine that containers were made on."""
+
+    host: str
+    name: str
+
+
+class Connection:
+    """A connection to one engine, made on first use, and again after it was away. For several threads.
+
+    Once one has answered no other is taken for it: there, running jobs would seem to be gone. That holds for the next
+    server too, if containers were made, unless the settings name another.
+    """
+
+    def __init__(
+        self, host: str = "", runtime: str = "", *, mark: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Take the settings, the file that keeps which engine has the containers, and how long an answer may take."""
+        self._timeout_s = timeout_s
+        self._host = host
+        self._runtime = runtime
+        self._mark = mark
+        self._connecting = threading.Lock()
+        self._client: APIClient | None = None
+        self._known = self._marked()
+        self._away: tuple[float, str] = (float("-inf"), "")
+        """When it was last found not to answer, and what was tried."""
+
+    def close(self) -> None:
+        """Let go of it, until somebody asks again."""
+        client, self._client = self._client, None  # without the lock, which is held while an engine that hangs is asked
+        if client is not None:
+            client.close()
+
+    def engine(self) -> _Known:
+        """The engine, as it was when it first answered."""
+        if self._known is None:
+            self.client()
+        assert self._known is not None, "set by whoever connects, and never unset"
+        return self._known
+
+    def client(self) -> APIClient:
+        """What to ask it with.
+
+        Raises:
+            EngineAwayError: it does not answer.
+        """
+        with self._connecting:
+            if (client := self._client) is not None:
+                return client
+            away_at, why = self._away
+            if time.monotonic() - away_at < _AWAY_S:
+                raise EngineAwayError(why)
+            tried = []
+            for host in self._candidates():
+                try:
+                    client, found = _asked(host)
+                except (DockerException, RequestException, OSError) as error:
+                    tried.append(f"{host} ({last_word(error)})")
+                    continue
+                wanted = self._known.name if self._known else self._runtime
+                if wanted and found != wanted:
+                    tried.append(f"{host} (it is {found}, and not {wanted})")
+                    client.close()
+                    continue
+                client.timeout = self._timeout_s
+                self._client, self._known = client, _Known(host, found)
+                return client
+            self._away = time.monotonic(), self._not_found(tried)
+            raise EngineAwayError(self._away[1])
+
+    def _candidates(self) -> list[str]:
+        if self._known:
+            return [self._known.host]
+        return [self._host] if self._host else _hosts()
+
+    def _not_found(self, tried: list[str]) -> str:
+        if self._known:
+            return (
+                f"{self._known.name}, which has this server's containers, does not answer; tried {', '.join(tried)}. "
+                "Start it; to have another engine, name its socket with the setting container_host"
+            )
+        return (
+            f"no container engine answers; tried {', '.join(tried)}. Start docker or podman (`podman system service`), "
+            "or name its socket with the setting container_host"
+        )
+
+    def _marked(self) -> _Known | None:
+        """The engine that a server before had, unless the settings name another now."""
+        try:
+            told = json.loads(self._mark.read_bytes()) if self._mark else {}
+            known = _Known(str(told["host"]), str(told["name"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # nobody made any container
+        is_meant = self._host in ("", known.host) and self._runtime in ("", known.name)
+        return known if is_meant else None
+
+    def keep(self) -> None:
+        """Keep which engine has containers."""
+        known = self.engine()
+        if self._mark is None or self._marked() == known:
+            return
+        draft = self._mark.with_name(f"{self._mark.name}.{uuid.uuid4().hex}")
+        draft.write_text(json.dumps({"host": known.host, "name": known.name}))
+        draft.replace(self._mark)
+
+
+class _Client(APIClient):  # type: ignore[misc]
+    """Waits for what an engine says of a pull, but not for ever; the library knows no limit there."""
+
+    def send(self, request: PreparedRequest, **how: Any) -> Response:
+        if how.get("timeout") is None and request.path_url.partition("?")[0].endswith("/images/create"):
+            how["timeout"] = _SILENT_S
+        answer: Response = super().send(request, **how)
+        return answer
+
+
+def _asked(host: str) -> tuple[APIClient, str]:
+    """A connection to whatever listens there, and what it is."""
+    client = _Client(base_url=host, version=API_VERSION, timeout=_CONNECT_TIMEOUT_S)
+    try:
+        # The least that it can be asked: for its version podman runs other programs, for seconds on a busy machine.
+        answer = client.get(f"{client.base_url}/_ping", timeout=_CONNECT_TIMEOUT_S)
+        answer.raise_for_status()
+        return client, PODMAN if "Libpod-API-Version" in answer.headers else DOCKER
+    except BaseException:
+        client.close()
+        raise
+
+
+def _hosts() -> list[str]:
+    """Where engines listen, the likeliest first."""
+    of_user = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    found = [os.environ.get("DOCKER_HOST"), os.environ.get("CONTAINER_HOST")]
+    sockets = ["/var/run/docker.sock", f"{of_user}/docker.sock", "/run/podman/podman.sock"]
+    found += [f"unix://{path}" for path in (*sockets, f"{of_user}/podman/podman.sock")]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def last_word(error: Exception) -> str:
+    """The innermost reason of an error of the client library, which wraps them several times."""
+    inner: BaseException = error
+    while (deeper := inner.__cause__ or inner.__context__) is not None:
+        inner = deeper
+    return getattr(inner, "strerror", None) or str(inner)

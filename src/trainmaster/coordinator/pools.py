@@ -1,0 +1,87 @@
+"""Threads that nobody has to wait for: what hangs in one goes with the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+_WORKERS = 4
+
+
+class Pool(Executor):
+    """Carries calls out in a few threads, which are made when they are needed.
+
+    Those of the standard library's pool are waited for when the process ends, however long they take.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._is_shut = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a call carried out."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError(f"{self._name} takes nothing more")
+            self._calls.put((future, lambda: fn(*args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < _WORKERS:
+                name = f"{self._name} {len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take nothing more."""
+        with self._lock:
+            self._is_shut = True
+            if cancel_futures:
+                self._cancel_all()
+            for _ in self._threads:
+                self._calls.put(None)
+        if wait:
+            self.join()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until all that was begun has ended."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _cancel_all(self) -> None:
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except Empty:
+                return
+            if call is not None:
+                call[0].cancel()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, work = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # whoever asked for it is to know
+                    future.set_exception(error)
+            del call, future, work
+            self._idle.release()
+
+
+def close_pools(pools: Sequence[Executor], *, within_s: float) -> None:
+    """Finish what was begun in any of them, unless that takes too long."""
+    for pool in pools:
+        pool.shutdown(wait=False, cancel_futures=True)
+    deadline = time.monotonic() + within_s
+    for pool in pools:
+        if isinstance(pool, Pool):
+            pool.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,134 @@
+"""Where names, defaults and values of `trainmaster.trainer` are not those of the real package, and why.
+
+The surfaces of both are held against it, and docs/kubeflow-differences.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One, as a row of the page."""
+
+    what: str
+    theirs: str
+    ours: str
+    why: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where it shows in the surfaces, and in what; none of what only a call shows."""
+
+
+NO_COUNTERPART = "our trainers have nothing to do it with; refused rather than passed over"
+
+SURFACE: tuple[Difference, ...] = (
+    Difference(
+        what="`CustomTrainer.pip_index_urls`, `DEFAULT_PIP_INDEX_URLS`",
+        theirs="the public index",
+        ours="none",
+        why="an index is configured where jobs run; a default here would go past it",
+        places={
+            "trainer.CustomTrainer.pip_index_urls": "default",
+            "types.CustomTrainer.pip_index_urls": "default",
+            "constants.DEFAULT_PIP_INDEX_URLS": "value",
+        },
+    ),
+    Difference(
+        what="`TrainingRuntimeSource.sources`, and so `ContainerBackendConfig.runtime_source`",
+        theirs="`github://kubeflow/trainer`",
+        ours="none",
+        why="runtimes are built in; nothing is fetched from the web unasked",
+        places={
+            "trainer.TrainingRuntimeSource.sources": "default",
+            "trainer.ContainerBackendConfig.runtime_source": "default",
+        },
+    ),
+    Difference(
+        what="`ContainerBackendConfig.dataset_initializer_image`, `model_initializer_image`",
+        theirs="kubeflow's images",
+        ours="`None`",
+        why="initializers are built in, and run in the job's image",
+        places={
+            "trainer.ContainerBackendConfig.dataset_initializer_image": "default",
+            "trainer.ContainerBackendConfig.model_initializer_image": "default",
+        },
+    ),
+    Difference(
+        what="`ContainerBackendConfig.pull_policy` of another word",
+        theirs="means `IfNotPresent`",
+        ours="ValueError",
+        why="a misspelt `Always` should not be passed over",
+        places={"trainer.ContainerBackendConfig.pull_policy": "type"},
+    ),
+    Difference(
+        what="`KubernetesBackendConfig.client_configuration`",
+        theirs="of the `kubernetes` package, which has to be installed",
+        ours="the same object, or a ValueError",
+        why="the package is not needed to say that something else is not of it",
+        places={"trainer.KubernetesBackendConfig.client_configuration": "type"},
+    ),
+    Difference(
+        what="`wait_for_job_status(status=...)`",
+        theirs="a set",
+        ours="any number of words, and a default that nobody can change",
+        why="a list means the same",
+        places={"trainer.TrainerClient.wait_for_job_status.status": "default, type"},
+    ),
+    Difference(
+        what="`DEFAULT_COMMAND`, `EXEC_FUNC_SCRIPT`, `MPI_COMMAND`, `TORCH_COMMAND`, `DEFAULT_FRAMEWORK_IMAGES`, "
+        "`POD_LABEL_SELECTOR` of `constants`",
+        theirs="there",
+        ours="not there",
+        why="functions are not shipped through a shell, and runtimes name their images",
+        places={
+            "constants.DEFAULT_COMMAND": "missing",
+            "constants.EXEC_FUNC_SCRIPT": "missing",
+            "constants.MPI_COMMAND": "missing",
+            "constants.TORCH_COMMAND": "missing",
+            "constants.DEFAULT_FRAMEWORK_IMAGES": "missing",
+            "constants.POD_LABEL_SELECTOR": "missing",
+        },
+    ),
+)
+
+BESIDE: tuple[Difference, ...] = (
+    Difference(
+        what="packages of `torch-distributed`",
+        theirs="the local backend installs torch beside `packages_to_install`, and without any the job fails",
+        ours='what is named, and no more: `packages_to_install=["torch"]`, where the server has none',
+        why="a job without packages starts at once, with what is there",
+    ),
+    Difference(
+        what="a server or a cluster that does not answer in time",
+        theirs="TimeoutError (Kubernetes; the others ask nobody)",
+        ours="TimeoutError",
+        why="the same, on every backend",
+    ),
+    Difference(
+        what="`LoraConfig.quantize_base=True` of a `BuiltinTrainer`",
+        theirs="handed to torchtune (Kubernetes)",
+        ours="ValueError",
+        why=NO_COUNTERPART,
+    ),
+    Difference(
+        what="`TorchTuneInstructDataset.new_system_prompt` of a `BuiltinTrainer`",
+        theirs="handed to torchtune (Kubernetes)",
+        ours="ValueError",
+        why=NO_COUNTERPART + "; write it into the rows",
+    ),
+    Difference(
+        what="`role_arn` of an S3 initializer of a `BuiltinTrainer`",
+        theirs="handed to the initializer (Kubernetes)",
+        ours="ValueError",
+        why=NO_COUNTERPART + "; give access keys",
+    ),
+    Difference(
+        what="`ignore_patterns` of one's own, of an initializer of a `BuiltinTrainer`",
+        theirs="handed to the initializer (Kubernetes)",
+        ours="ValueError",
+        why=NO_COUNTERPART + "; leave them out",
+    ),
+)
+"""What only calls show, and the cases do not: unit tests of the client have it."""

@@ -1,0 +1,45 @@
+"""What the kernel has killed in a container, by the time that its first process has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.backends.container import memory
+
+MANY = 1024
+"""Descriptors that `select` can take."""
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """As many are open as a server with many containers has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MANY, hard) if hard > 0 else 2 * MANY), hard))
+    with contextlib.ExitStack() as opened:
+        for _ in range(MANY):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_kills_are_counted_at_the_end_of_the_first_process_however_many_are_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom 0\noom_kill 0\n")
+    monkeypatch.setattr(memory, "_counter", lambda _: counter)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        kills = memory.KernelKills(process.pid)
+        kills.join(0.1)
+        counter.write_text("oom 2\noom_kill 2\n")
+        process.kill()
+        kills.join(30)
+    assert kills.count == 2
