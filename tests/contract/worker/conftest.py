@@ -9,9 +9,9 @@ import pytest
 from worker_attempts import Attempts, ForkServerProcess
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerProcess]:
-    """One for all tests of this process that do not harm it."""
+    """One for all tests of a file that do not harm it; one that nobody asks anything for ten minutes ends."""
     server = ForkServerProcess(tmp_path_factory.mktemp("forkserver"))
     yield server
     server.stop()
