@@ -59,12 +59,14 @@ def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_PROCESSES = (
+    "tests/blackbox",
     "tests/chaos/test_real",
     "tests/cli",
     "tests/clients",
     "tests/contract/backends",
     "tests/contract/container",
     "tests/contract/local",
+    "tests/contract/training",
     "tests/contract/worker",
     "tests/engine/test_engine_parallel",
     "tests/service/test_service_clients",
