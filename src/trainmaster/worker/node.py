@@ -13,14 +13,13 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.handing import handed_back
 from trainmaster.protocol.hints import send_hint
-from trainmaster.protocol.launch import Lifetime, Readiness, Step
+from trainmaster.protocol.launch import Readiness, Step
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import (
@@ -29,17 +28,15 @@ from trainmaster.protocol.rundir import (
     endpoint_document,
     exit_document,
     log_stream,
-    metrics_stream,
 )
-from trainmaster.protocol.secrets import Secrets, secret_named
+from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
-from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.memory import MemoryWatch
+from trainmaster.worker.preparing import free_port, surroundings_of
 from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
 from trainmaster.worker.ranks import (
     StartError,
-    Surroundings,
     prepared_environment,
     rank_environment,
     start_rank,
@@ -48,11 +45,19 @@ from trainmaster.worker.ranks import (
 from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import FULL, Heartbeat, Journal, RunDirectoryGoneError, disk_is_full
 from trainmaster.worker.stacks import StackDump
-from trainmaster.worker.staging import StagingError, stage
+from trainmaster.worker.staging import StagingError
 from trainmaster.worker.stopping import TERM_S, Stopping
 from trainmaster.worker.tree import Tree
 from trainmaster.worker.users import open_own, user_of
-from trainmaster.worker.verdict import ProcessEnd, Verdict, verdict_of_success, verdict_on_failure, verdict_on_stop
+from trainmaster.worker.verdict import (
+    Failure,
+    ProcessEnd,
+    Verdict,
+    verdict_of_success,
+    verdict_on_failure,
+    verdict_on_stop,
+    verdict_on_timeout,
+)
 from trainmaster.worker.watch import ControlWatch, RankWatch
 
 TICK_S = 0.1
@@ -147,7 +152,17 @@ class NodeRun:
 
     def _run(self) -> Verdict:
         self._attend()
-        self._around = self._prepare()
+        self._around = surroundings_of(
+            self._request,
+            self._directory,
+            self._node,
+            self._secrets,
+            control_file=self._control_file,
+            selector=self._selector,
+            user=self._user,
+            on_chunk=self._attend,
+        )
+        self._journal.record("staged")
         first = self._around.first_rank
         *preparing, workload = self._launch.steps
         for step in preparing:
@@ -161,40 +176,10 @@ class NodeRun:
         ranks = range(first, first + self._launch.ranks_per_node)
         return self._run_step(workload, ranks, rendezvous=self._meet())
 
-    def _prepare(self) -> Surroundings:
-        """Stage what the job needs, and open what it will talk to."""
-        missing = self._launch.secrets.keys() - self._secrets.environment.keys()
-        for step in self._launch.steps:
-            missing |= {name for name, ref in step.secrets.items() if secret_named(ref) not in self._secrets.tokens}
-        if missing:
-            raise StagingError(f"the worker was not given the values of these variables: {', '.join(sorted(missing))}")
-        working_directory = stage(
-            self._request, self._directory.path, self._node, on_chunk=self._attend, user=self._user
-        )
-        self._journal.record("staged")
-        booked = self._request.nodes[self._node]
-        token_file = os.fspath(self._home / "token")
-        with open(open_own(token_file, self._user, os.O_TRUNC), "w") as file:
-            file.write(self._request.rank_token)
-        metrics = metrics_stream(self._node, self._node * self._launch.ranks_per_node)
-        listener = KubeflowListener(self._selector, self._request.rank_token, os.fspath(self._directory.path / metrics))
-        return Surroundings(
-            request=self._request,
-            node=self._node,
-            run_dir=self._directory.path,
-            working_directory=working_directory,
-            control_file=os.fspath(self._control_file),
-            token_file=token_file,
-            kubeflow_url=listener.url,
-            secrets=self._secrets.environment,
-            port=(booked.port or _free_port()) if self._launch.lifetime is Lifetime.SERVICE else None,
-            user=self._user,
-        )
-
     def _meet(self) -> tuple[str, int]:
         """Where the ranks of all nodes meet: node 0 says, the others wait to hear it."""
         if self._node == 0:
-            place = (self._request.nodes[0].address, _free_port())
+            place = (self._request.nodes[0].address, free_port())
             self._directory.put_document(RENDEZVOUS, {"host": place[0], "port": place[1]})
             return place
         while (document := self._directory.document(RENDEZVOUS)) is None:
@@ -314,7 +299,7 @@ class NodeRun:
         if self._step_deadline is not None and now >= self._step_deadline:
             self._step_deadline = None
             if self._stopping.cause is None:
-                self._fail(self._verdict_on_timeout())
+                self._fail(verdict_on_timeout(self._step, evidence=self._evidence(self._around.first_rank)))
         if self._probe is not None:
             self._check_readiness(self._probe, now)
         if self._dump is not None and now >= self._dump.due:
@@ -369,33 +354,24 @@ class NodeRun:
         self._ends.append(end)
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
-        answer = handed_back(self._leads.pop(end.rank)) if end.rank in self._leads else None
+        said_by_lead = handed_back(self._leads.pop(end.rank)) if end.rank in self._leads else None
         if end.failed and self._verdict is None and self._stopping.cause is None:
             # What it said last decides, and may not have been read yet.
             self._look()
-            verdict = (
-                self._verdict_by(answer, end)
-                if answer is not None
-                else verdict_on_failure(
-                    end,
-                    # Where another one said why, this one failed because that one did.
-                    said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
-                    step=self._step.name,
-                    prepares=self._prepares,
-                    evidence=self._evidence(end.rank),
-                    retry_exit_codes=self._launch.retry_exit_codes,
-                    oom_kills=self._cgroup.oom_kills(),
-                    memory_limit_mb=self._cgroup.memory_limit_mb,
-                    disk_is_full=disk_is_full(self._directory.path),
-                )
+            verdict = verdict_on_failure(
+                end,
+                answer=Failure.of_lead(said_by_lead) if said_by_lead else None,
+                # Where another one said why, this one failed because that one did.
+                said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
+                step=self._step.name,
+                prepares=self._prepares,
+                evidence=self._evidence(end.rank),
+                retry_exit_codes=self._launch.retry_exit_codes,
+                oom_kills=self._cgroup.oom_kills(),
+                memory_limit_mb=self._cgroup.memory_limit_mb,
+                disk_is_full=disk_is_full(self._directory.path),
             )
             self._fail(verdict)
-
-    def _verdict_by(self, answer: Mapping[str, Any], end: ProcessEnd) -> Verdict:
-        """Why a container failed, or was none, by who leads into it: of that its exit code says nothing."""
-        evidence = self._evidence(end.rank)
-        reason, message = Reason(answer["reason"]), str(answer["message"])
-        return Verdict(reason=reason, message=message, end=end, step=self._step.name, evidence=evidence)
 
     def _fail(self, verdict: Verdict) -> None:
         """The first failure is the cause; who still runs is brought down."""
@@ -420,15 +396,6 @@ class NodeRun:
         if self._stopping.cause is not None:
             return self._verdict_on_stop()
         return verdict_of_success(self._ends, step=self._step.name)
-
-    def _verdict_on_timeout(self) -> Verdict:
-        # What is waited for may answer in time when it is asked again.
-        return Verdict(
-            reason=Reason.STORAGE_UNAVAILABLE,
-            message=f"step {self._step.name} took longer than {self._step.timeout_s:g} s, and was ended",
-            step=self._step.name,
-            evidence=self._evidence(self._around.first_rank),
-        )
 
     def _verdict_on_stop(self) -> Verdict:
         cause = self._stopping.cause
@@ -466,10 +433,3 @@ class NodeRun:
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._wakeup = writer
         self._selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(4096))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

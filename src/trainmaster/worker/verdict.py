@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopCause
 from trainmaster.worker.evidence import Evidence
 
@@ -64,6 +65,11 @@ class Failure:
             return None
         return Failure(reason=Reason(reason), message=message[:_MAX_MESSAGE])
 
+    @staticmethod
+    def of_lead(answer: Mapping[str, Any]) -> Failure:
+        """Why a container failed, or was none, by the answer of who leads into it; any reason is its to give."""
+        return Failure(reason=Reason(answer["reason"]), message=str(answer["message"]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -81,6 +87,7 @@ class Verdict:
 def verdict_on_failure(
     end: ProcessEnd,
     *,
+    answer: Failure | None = None,
     said: Failure | None = None,
     step: str,
     prepares: bool,
@@ -94,6 +101,7 @@ def verdict_on_failure(
 
     Args:
         end: the process's end.
+        answer: of a process that only leads into a container: of that, its own exit code says nothing.
         said: why it, or another one of its step, said that it fails.
         step: which step it ran.
         prepares: whether that step only prepares the workload.
@@ -103,6 +111,8 @@ def verdict_on_failure(
         disk_is_full: whether the process's logs could not grow any more.
         memory_limit_mb: what the kernel holds the node to, if it does: then those kills are this node's own.
     """
+    if answer is not None:
+        return Verdict(reason=answer.reason, message=answer.message, end=end, step=step, evidence=evidence)
     subject = f"step {step}" if prepares else f"rank {end.rank}"
     how = f"was killed by {end.signal}" if end.signal else f"exited with code {end.exit_code}"
     booked = f" ({memory_limit_mb} MB are booked for the node)" if memory_limit_mb is not None else ""
@@ -136,6 +146,12 @@ def verdict_on_failure(
         evidence=evidence,
         oom_kills=oom_kills,
     )
+
+
+def verdict_on_timeout(step: Step, *, evidence: Evidence) -> Verdict:
+    """A step took longer than it may: what it waits for may answer in time when it is asked again."""
+    message = f"step {step.name} took longer than {step.timeout_s:g} s, and was ended"
+    return Verdict(reason=Reason.STORAGE_UNAVAILABLE, message=message, step=step.name, evidence=evidence)
 
 
 def verdict_on_stop(

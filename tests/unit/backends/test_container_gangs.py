@@ -6,27 +6,18 @@ import json
 import signal
 import threading
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from container_around import AROUND
 
 from trainmaster.backends.container import gangs
 from trainmaster.backends.container.engine import Engine
 from trainmaster.backends.container.initializers import plan_document, planned_names
-from trainmaster.backends.container.rendering import KEEP, ImageFacts, Surroundings
+from trainmaster.backends.container.rendering import KEEP, ImageFacts
 from trainmaster.protocol.launch import Gang, Launch, Size, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 
-AROUND = Surroundings(
-    runs=Path("/srv/runs"),
-    run_dir=Path("/srv/runs/job-1/2"),
-    worker=Path("/srv/workers/worker.pyz"),
-    secrets=Path("/dev/shm/trainmaster-0"),
-    user="0:0",
-    machine_memory_mb=4096,
-    passes_gpus=True,
-)
 IMAGE = ImageFacts(
     id="sha256:1", environment={}, entrypoint=(), command=(), working_directory=None, python="/usr/bin/python3"
 )

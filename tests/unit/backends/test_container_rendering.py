@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from container_around import AROUND
 
 from trainmaster.backends.container.libpod import libpod_from
 from trainmaster.backends.container.packing import packed_worker
@@ -17,7 +18,6 @@ from trainmaster.backends.container.rendering import (
     OF_CLAIMED,
     OF_STEPS,
     ImageFacts,
-    Surroundings,
     container_document,
     network_document,
     network_name,
@@ -27,15 +27,6 @@ from trainmaster.backends.container.rendering import (
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
 
-AROUND = Surroundings(
-    runs=Path("/srv/runs"),
-    run_dir=Path("/srv/runs/job-1/2"),
-    worker=Path("/srv/workers/worker.pyz"),
-    secrets=Path("/dev/shm/trainmaster-0"),
-    user="0:0",
-    machine_memory_mb=4096,
-    passes_gpus=True,
-)
 IMAGE = ImageFacts(
     id="sha256:1",
     environment={"PYTHONPATH": "/theirs"},

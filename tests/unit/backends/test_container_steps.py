@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from container_around import AROUND
 
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.initializers import (
@@ -16,19 +16,10 @@ from trainmaster.backends.container.initializers import (
     planned_names,
     within_outside,
 )
-from trainmaster.backends.container.rendering import Surroundings, unknown_image
+from trainmaster.backends.container.rendering import unknown_image
 from trainmaster.protocol.launch import Launch, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
 
-AROUND = Surroundings(
-    runs=Path("/srv/runs"),
-    run_dir=Path("/srv/runs/job-1/2"),
-    worker=Path("/srv/workers/worker.pyz"),
-    secrets=Path("/dev/shm/trainmaster-0"),
-    user="0:0",
-    machine_memory_mb=4096,
-    passes_gpus=True,
-)
 IMAGE = unknown_image("sha256:job")
 FETCHES = replace(unknown_image("sha256:fetch"), entrypoint=("fetch",), python=None, lacks="it has no python3")
 IMAGES = {"fetch:1": FETCHES, "cache:1": unknown_image("sha256:cache")}
