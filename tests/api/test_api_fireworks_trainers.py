@@ -329,13 +329,15 @@ def test_trainer_that_died_a_moment_ago_is_asked_again(door: Door, world: World)
     door.create("trainer")
     job = door.run("trainer", "127.0.0.1:1")
     began = time.monotonic()
-    said = future(door, f"{job.job_id}:1:s:train:0:1")
+    said = future(door, f"{job.job_id}:1:s:train:0:1", expect=408)
     # Held: clients ask again at once.
     assert said["type"] == "try_again"
     assert time.monotonic() - began > 0.5
     door.call("POST", f"{at(door)}/optim_step", 502, json={})
     world.end(job.job_id, "WORKER_LOST")
-    assert wait_for(lambda: future(door, f"{job.job_id}:1:s:train:0:1").get("category")) == "server"
+    body = {"request_id": f"{job.job_id}:1:s:train:0:1"}
+    ended = wait_for(lambda: (r := door.http.post(f"{at(door)}/retrieve_future", json=body)).status_code == 200 and r)
+    assert ended.json()["category"] == "server"
 
 
 @pytest.mark.parametrize(("operation", "size"), [("optim_step", 2), ("load_weights", 2), ("forward_backward", 2 << 20)])

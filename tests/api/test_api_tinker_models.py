@@ -153,7 +153,8 @@ def test_first_model_starts_a_trainer_and_is_made_when_it_runs(client: Client, t
 def test_model_that_waits_for_its_trainer_says_what_for(client: Client) -> None:
     ack = client.ask_for_model(client.session())
     job = client.trainer_job()
-    answer = client.post("retrieve_future", {"request_id": ack["request_id"], "allow_metadata_only": True})
+    body = {"request_id": ack["request_id"], "allow_metadata_only": True}
+    answer = client.post("retrieve_future", body, expect=408)
     assert (answer["type"], answer["queue_state"]) == ("try_again", "paused_capacity")
     assert job.job_id in answer["queue_state_reason"]
     assert answer["request_id"] == ack["request_id"]

@@ -210,7 +210,7 @@ def test_trainer_that_does_not_answer_makes_clients_ask_again(
     ack = client.post("optim_step", {"model_id": model_id, "seq_id": 1})
     trainer.stop()
     assert client.post("optim_step", {"model_id": model_id, "seq_id": 2}, expect=502)["error"]["message"]
-    assert client.post("retrieve_future", {"request_id": ack["request_id"]})["type"] == "try_again"
+    assert client.post("retrieve_future", {"request_id": ack["request_id"]}, expect=408)["type"] == "try_again"
 
 
 def test_answer_that_breaks_off_does_not_look_whole(client: Client, trainer: StandIn) -> None:
@@ -434,7 +434,7 @@ def test_polls_by_the_hundred_are_held_at_once(client: Client, trainer: StandIn)
     acks = [client.post("optim_step", {"model_id": model_id, "seq_id": seq_id}) for seq_id in range(1, 101)]
     trainer.gate.clear()
     with ThreadPoolExecutor(100) as pool:
-        asked = [pool.submit(client.post, "retrieve_future", {"request_id": ack["request_id"]}) for ack in acks]
+        asked = [pool.submit(client.result, ack) for ack in acks]
         wait_for(lambda: len(trainer.of("retrieve_future")) >= 100)
         client.post("session_heartbeat", {"session_id": model_id.partition(":")[0]})
         trainer.gate.set()

@@ -150,7 +150,8 @@ class StandIn:
         deadline = time.monotonic() + 1.0
         while not self.gate.is_set():
             if time.monotonic() > deadline:
-                return JSONResponse({"type": "try_again", "request_id": request_id, "queue_state": "active"})
+                pending = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+                return JSONResponse(pending, status_code=408)
             await asyncio.sleep(0.01)
         result = next((value for end, value in self.results.items() if request_id.endswith(end)), {})
         if isinstance(result, list):
@@ -247,9 +248,12 @@ class Client:
         """What a future says when it is not pending any more."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            answer = self.post("retrieve_future", {"request_id": ack["request_id"], "allow_metadata_only": True})
-            if answer.get("type") != "try_again":
-                return answer
+            body = {"request_id": ack["request_id"], "allow_metadata_only": True}
+            response = self.http.post("retrieve_future", json=body)
+            if response.status_code != 408:
+                assert response.status_code == 200, response.text
+                return response.json()
+            assert response.json()["type"] == "try_again", response.text
         raise TimeoutError(f"{ack} is still pending")
 
     def jobs(self) -> list[Job]:

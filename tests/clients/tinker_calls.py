@@ -84,9 +84,10 @@ class Plain:
         while time.monotonic() < deadline:
             body = {"request_id": ack["request_id"]}
             answer = self.request("POST", "/retrieve_future", body, headers=headers)
-            assert answer.status_code == 200, answer.text
             if (found := answer.json()).get("type") != "try_again":
+                assert answer.status_code == 200, answer.text
                 return found
+            assert answer.status_code == 408, answer.text
         raise AssertionError(f"{ack} is still pending")
 
     def done(self, operation: str, body: Any) -> Any:

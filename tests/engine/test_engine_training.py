@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tiny_models import make_checkpoint, reference
 from trainmaster.engine import engine as engine_module
 from trainmaster.engine import losses
 from trainmaster.engine.engine import Engine
+from trainmaster.engine.models import SKIPPED
 from trainmaster.engine.types import (
     AdamOptions,
     Blame,
@@ -255,11 +257,34 @@ def test_normalization_divides_by_what_was_summed_over(
     assert norms[0] / norms[1] == pytest.approx(divisor)
 
 
-def test_forward_pass_leaves_no_gradients(engine: Engine) -> None:
+def test_step_without_gradients_changes_nothing_and_says_so(engine: Engine) -> None:
+    """As after a forward pass, or twice in a row: no weight decays, no moment fades, no step is counted."""
     engine.create_model("a", Trained.ADAPTER, LoraOptions(rank=4))
+    decays = replace(STEP, weight_decay=0.5)
+    assert engine.optim_step("a", decays) == {SKIPPED: 1.0}
+    run(engine, a_pass("a", [9]))
+    assert SKIPPED not in engine.optim_step("a", decays)
     run(engine, a_pass("a", [9], backward=False))
-    with pytest.raises(EngineError, match="model 'a' has no gradients: no forward_backward succeeded"):
-        engine.optim_step("a", STEP)
+    before = copy.deepcopy(engine.state("a"))
+    assert engine.optim_step("a", decays) == {SKIPPED: 1.0}
+    assert engine.optim_step("a", replace(decays, grad_norm_metrics="basic")) == {SKIPPED: 1.0, "grad_norm": 0.0}
+    after = engine.state("a")
+    assert after["optimizer"]["steps"] == before["optimizer"]["steps"] == 1
+    assert after["gradients"] == before["gradients"]
+    assert_same_bits(after["weights"], before["weights"])
+    for moments in ("first_moments", "second_moments"):
+        assert_same_bits(after["optimizer"][moments], before["optimizer"][moments])
+
+
+def test_step_without_gradients_does_not_count_towards_accumulation(checkpoint: Path) -> None:
+    engine = Engine(checkpoint, gradient_accumulation_steps=2)
+    engine.create_model("a", Trained.ADAPTER, LoraOptions(rank=4))
+    assert engine.optim_step("a", STEP) == {SKIPPED: 1.0}
+    run(engine, a_pass("a", [9]))
+    assert engine.optim_step("a", STEP) == {"accumulated_steps": 1.0}
+    run(engine, a_pass("a", [9]))
+    engine.optim_step("a", STEP)
+    assert engine.models["a"].optimizer.steps == 1
 
 
 def test_step_that_is_refused_changes_nothing(engine: Engine) -> None:
@@ -464,8 +489,7 @@ def test_pass_that_fails_midway_adds_nothing(checkpoint: Path, monkeypatch: pyte
     [failed] = engine.run([a_pass("a", [8, 8, 8, 8])])
     assert str(failed) == "RuntimeError: gone"
     assert calls == 3
-    with pytest.raises(EngineError, match="has no gradients"):
-        engine.optim_step("a", STEP)
+    assert engine.optim_step("a", STEP) == {SKIPPED: 1.0}
 
 
 def test_pack_without_room_in_memory_is_computed_in_parts(

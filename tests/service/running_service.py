@@ -150,9 +150,13 @@ class Client:
     def result(self, ack: dict[str, Any]) -> dict[str, Any]:
         """What came of it, by asking as long as it takes."""
         while True:
-            outcome = self.post("retrieve_future", {"request_id": ack["request_id"]})
-            if outcome.get("type") == "try_again":
+            response = self.http.post(
+                "/retrieve_future", json={"request_id": ack["request_id"]}, headers=dict(self.headers)
+            )
+            outcome: dict[str, Any] = response.json()
+            if (response.status_code, outcome.get("type")) == (408, "try_again"):
                 continue
+            assert response.status_code == 200, (response.status_code, response.text)
             if "error" in outcome:
                 raise FailedError(outcome)
             return outcome

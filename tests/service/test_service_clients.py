@@ -140,8 +140,8 @@ def test_tinker_may_compress_and_follow_all_samples_at_once() -> None:
     assert told["base"][0] == [[10, 11, 12], [11, 12, 13]]
 
 
-@pytest.mark.parametrize("environment", TINKER)
-def test_tinker_asks_again_for_what_takes_longer_than_a_poll_is_held(environment: str) -> None:
+@pytest.mark.parametrize("environment", [*TINKER, "fireworks"])
+def test_clients_ask_again_in_silence_for_what_takes_longer_than_a_poll_is_held(environment: str) -> None:
     slow = {"pass_s": 0.7, "step_s": 0.7}
     with RunningFront(hold_s=0.2, delays=slow) as front, ForgetfulProxy(front.url) as proxy:
         told = run(environment, "slow", proxy.url)
@@ -149,6 +149,7 @@ def test_tinker_asks_again_for_what_takes_longer_than_a_poll_is_held(environment
         assert proxy.try_again >= 4 * 2
         assert proxy.asked["forward_backward"] == proxy.asked["optim_step"] == 2
     assert told["found"] == [[16.0, 1], [8.0, 2]]
+    assert told["warnings"] == []
 
 
 def test_tinker_comes_again_when_samples_are_too_many() -> None:

@@ -35,7 +35,9 @@ def test_question_that_is_held_too_long_is_to_be_asked_again() -> None:
     with RunningFront(hold_s=0.3, delays={"step_s": 1.5}) as front:
         client = Client(front)
         ack = client.optim_step(1)
-        assert client.result(ack) == {"type": "try_again", "queue_state": "active"}
+        pending = client.retrieve(ack)
+        assert pending.status_code == 408
+        assert pending.json() == {"type": "try_again", "queue_state": "active"}
         front.engine.say(busy("seven models wait for memory"))
         wait_for(lambda: client.result(ack).get("queue_state") == "paused_capacity" or "metrics" in client.result(ack))
         ahead = client.optim_step(3)

@@ -88,7 +88,12 @@ def test_errors_are_told_through_the_future_and_change_nothing(service: RunningS
     model.step()
     losses.append(model.loss(2))
     assert losses == expected
-    assert "no gradients" in str(failure(client, client.create_model().ask("optim_step", {})))
+
+
+def test_step_without_gradients_is_no_error(service: RunningService) -> None:
+    """As after a forward_backward that failed: a loop goes on, and its metrics say that nothing was trained."""
+    model = Client(service).create_model()
+    assert model.do("optim_step", {})["metrics"] == {"skipped_without_gradients": 1.0}
 
 
 def test_models_that_this_trainer_does_not_make_are_refused(service: RunningService) -> None:

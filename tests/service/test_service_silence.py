@@ -73,6 +73,7 @@ def test_expired_session_leaves_what_it_did_not_save(front: RunningFront, uninte
     model, untouched, saved = (client.create_model(seed=5) for _ in range(3))
     saved.train([0])
     saved.save("by-its-client")
+    untouched.step()  # without gradients, which changes nothing
     assert train_half(model) == uninterrupted[:3]
     name = name_of(model, 2)
     assert f"which expired. Its last saved state is {name}: make a new model and load it" in leave(front, model)

@@ -138,8 +138,8 @@ async def ask(connection: Connection, path: str, fields: dict[str, Any]) -> dict
     length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
     answer: dict[str, Any] = json.loads(await reader.readexactly(length))
     status = int(head.split(b" ", 2)[1])
-    assert status in (200, 429), answer
-    return answer if status == 200 else None
+    assert status in (200, 408, 429), answer
+    return None if status == 429 else answer
 
 
 def peak_bytes(pid: int) -> int:

@@ -113,13 +113,13 @@ class Engine:
 
     @command
     def optim_step(self, model_id: str, options: AdamOptions) -> dict[str, float]:
-        """Step by the gradients of all passes since the last step, and forget them.
+        """Step by the gradients of all passes since the last step, and forget them; without any, do nothing.
 
         Returns:
-            The metrics that were asked for.
+            The metrics that were asked for; `models.SKIPPED` is among them when there were no gradients.
 
         Raises:
-            EngineError: there are no gradients, or they or the options are no good.
+            EngineError: the gradients or the options are no good.
         """
         return self._model(model_id).step(options, self.ranks, self._steps_in_one)
 

@@ -17,6 +17,8 @@ from trainmaster.engine.parallel import Ranks
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Trained
 
+SKIPPED = "skipped_without_gradients"
+"""The metric of a step that was not made, as there was nothing to step by."""
 State = Mapping[str, Any]
 """A tree of tensors and plain values. Its tensors are the model's own: write or copy them before the next command."""
 
@@ -99,16 +101,16 @@ class TrainedModel:
     def step(self, options: AdamOptions, ranks: Ranks, every: int) -> dict[str, float]:
         """Step by the gradients of all ranks since the last step; or leave it to the step that is the `every`-th.
 
+        Without gradients, as after a forward_backward that failed, nothing changes, and the metrics say so.
+
         Raises:
-            EngineError: there is nothing to step by, or nothing that could be.
+            EngineError: nothing of this model is trained, or the options or the gradients are no good.
         """
         if not self.parameters:
             raise EngineError(f"model {self.model_id!r} is frozen: it has nothing to step")
         check(options)
         if not sum(ranks.exchange("the number of sequences", self.gradients.sequences)):
-            raise EngineError(
-                f"model {self.model_id!r} has no gradients: no forward_backward succeeded since its last optim_step"
-            )
+            return {SKIPPED: 1.0} | ({} if options.grad_norm_metrics == "off" else {"grad_norm": 0.0})
         if self.gradients.waiting + 1 < every:
             self.gradients.waiting += 1
             return {"accumulated_steps": float(self.gradients.waiting)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.engine.engine import Engine
+from trainmaster.engine.models import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
 from trainmaster.service import exports
 from trainmaster.service.configuration import Configuration, Mode
@@ -178,6 +179,8 @@ class Training:
         before = self.models.steps(model.model_id)
         with _changing(model):
             metrics = self._engine.optim_step(model.model_id, options)
+        if SKIPPED in metrics:
+            model.changes -= 1  # nothing changed that would have to be saved
         self._gauges.stepped(self.models.steps(model.model_id) - before)
         return Reply(request_id=request.request_id, fields={"metrics": metrics, "type": "optim_step"})
 

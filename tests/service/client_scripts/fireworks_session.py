@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -53,6 +54,20 @@ def training(url: str) -> dict[str, Any]:
         "adapter": adapter.adapter_path,
         "unloaded": client.unload_model().result().model_id == client.model_id,
     }
+
+
+def slow(url: str) -> dict[str, Any]:
+    """One thing after the other, each waited for; with what the client warned of meanwhile."""
+    warnings: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(listener)
+    client = client_at(url)
+    found = []
+    for _ in range(2):
+        passed = client.forward_backward([datum(4)], "cross_entropy").result()
+        found.append([passed.metrics["loss:sum"], client.optim_step(ADAM).result().metrics["steps"]])
+    return {"found": found, "warnings": warnings}
 
 
 def chunks(url: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -62,13 +63,17 @@ def training(url: str) -> dict[str, Any]:
 
 
 def slow(url: str) -> dict[str, Any]:
-    """One thing after the other, each waited for."""
+    """One thing after the other, each waited for; with what the client warned of meanwhile."""
+    warnings: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(listener)
     client = service_at(url).create_lora_training_client(base_model=BASE_MODEL, rank=8)
     found = []
     for _ in range(2):
         passed = client.forward_backward([datum(4)], "cross_entropy").result()
         found.append([passed.metrics["loss:sum"], client.optim_step(ADAM).result().metrics["steps"]])
-    return {"found": found}
+    return {"found": found, "warnings": warnings}
 
 
 def chunks(url: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -61,9 +62,9 @@ def page_of(request: Request, default: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def ok(document: object) -> Response:
-    """A good answer; there is no envelope around it."""
-    return Response(json.dumps(document), media_type="application/json")
+def ok(document: object, status: int = HTTPStatus.OK) -> Response:
+    """An answer as JSON, without an envelope."""
+    return Response(json.dumps(document), status_code=status, media_type="application/json")
 
 
 def failed(message: str, category: str) -> Response:
@@ -72,9 +73,9 @@ def failed(message: str, category: str) -> Response:
 
 
 def try_again(request_id: str, *, queue_state: str = "active", reason: str | None = None) -> Response:
-    """The answer of a future that is pending."""
+    """The answer of a future that is pending: 408, as clients log a warning for each that comes with 200."""
     document = {"type": "try_again", "request_id": request_id, "queue_state": queue_state}
-    return ok({**document, "queue_state_reason": reason} if reason else document)
+    return ok({**document, "queue_state_reason": reason} if reason else document, HTTPStatus.REQUEST_TIMEOUT)
 
 
 def accepted_failure(message: str, category: Category, **fields: Any) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -225,7 +226,8 @@ async def retrieve_future(request: Request) -> Response:
         return _not_there(front, request_id)
     outcome = await front.futures.wait(future, front.settings.hold_s)
     if outcome is None:
-        return negotiation.as_json(_try_again(front, future))
+        # Clients log a warning for each pending future that is answered with 200, and none with 408.
+        return negotiation.as_json(_try_again(front, future), HTTPStatus.REQUEST_TIMEOUT)
     response, all_of_it = await negotiation.result(
         future,
         outcome,
