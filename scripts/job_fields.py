@@ -19,8 +19,8 @@ INTRODUCTION = """\
 # The fields of a job
 
 This page is made from the models that check a submission (`trainmaster.core.spec` and
-`trainmaster.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do,
-and which of them have no effect yet, is in [jobs.md](jobs.md).
+`trainmaster.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do
+is in [jobs.md](jobs.md).
 
 Unknown fields are refused with 422, with the nearest known name. *map* is an object whose values are text;
 numbers and truth values are taken as their text.

@@ -137,7 +137,8 @@ def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint
         named = checkpoints.get(connection, scope, checkpoint_id)
     except NotFoundError:
         message = f"there is no committed checkpoint {checkpoint_id!r}"
-        raise SpecError([Problem(field="training_config.resume_from_checkpoint", message=message)]) from None
+        place = "training_config" if job.spec.get("training_config") else "workload"
+        raise SpecError([Problem(field=f"{place}.resume_from_checkpoint", message=message)]) from None
     if not job.resumes_from_best:
         return named
     return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named

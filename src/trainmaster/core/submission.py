@@ -67,7 +67,7 @@ def submit(
         best_metric=checkpoint.metric_for_best_model,
         best_is_greater=checkpoint.best_is_greater,
         can_save=bool(launch.can_save),
-        resume_checkpoint_id=request.training_config.resume_from_checkpoint if request.training_config else None,
+        resume_checkpoint_id=request.resume_from_checkpoint,
         status=edge.to,
         event_count=1,
         updated_at=now,

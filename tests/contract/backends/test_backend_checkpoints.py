@@ -102,12 +102,7 @@ def test_retry_makes_a_child_that_goes_on_from_its_parents_checkpoint(server: Jo
     assert server.job(parent_id)["status"] == "FAILED"
 
     # Whose checkpoint it is makes no difference.
-    training = {
-        "training_type": "SFT",
-        "base_model": {"model_id": "m"},
-        "resume_from_checkpoint": saved["checkpoint_id"],
-    }
-    other = server.submit_source(TRAINS, "--steps", 60, training_config=training)
+    other = server.submit_source(TRAINS, "--steps", 60, workload={"resume_from_checkpoint": saved["checkpoint_id"]})
     job = server.until(other)
     assert (job["status"], job["parent_job_id"]) == ("COMPLETED", None)
     assert server.lines(other) == ["begins at 40", "done"]

@@ -21,11 +21,10 @@ from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.worker.forkserver import LOG
 
 ENVIRONMENT = {"PASSWORD": "canary-environment-0f3a", "SECOND": "canary-second-77c1\nwith 'quotes' and ☃"}
-TRAINING = {"PASSWORD": "canary-overridden-5d2e"}
 HUB = "canary-hub-token-b81c"
 DRIVE, ATLAS, DRIVE_AGAIN = "canary-drive-40aa", "canary-atlas-9e17", "canary-drive-again-1b6f"
 WEBHOOK = "canary-webhook-secret-3c55-abcdefghij"
-CANARIES = (*ENVIRONMENT.values(), *TRAINING.values(), HUB, DRIVE, ATLAS, DRIVE_AGAIN, WEBHOOK)
+CANARIES = (*ENVIRONMENT.values(), HUB, DRIVE, ATLAS, DRIVE_AGAIN, WEBHOOK)
 
 SCRIPT = """
 import hashlib, os, pathlib, sys, time
@@ -102,12 +101,6 @@ def submit(server: LocalServer, scripts: Path, **document: Any) -> str:
             "path": str(scripts / "job.py"),
             "args": [str(scripts / "gate")],
             "environment": ENVIRONMENT,
-        },
-        "training_config": {
-            "training_type": "SFT",
-            "base_model": {"model_id": "m"},
-            "framework": {"type": "CUSTOM", "custom_script_path": str(scripts / "job.py")},
-            "environment": TRAINING,
         },
         "output_config": {"hub_token": HUB},
         "resource_config": NO_GPU,

@@ -29,7 +29,7 @@ SECRET = "hunter2"
 def with_secrets() -> SubmitJobRequest:
     document = changed(CUSTOM, "training_config.environment", {"A": SECRET, "B": SECRET})
     document = changed(document, "output_config.hub_token", SECRET)
-    return parse_submit({**document, "workload": {"kind": "command", "argv": ["true"], "environment": {"C": SECRET}}})
+    return parse_submit({**document, "workload": {"kind": "trainer", "environment": {"C": SECRET}}})
 
 
 def test_redacted_hides_every_secret_and_shows_its_name() -> None:

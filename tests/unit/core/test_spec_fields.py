@@ -176,6 +176,7 @@ WORKLOAD_FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "can_save": (None, [True, False], ["yes"]),
     "grace_period_s": (None, [0, 0.5, 86_400], [-1, 86_401, "30", float("nan")]),
     "retry_exit_codes": ([], [[1, 255]], [[0], [256], 1]),
+    "resume_from_checkpoint": (None, ["ckpt-1"], ["", 1]),
     "files": (
         [],
         [[{"path": "a/b.py", "sha256": DIGEST, "executable": True}]],
@@ -239,7 +240,7 @@ def test_fields_table_names_every_field_of_a_submission() -> None:
 @pytest.mark.parametrize("path", FIELDS)
 def test_field_left_out_has_its_default(path: str) -> None:
     default = FIELDS[path][0]
-    document = changed({**CUSTOM, "workload": COMMAND["workload"]}, "output_config", {})
+    document = changed(CUSTOM, "output_config", {})
     if path in ("training_config.framework.type", "training_config.framework.custom_script_path"):
         document = changed(document, "training_config.framework", {})
     document = with_parts(document, path)

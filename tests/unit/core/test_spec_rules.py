@@ -8,8 +8,9 @@ import pytest
 from spec_documents import COMMAND, CUSTOM, changed
 
 from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import dump, load_stored, parse_submit
+from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.spec.output import CheckpointConfig
+from trainmaster.core.workloads import effective_workload
 
 
 def problems_of(document: object) -> dict[str, str]:
@@ -82,9 +83,36 @@ def test_configs_missing_with_a_wrong_workload_are_not_asked_for() -> None:
     assert set(problems_of({"name": "n", "workload": {"kind": "command"}})) == {"workload.argv"}
 
 
-def test_built_in_framework_beside_an_explicit_workload_is_accepted() -> None:
-    document = {**custom(training_config__framework={}), "workload": COMMAND["workload"]}
-    assert parse_submit(document).training_config is not None
+def test_configs_of_a_training_beside_another_workload_are_refused_with_what_to_do() -> None:
+    problems = problems_of({**CUSTOM, "workload": COMMAND["workload"]})
+    assert set(problems) == {"training_config", "data_config"}
+    assert "workload.environment" in problems["training_config"]
+    assert "workload.resume_from_checkpoint" in problems["training_config"]
+    assert "workload.initializers" in problems["data_config"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("save_strategy", "epoch"), ("save_steps", 7), ("save_on_each_node", True)]
+)
+def test_when_a_program_saves_is_not_the_jobs_to_say(name: str, value: object) -> None:
+    field = f"output_config.checkpoint.{name}"
+    assert set(problems_of(changed(COMMAND, field, value))) == {field}
+    default = CheckpointConfig.model_fields[name].default
+    assert parse_submit(changed(COMMAND, field, default)).output_config.checkpoint == CheckpointConfig()
+    assert parse_submit(changed(CUSTOM, field, value))
+
+
+def test_stored_spec_with_configs_beside_a_command_can_still_be_read() -> None:
+    stored = {**dump(parse_submit(CUSTOM)), "workload": dump(parse_submit(COMMAND))["workload"]}
+    assert effective_workload(load_stored(SPEC_VERSION, stored)).kind == "command"
+
+
+def test_checkpoint_to_start_from_has_one_place_in_a_training() -> None:
+    assert parse_submit(changed(COMMAND, "workload.resume_from_checkpoint", "c-1")).resume_from_checkpoint == "c-1"
+    training = changed(CUSTOM, "training_config.resume_from_checkpoint", "c-2")
+    assert parse_submit(training).resume_from_checkpoint == "c-2"
+    both = {**training, "workload": {"kind": "trainer", "resume_from_checkpoint": "c-1"}}
+    assert set(problems_of(both)) == {"workload.resume_from_checkpoint"}
 
 
 def test_custom_framework_without_script_is_refused() -> None:

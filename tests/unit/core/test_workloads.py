@@ -94,7 +94,7 @@ def test_launch_of_any_kind_survives_json() -> None:
 
 def test_environment_of_the_workload_wins_over_the_training_config() -> None:
     document = changed(CUSTOM, "training_config.environment", {"A": "training", "B": "training"})
-    document["workload"] = {"kind": "command", "argv": ["true"], "environment": {"B": "workload"}}
+    document["workload"] = {"kind": "trainer", "environment": {"B": "workload"}}
     request = parse_submit(document)
     assert secret_values(request) == {"env.A": "training", "env.B": "workload"}
     assert compile_launch(request).secrets == {"A": "secret:env.A", "B": "secret:env.B"}
@@ -209,7 +209,7 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
 
 
 def test_explicit_workload_is_the_effective_one() -> None:
-    request = parse_submit({**CUSTOM, **COMMAND})
+    request = parse_submit(COMMAND)
     assert effective_workload(request) is request.workload
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec.problems import problems_from
 from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.core.spec.unused import refuse_unused
 from trainmaster.core.workloads import validate_workload
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -22,6 +23,7 @@ def parse_submit(document: object) -> SubmitJobRequest:
         RefusedError: it is well-formed, and asks for something that is not available.
     """
     request = parse(SubmitJobRequest, document)
+    refuse_unused(request)
     validate_workload(request)
     return request
 

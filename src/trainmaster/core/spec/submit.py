@@ -89,6 +89,12 @@ class SubmitJobRequest(Model):
         return self.scheduling_config.max_retries
 
     @property
+    def resume_from_checkpoint(self) -> str | None:
+        """The checkpoint that the first attempt starts from: the workload's, or the training's."""
+        named = self.workload.resume_from_checkpoint if self.workload else None
+        return named or (self.training_config.resume_from_checkpoint if self.training_config else None)
+
+    @property
     def world_size(self) -> int:
         """Ranks over all nodes of a training: a job whose workload is left to its training_config."""
         training = self.training_config

@@ -19,6 +19,7 @@ from trainmaster.core.fields import (
     Model,
     RelativePath,
     Sha256,
+    Text,
     refuse,
 )
 from trainmaster.core.workloads.container_options import ContainerOptions, VolumeSpec, wish_from
@@ -90,6 +91,11 @@ class WorkloadSpec(Model):
     )
     retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
         default=(), description="Exit codes that count as transient failures."
+    )
+    resume_from_checkpoint: Text | None = Field(
+        default=None,
+        description="Id of a committed checkpoint to start from, of any job of the account. A training names it in "
+        "training_config.",
     )
     files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
         default=(), description="Files that were uploaded for this job."
