@@ -98,6 +98,24 @@ def texts(path: str | None) -> list[str]:
     ]
 
 
+def test_split_decides_which_rows_are_trained_on_and_is_part_of_the_key(job: Job) -> None:
+    whole = job.prepare()
+    job.configure(sources=[{"path": "train.jsonl", "split": "train[:10%]"}])
+    part = job.prepare()
+    assert (whole["train_rows"], part["train_rows"]) == (40, 4)
+    assert part["rows_key"] != whole["rows_key"]
+    assert part["sources"][0]["slices"] == [[1, ":10%"]]
+
+
+def test_load_gives_a_script_the_rows_of_the_split(job: Job) -> None:
+    job.configure(sources=[{"path": "train.jsonl"}])
+    job.prepare(fetching_step.main)
+    assert len(load().train) == 40
+    job.configure(sources=[{"path": "train.jsonl", "split": "train[-3:]"}])
+    job.prepare(fetching_step.main)
+    assert sorted(row["n"] for row in load().train) == [37, 38, 39]
+
+
 @pytest.mark.parametrize(
     ("there", "gone", "message"),
     [

@@ -123,7 +123,7 @@ def _checked(source: Source, access: Access, view: _View | None, limit: int) -> 
 
 
 def _read(source: Source, local: LocalSource, view: _View | None, limit: int, answer: dict[str, Any]) -> None:
-    from trainmaster.trainers.data.rows import Tally, rows_of
+    from trainmaster.trainers.data.rows import Tally, nothing_left, rows_of
 
     tally = Tally()
     rows = rows_of(source, local, tally, whole=local.whole)
@@ -146,7 +146,7 @@ def _read(source: Source, local: LocalSource, view: _View | None, limit: int, an
     finally:
         answer |= {"rows": tally.read, "kept": tally.kept, "columns": list(tally.columns)}
     if not tally.kept:
-        why = f"its filters keep none of its {tally.read} rows" if tally.read else "it has no rows"
+        why = nothing_left(source, tally)
         answer["problems"].append({"message": f"{local.path}: {why}", "file": None, "row": None, "column": None})
     if lengths:
         answer["tokens"] = {"min": min(lengths), "median": int(statistics.median(lengths)), "max": max(lengths)}

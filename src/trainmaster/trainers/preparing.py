@@ -28,7 +28,7 @@ from trainmaster.trainers.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.trainers.fetching.models import ADAPTER_MARK, adapter_error
 from trainmaster.trainers.progress import Progress, note, say
 
-_FORM = 2
+_FORM = 3
 """Of what is kept: another number, and nothing that is kept is taken any more."""
 _SUMMARY = "summary.json"
 _PART_BYTES = 1 << 20
@@ -88,7 +88,7 @@ def rows_key(
             **asdict(config),
             "num_workers": None,
             "sources": [
-                {**asdict(source), "path": None, "type": None, "split": None, "format": local.format}
+                {**asdict(source), "path": None, "type": None, "split": local.slices, "format": local.format}
                 for source, local in zip(config.sources, sources, strict=True)
             ],
         },

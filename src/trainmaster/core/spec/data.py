@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from trainmaster.core.fields import (
@@ -23,6 +23,8 @@ from trainmaster.core.fields import (
 from trainmaster.core.spec.filters import Filters
 from trainmaster.core.suggest import choice_message
 from trainmaster.core.training.sources import scheme_of
+from trainmaster.core.training.splits import read_split
+from trainmaster.core.workloads.registry import STORED
 
 SCHEMES = ("file", "hf", "s3", "http", "https", "scaidrive", "scaiatlas")
 """Of data sources. A path without a scheme is a file."""
@@ -56,6 +58,16 @@ def _known_scheme(path: str) -> str:
     return path
 
 
+def _readable_split(split: str, info: ValidationInfo) -> str:
+    if info.context == STORED:
+        return split  # of a time at which it was not read; the job says so itself
+    try:
+        read_split(split)
+    except ValueError as error:
+        raise PydanticCustomError("rule", "{problem}", {"problem": str(error)}) from None
+    return split
+
+
 def _padding_of_flag(value: object) -> object:
     # Tokenizers take a truth value here, and mean this by it.
     if isinstance(value, bool):
@@ -80,7 +92,11 @@ class DataSource(Model):
         description="A file, or a URI: file, hf, s3, http, https, scaidrive or scaiatlas."
     )
     type: Text | None = Field(default=None, description="What the source is; inferred when null.")
-    split: Text | None = Field(default=None, description="Such as train; inferred when null.")
+    split: Annotated[Text, AfterValidator(_readable_split)] | None = Field(
+        default=None,
+        description="Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train where file names "
+        "tell splits, else all.",
+    )
     format: DataFormat | None = Field(default=None, description="How rows are written; inferred when null.")
     columns: Names | None = Field(default=None, description="The columns that are read; all when null.")
     filters: Filters | None = Field(default=None, description="Which rows are used: those that pass all of these.")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from trainmaster.core.training.splits import ALL_ROWS, Slice
+
 CONTINUED_PRETRAIN = "CONTINUED_PRETRAIN"
 FULL_FINETUNE = "FULL_FINETUNE"
 
@@ -57,6 +59,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a source's files, and which of their rows are read."""
+
+    files: int
+    """How many; parts follow each other in the order of the source's files."""
+    rows: Slice = ALL_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSource:
     """A source whose files are on this machine."""
 
@@ -65,17 +76,28 @@ class LocalSource:
     files: tuple[Path, ...]
     format: str
     whole: bool = True
-    """False: for a check, only the beginning of it is here."""
+    """False: for a check, only the beginning of it is here, and slices do not count."""
+    parts: tuple[Part, ...] = ()
+    """Which rows are read; without any, all rows of all files."""
+
+    @property
+    def slices(self) -> list[list[Any]]:
+        """Its parts as plain values, where they are not simply all rows."""
+        if all(part.rows == ALL_ROWS for part in self.parts):
+            return []
+        return [[part.files, str(part.rows)] for part in self.parts]
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `prepared.json`."""
-        return {"path": self.path, "files": [str(file) for file in self.files], "format": self.format}
+        document = {"path": self.path, "files": [str(file) for file in self.files], "format": self.format}
+        return {**document, "slices": self.slices} if self.slices else document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """As it stands in `prepared.json`."""
         files = tuple(Path(file) for file in document["files"])
-        return cls(path=document["path"], files=files, format=document["format"])
+        parts = tuple(Part(files=count, rows=Slice.read(rows)) for count, rows in document.get("slices") or ())
+        return cls(path=document["path"], files=files, format=document["format"], parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

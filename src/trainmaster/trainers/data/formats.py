@@ -107,6 +107,23 @@ def read(
         raise FileError(f"cannot be read: {error}") from error
 
 
+def count(path: Path, format: str) -> int:  # noqa: A002
+    """How many rows a file has.
+
+    Raises:
+        FileError: it is not in that format.
+    """
+    if format == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return int(pyarrow.parquet.read_metadata(path).num_rows)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise FileError(f"is not valid Parquet: {error}") from error
+    return sum(1 for _ in read(path, format))
+
+
 def _jsonl(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
     with _opened(path) as file:
         for number, line in enumerate(_lines(file, whole), 1):

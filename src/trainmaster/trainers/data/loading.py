@@ -18,7 +18,7 @@ from trainmaster.trainers.data.sampling import Indices, select
 from trainmaster.trainers.fetching.access import Access
 from trainmaster.trainers.fetching.cache import Cache, emptied, key_of
 
-_FORM = 1
+_FORM = 2
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -70,7 +70,7 @@ def load() -> Loaded:
     key = key_of(
         _FORM,
         [[asdict(source)["columns"], [asdict(each) for each in source.filters]] for source in config.sources],
-        [[local.format, [cache.digest(file) for file in local.files]] for local in sources],
+        [[local.format, local.slices, [cache.digest(file) for file in local.files]] for local in sources],
     )
 
     def make(target: Path) -> None:

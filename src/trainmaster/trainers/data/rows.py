@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from trainmaster.trainers.data import formats
-from trainmaster.trainers.data.config import LocalSource, Source
+from trainmaster.trainers.data.config import LocalSource, Part, Source
 from trainmaster.trainers.data.filtering import MISSING, FilterError, predicate, value_at
 from trainmaster.trainers.errors import InputError, Origin, RowError
 from trainmaster.trainers.progress import Tell, tell_nobody
@@ -25,6 +26,8 @@ from trainmaster.trainers.progress import Tell, tell_nobody
 SCHEMA = pa.schema([("row", pa.large_string()), ("source", pa.int32()), ("file", pa.int32()), ("number", pa.int64())])
 _WRITE_ROWS = 1000
 _WRITE_CHARACTERS = 32 << 20
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,27 +60,52 @@ def rows_of(source: Source, local: LocalSource, tally: Tally, *, whole: bool = T
     """
     keeps = [predicate(each, textual=local.format == "csv") for each in source.filters]
     needed = None if source.columns is None else {*source.columns, *(each.column for each in source.filters)}
-    for index, path in enumerate(local.files):
+    for index, raw in _raw_rows(local, needed, whole):
+        tally.read += 1
+        tally.columns.update(dict.fromkeys(raw.values))
+        origin = origin_of(local, index, raw.number)
         try:
-            for raw in formats.read(path, local.format, columns=needed, whole=whole):
-                tally.read += 1
-                tally.columns.update(dict.fromkeys(raw.values))
-                origin = origin_of(local, index, raw.number)
-                try:
-                    if not all(keep(raw.values) for keep in keeps):
-                        continue
-                except FilterError as error:
-                    raise RowError(origin, str(error), error.column) from None
-                tally.kept += 1
-                values = _projected(raw.values, source.columns)
-                text = raw.text if raw.text is not None and source.columns is None else _as_json(values, origin)
-                yield Row(origin=origin, file=index, values=values, text=text)
-        except formats.FileError as error:
-            if error.number is None:
-                inside = "" if path.name == local.path.rpartition("/")[2] else f" (file {path.name})"
-                raise InputError(f"{local.path}{inside}: {error}") from error
-            raise RowError(origin_of(local, index, error.number), str(error), error.column) from error
+            if not all(keep(raw.values) for keep in keeps):
+                continue
+        except FilterError as error:
+            raise RowError(origin, str(error), error.column) from None
+        tally.kept += 1
+        values = _projected(raw.values, source.columns)
+        text = raw.text if raw.text is not None and source.columns is None else _as_json(values, origin)
+        yield Row(origin=origin, file=index, values=values, text=text)
     _check_names(source, tally)
+
+
+def _raw_rows(local: LocalSource, columns: Collection[str] | None, whole: bool) -> Iterator[tuple[int, formats.RawRow]]:
+    """The rows of each part of a source, with the number of their file; a slice counts the rows of all its files."""
+    files = iter(range(len(local.files)))
+    for part in local.parts or (Part(files=len(local.files)),):
+        own = list(itertools.islice(files, part.files))
+        start, stop = part.rows.places(lambda own=own: sum(_count(local, index) for index in own))
+        rows = (
+            (index, raw)
+            for index in own
+            for raw in _of_file(
+                local, index, lambda path: formats.read(path, local.format, columns=columns, whole=whole)
+            )
+        )
+        yield from itertools.islice(rows, start, None if stop is None else max(start, stop))
+
+
+def _count(local: LocalSource, index: int) -> int:
+    return next(iter(_of_file(local, index, lambda path: [formats.count(path, local.format)])))
+
+
+def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Read]]) -> Iterator[_Read]:
+    """What is read from a file; its errors say which file of which source it is."""
+    path = local.files[index]
+    try:
+        yield from read(path)
+    except formats.FileError as error:
+        if error.number is None:
+            inside = "" if path.name == local.path.rpartition("/")[2] else f" (file {path.name})"
+            raise InputError(f"{local.path}{inside}: {error}") from error
+        raise RowError(origin_of(local, index, error.number), str(error), error.column) from error
 
 
 def origin_of(local: LocalSource, file: int, number: int) -> Origin:
@@ -106,11 +134,17 @@ def write_rows(
                     progress((before + sum(sizes[number][: row.file])) / total)
             batch.write()
             if not tally.kept:
-                why = f"its filters keep none of its {tally.read} rows" if tally.read else "it has no rows"
-                raise InputError(f"{local.path}: {why}")
+                raise InputError(f"{local.path}: {nothing_left(source, tally)}")
             tallies.append(tally)
             before += sum(sizes[number])
     return tallies
+
+
+def nothing_left(source: Source, tally: Tally) -> str:
+    """Why a source has no row to train on."""
+    if tally.read:
+        return f"its filters keep none of its {tally.read} rows"
+    return f"its split {source.split} has no rows" if source.split else "it has no rows"
 
 
 class _Batch:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from trainmaster.core.training.splits import read_split
+from trainmaster.trainers.data.config import Part
 from trainmaster.trainers.data.formats import format_of, require_format
 from trainmaster.trainers.errors import InputError
 
@@ -19,6 +21,8 @@ _PREFERRED = ("parquet", "jsonl", "json", "csv", "arrow", "text")
 _WORDS: Mapping[str, str] = MappingProxyType(
     {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 )
+_SHARD = re.compile(r"(?:^|/)(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*$")
+"""How datasets of the Hub name their files."""
 _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "metadata.json"})
 
 
@@ -27,17 +31,43 @@ class Chosen:
     """Some files, all in one format."""
 
     names: tuple[str, ...]
+    """In the order in which they are read; a file that two parts of a split need is there twice."""
     format: str
+    parts: tuple[Part, ...]
+    """Which rows of them."""
 
 
-def choose(names: Sequence[str], shown: str, *, format: str | None, split: str | None) -> Chosen:  # noqa: A002
+def choose_file(name: str, shown: str, *, format: str | None, split: str | None) -> Chosen:  # noqa: A002
+    """The rows of a file that a source names itself: it is `train`, and what its name tells.
+
+    Raises:
+        InputError: it has no such split, or its format cannot be told.
+    """
+    format = format or require_format(name, shown)  # noqa: A001
+    there = {DEFAULT_SPLIT: [name], **{told: [name] for told in _told(name.rpartition("/")[2])}}
+    return _chosen(shown, split or DEFAULT_SPLIT, format, there.get, there)
+
+
+def choose(
+    names: Sequence[str],
+    shown: str,
+    *,
+    format: str | None,  # noqa: A002
+    split: str | None,
+    explicit: bool = False,
+) -> Chosen:
     """Which files of a directory, or of a pattern, are meant.
+
+    Args:
+        names: the files' paths below the directory.
+        shown: the source's name.
+        format: the format that is wanted, if one is.
+        split: the split that is wanted; None: train, where a name tells it, else all files.
+        explicit: the source's pattern chose these files: without a split, all of them are meant.
 
     Raises:
         InputError: none, or it cannot be told which.
     """
-    if len(names) == 1:
-        return Chosen(names=(names[0],), format=format or require_format(names[0], shown))
     rows = [name for name in names if name.rpartition("/")[2] not in _NOT_ROWS]
     formats = {name: found for name in rows if (found := format_of(name)) is not None}
     if format is None:
@@ -47,14 +77,18 @@ def choose(names: Sequence[str], shown: str, *, format: str | None, split: str |
         if not kinds:
             raise InputError(f"{shown} holds no file whose name tells its format; say it with `format`")
         format = kinds[0]  # noqa: A001
-    chosen = [name for name, found in formats.items() if found == format]
+    chosen = sorted(name for name, found in formats.items() if found == format)
+    if not chosen and len(names) == 1:
+        chosen = list(names)  # its name tells nothing, but its format is given
     if not chosen:
         raise InputError(f"{shown} holds no file of the format {format}")
-    if split is not None:
-        chosen = _of_split(chosen, split)
-        if not chosen:
-            raise InputError(f"{shown} holds no file whose name tells the split '{split}'")
-    return Chosen(names=tuple(sorted(chosen)), format=format)
+    told = {split for name in chosen for split in _told(name)} or {DEFAULT_SPLIT}
+    there = dict.fromkeys([*(split for split in _WORDS if split in told), *sorted(told - set(_WORDS))])
+    if split is None:
+        if explicit or not (train := _of_split(chosen, DEFAULT_SPLIT)):
+            train = chosen
+        return Chosen(names=tuple(train), format=format, parts=(Part(files=len(train)),))
+    return _chosen(shown, split, format, lambda wanted: _of_split(chosen, wanted), there)
 
 
 def choose_from_hub(
@@ -79,25 +113,71 @@ def choose_from_hub(
     Raises:
         InputError: none, or it cannot be told which.
     """
-    wanted = split or DEFAULT_SPLIT
     listed = _configured(card, path)
     if listed is not None:
-        patterns = listed.get(wanted)
-        if patterns is None:
-            raise InputError(f"{shown} has no split '{wanted}'; it has {', '.join(listed)}")
-        names = [name for name in names if any(_matches(name, pattern) for pattern in patterns)]
-        split = None
-    elif path:
-        names = [name for name in names if name == path or name.startswith(f"{path}/") or _matches(name, path)]
-    if not names:
+        return _choose_by_card(names, shown, listed, format, split or DEFAULT_SPLIT)
+    if path in names:
+        return choose_file(path, shown, format=format, split=split)
+    below = [name for name in names if not path or name.startswith(f"{path}/")]
+    # What lies above all of them says nothing about any.
+    inside = {name.removeprefix(f"{path}/"): name for name in below} or {
+        name: name for name in names if _matches(name, path)
+    }
+    if not inside:
         raise InputError(f"{shown} holds no such file")
-    if len(names) > 1:
-        formats = {format_of(name) for name in names if name.rpartition("/")[2] not in _NOT_ROWS}
-        format = format or next((each for each in _PREFERRED if each in formats), None)  # noqa: A001
-        named = _of_split([name for name in names if format_of(name) == format], DEFAULT_SPLIT)
-        if split is None and listed is None and named:
-            split = DEFAULT_SPLIT
-    return choose(names, shown, format=format, split=split)
+    found = choose(list(inside), shown, format=format or _preferred(list(inside)), split=split, explicit=not below)
+    return Chosen(names=tuple(inside[name] for name in found.names), format=found.format, parts=found.parts)
+
+
+def _choose_by_card(
+    names: Sequence[str],
+    shown: str,
+    listed: Mapping[str, Sequence[str]],
+    format: str | None,  # noqa: A002
+    split: str,
+) -> Chosen:
+    def files(wanted: str) -> list[str]:
+        matching = [name for name in names if any(_matches(name, pattern) for pattern in listed.get(wanted, ()))]
+        return [name for name in matching if name.rpartition("/")[2] not in _NOT_ROWS]
+
+    everything = [name for part in read_split(split) for name in files(part.name)]
+    format = format or _preferred(everything)  # noqa: A001
+    if everything and format is None:
+        format = require_format(everything[0], shown)  # noqa: A001
+
+    def of_format(wanted: str) -> list[str] | None:
+        if wanted not in listed:
+            return None
+        found = files(wanted)
+        kept = found if len(found) == 1 else sorted(name for name in found if format_of(name) == format)
+        if not kept:
+            raise InputError(f"{shown} holds no file of its split '{wanted}'" + (f" in {format}" if format else ""))
+        return kept
+
+    return _chosen(shown, split, format or "", of_format, listed)
+
+
+def _chosen(
+    shown: str,
+    split: str,
+    format: str,  # noqa: A002
+    files_of: Callable[[str], list[str] | None],
+    there: Mapping[str, object],
+) -> Chosen:
+    """The files of each part of a split."""
+    try:
+        wanted = read_split(split)
+    except ValueError as error:
+        raise InputError(f"{shown}: {error}") from None
+    names: list[str] = []
+    parts = []
+    for part in wanted:
+        files = files_of(part.name)
+        if not files:
+            raise InputError(f"{shown} has no split '{part.name}'; it has {', '.join(there)}")
+        names += files
+        parts.append(Part(files=len(files), rows=part.rows))
+    return Chosen(names=tuple(names), format=format, parts=tuple(parts))
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:
@@ -148,7 +228,37 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern.replace("**/", ""))
 
 
+def _preferred(names: Sequence[str]) -> str | None:
+    """The format to read, where a dataset has its rows in several."""
+    formats = {format_of(name) for name in names if name.rpartition("/")[2] not in _NOT_ROWS}
+    return next((each for each in _PREFERRED if each in formats), None)
+
+
+def _told(name: str) -> list[str]:
+    """The splits that a file's path tells."""
+    if (shard := _SHARD.search(name)) is not None:
+        return [_usual(shard["split"])]
+    return [split for split in _WORDS if _names_split(name, split)]
+
+
+def _usual(split: str) -> str:
+    """`val` and `dev` are other words for `validation`, and so on."""
+    return next((usual for usual, words in _WORDS.items() if split.lower() in words.split("|")), split)
+
+
 def _of_split(names: Sequence[str], split: str) -> list[str]:
+    """The files of a split; where no name tells any, all of them are `train`."""
+    wanted = _usual(split)
+    told = {name: _told(name) for name in names}
+    if wanted == DEFAULT_SPLIT and not any(told.values()):
+        return list(names)
+    found = [name for name in names if wanted in told[name]]
+    if found or wanted in _WORDS:
+        return found
+    # A name of the dataset's own, such as `en`.
+    return [name for name in names if not _SHARD.search(name) and _names_split(name, split)]
+
+
+def _names_split(name: str, split: str) -> bool:
     words = _WORDS.get(split, re.escape(split))
-    pattern = re.compile(rf"(?:^|[^a-z0-9])(?:{words})(?:[^a-z0-9]|$)", re.IGNORECASE)
-    return [name for name in names if pattern.search(name)]
+    return re.search(rf"(?:^|[^a-z0-9])(?:{words})(?:[^a-z0-9]|$)", name, re.IGNORECASE) is not None

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import glob
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainmaster.core.training.sources import file_path, left_by_job
+from trainmaster.core.training.sources import file_path, fixed_part, left_by_job
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching.access import Access
 
 _WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFiles:
+    """The files that a path stands for."""
+
+    paths: tuple[Path, ...]
+    """Sorted."""
+    top: Path
+    """The directory that the path names, or below which all matches of its pattern lie."""
+    itself: bool = False
+    """The path names a file."""
+    pattern: bool = False
+    """The path is a pattern."""
 
 
 def local_path(path: str, access: Access) -> Path:
@@ -26,27 +41,32 @@ def local_path(path: str, access: Access) -> Path:
     return found
 
 
-def local_files(path: str, access: Access) -> list[Path]:
-    """All files that a path stands for, sorted: itself, those of a directory, or those that a pattern matches.
+def local_files(path: str, access: Access) -> LocalFiles:
+    """All files that a path stands for: itself, those of a directory, or those that a pattern matches.
 
     Raises:
         InputError: there are none, or one of them lies where jobs may not read.
     """
     named = file_path(path) or path
-    if not _WILD & set(named):
-        found = local_path(path, access)
-        files = sorted(each for each in found.rglob("*") if _is_plain(each, found)) if found.is_dir() else [found]
-        if not files:
-            raise InputError(f"{path}: the directory is empty")
-    else:
-        _require_allowed(path, access.working_directory / named.partition("*")[0].rpartition("/")[0], access)
+    if _WILD & set(named):
+        top = access.working_directory / fixed_part(named)
+        _require_allowed(path, top, access)
         pattern = str(access.working_directory / named)
         files = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if Path(each).is_file()]
         if not files:
             raise InputError(f"{path}: no file matches this pattern")
-    for file in files:
+        found = LocalFiles(paths=tuple(files), top=top, pattern=True)
+    else:
+        top = local_path(path, access)
+        if not top.is_dir():
+            return LocalFiles(paths=(top,), top=top.parent, itself=True)
+        files = sorted(each for each in top.rglob("*") if _is_plain(each, top))
+        if not files:
+            raise InputError(f"{path}: the directory is empty")
+        found = LocalFiles(paths=tuple(files), top=top)
+    for file in found.paths:
         _require_allowed(path, file, access)
-    return files
+    return found
 
 
 def left_directory(name: str, access: Access) -> Path:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from trainmaster.core.suggest import choice_message
-from trainmaster.core.training.sources import SOURCE_TYPES, scheme_of
+from trainmaster.core.training.sources import SOURCE_TYPES, fixed_part, scheme_of
 from trainmaster.trainers.data.config import LocalSource, Source
 from trainmaster.trainers.data.formats import BEGINNING_SUFFICES, format_of
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.fetching import files
 from trainmaster.trainers.fetching.access import Access
 from trainmaster.trainers.fetching.cache import Fetched
-from trainmaster.trainers.fetching.choosing import CARD, card_data, choose, choose_from_hub
+from trainmaster.trainers.fetching.choosing import CARD, card_data, choose, choose_file, choose_from_hub
 from trainmaster.trainers.progress import Tell, tell_nobody
 
 if TYPE_CHECKING:
@@ -59,11 +57,16 @@ def _scheme(source: Source) -> str:
 
 def _from_files(source: Source, access: Access) -> LocalSource:
     found = files.local_files(source.path, access)
+    if found.itself:
+        chosen = choose_file(found.paths[0].name, source.path, format=source.format, split=source.split)
+        return LocalSource(
+            path=source.path, files=found.paths * len(chosen.names), format=chosen.format, parts=chosen.parts
+        )
     # What lies above all of them says nothing about any.
-    top = Path(os.path.commonpath([file.parent for file in found]))
-    names = [file.relative_to(top).as_posix() for file in found]
-    chosen = choose(names, source.path, format=source.format, split=source.split)
-    return LocalSource(path=source.path, files=tuple(top / name for name in chosen.names), format=chosen.format)
+    names = {path.relative_to(found.top).as_posix(): path for path in found.paths}
+    chosen = choose(list(names), source.path, format=source.format, split=source.split, explicit=found.pattern)
+    paths = tuple(names[name] for name in chosen.names)
+    return LocalSource(path=source.path, files=paths, format=chosen.format, parts=chosen.parts)
 
 
 def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
@@ -77,16 +80,34 @@ def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSou
     )
     fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
     whole = len(fetched) == len(chosen.names)
-    return LocalSource(path=source.path, files=tuple(fetched), format=chosen.format, whole=whole)
+    return LocalSource(
+        path=source.path, files=tuple(fetched), format=chosen.format, whole=whole, parts=chosen.parts if whole else ()
+    )
 
 
 def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
     from trainmaster.trainers.fetching import s3
 
-    chosen = choose(s3.find(path), source.path, format=source.format, split=source.split)
-    fetched = s3.fetch(path, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
-    whole = len(fetched) == len(chosen.names) and all(each.whole for each in fetched)
-    local = LocalSource(path=source.path, files=tuple(each.path for each in fetched), format=chosen.format, whole=whole)
+    below = fixed_part(path.removeprefix("s3://").partition("/")[2])
+    # What lies above all of them says nothing about any.
+    keys = {key.removeprefix(below).lstrip("/"): key for key in s3.find(path)}
+    if list(keys.values()) == [below]:
+        chosen = choose_file(below, source.path, format=source.format, split=source.split)
+        names = chosen.names
+    else:
+        chosen = choose(
+            list(keys), source.path, format=source.format, split=source.split, explicit=fixed_part(path) != path
+        )
+        names = tuple(keys[name] for name in chosen.names)
+    fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, tell)
+    whole = len(fetched) == len(names) and all(each.whole for each in fetched)
+    local = LocalSource(
+        path=source.path,
+        files=tuple(each.path for each in fetched),
+        format=chosen.format,
+        whole=whole,
+        parts=chosen.parts if whole else (),
+    )
     return _readable(local, access)
 
 
@@ -128,8 +149,15 @@ def _downloaded(source: Source, shown: str, fetched: Fetched, access: Access) ->
     name = fetched.path.name
     # A name that tells nothing may belong to a file that does.
     found = source.format or format_of(name) or format_of(source.path)
-    chosen = choose([name], shown, format=found, split=None)
-    return _readable(LocalSource(path=shown, files=(fetched.path,), format=chosen.format, whole=fetched.whole), access)
+    chosen = choose_file(name, shown, format=found, split=source.split)
+    local = LocalSource(
+        path=shown,
+        files=(fetched.path,) * len(chosen.names),
+        format=chosen.format,
+        whole=fetched.whole,
+        parts=chosen.parts if fetched.whole else (),
+    )
+    return _readable(local, access)
 
 
 def _readable(local: LocalSource, access: Access) -> LocalSource:
