@@ -6,6 +6,10 @@ import inspect
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,10 +209,10 @@ def test_checkpoints_of_another_job_can_be_written_and_read(tmp_path: Path) -> N
     assert (manifest.step, manifest.metrics) == (9, {"loss": 0.5})
 
 
-@pytest.mark.parametrize("suffix", ["latest", "best", "latest/1", "../x", "/x", "", ".x", "a/../../b"])
+@pytest.mark.parametrize("suffix", ["latest", "latest/1", "../x", "/x", "", ".x", "a/../../b"])
 def test_suffix_that_is_a_pointer_or_leads_elsewhere_is_refused(tmp_path: Path, suffix: str) -> None:
     job = walk(tmp_path)
-    with pytest.raises(ValueError, match=r"point to checkpoints|no path"):
+    with pytest.raises(ValueError, match=r"points to a checkpoint|no path"):
         job.save_tree_and_metadata(suffix, job.state, {})
     assert Walk.checkpoints(job.spec) == []
 
@@ -220,18 +224,111 @@ def test_metadata_that_is_no_json_is_refused_at_once(tmp_path: Path, metadata: d
         job.save_tree_and_metadata("a", job.state, metadata)
 
 
-def test_suffix_that_is_taken_is_kept_and_the_new_one_lies_beside_it(tmp_path: Path) -> None:
+def test_newest_save_to_a_suffix_wins_for_every_reader_and_the_others_stay(tmp_path: Path) -> None:
     job = walk(tmp_path)
-    for number in (1.0, 2.0):
-        job.save_tree_and_metadata("final", {"x": np.full(1, number)}, {"number": number})
-        job.register("final")
-    job.save_tree_and_metadata("later", {"x": np.zeros(1)}, {})
-    assert job.get_metadata("final") == {"number": 2.0}
-    suffixes = Walk.checkpoints(job.spec)
-    assert len(suffixes) == 3
-    assert Walk.latest(job.spec) == suffixes[1] != "final"
-    assert walk(tmp_path).get_metadata("final") == {"number": 1.0}
-    assert walk(tmp_path).get_metadata("latest") == {"number": 2.0}
+    for number in range(5):
+        job.save_tree_and_metadata("final", {"x": np.full(1, float(number))}, {"number": number})
+    place = "general/default/walk/final"
+    for reader in (job, walk(tmp_path), walk(tmp_path, "other")):
+        tree, metadata = reader.get_tree_and_metadata_from_path(place, {"x": np.zeros(1)})
+        assert (tree["x"].tolist(), metadata) == ([4.0], {"number": 4})
+        assert reader.get_metadata_from_path(place) == {"number": 4}
+    assert walk(tmp_path).get_metadata("final") == {"number": 4}
+    assert Walk.checkpoints(job.spec) == ["final"]
+    assert len(job.root.committed("general/default/walk")) == 5
+
+
+def test_newest_save_to_a_suffix_wins_in_a_new_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np; from walking import walk; from pathlib import Path\n"
+        "job = walk(Path(sys.argv[1]))\n"
+        "if sys.argv[2] != 'read':\n"
+        "    job.save_tree_and_metadata('best', {'x': np.zeros(1)}, {'number': int(sys.argv[2])})\n"
+        "    job.register('best')\n"
+        "print(job.get_metadata('best')['number'], type(job).latest(job.spec), type(job).best(job.spec))"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), argument],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for argument in ("1", "2", "read")
+    ]
+    assert said == [["1", "best", "best"], ["2", "best", "best"], ["2", "best", "best"]]
+
+
+def test_suffix_that_looks_like_a_later_save_is_a_path_of_its_own(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    for suffix in ("final", "final-attempt-0", "final", "final-attempt-0"):
+        job.save_tree_and_metadata(suffix, job.state, {"suffix": suffix})
+    assert job.get_metadata("final") == {"suffix": "final"}
+    assert job.get_metadata("final-attempt-0") == {"suffix": "final-attempt-0"}
+    assert Walk.checkpoints(job.spec) == ["final", "final-attempt-0"]
+
+
+def test_path_means_the_save_before_when_the_newest_is_removed(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    for number in range(3):
+        job.save_tree_and_metadata("final", job.state, {"number": number})
+    job._settle()
+    job.root.remove(job.root.committed("general/default/walk")[-1])
+    assert walk(tmp_path).get_metadata("final") == {"number": 1}
+
+
+def test_latest_stays_what_was_registered_when_its_path_is_saved_again(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job.save_tree_and_metadata("final", {"x": np.zeros(1)}, {"number": 0})
+    job.register("final")
+    job.save_tree_and_metadata("final", {"x": np.ones(1)}, {"number": 1})
+    assert job.get_metadata("final") == {"number": 1}
+    assert walk(tmp_path).get_metadata("latest") == {"number": 0}
+    job.register("final")
+    assert walk(tmp_path).get_metadata("latest") == {"number": 1}
+
+
+def test_clock_that_goes_back_does_not_bring_an_older_save_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = walk(tmp_path)
+    for number, now in enumerate((2_000_000_000.0, 1_000_000_000.0)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        job.save_tree_and_metadata("final", job.state, {"number": number})
+        job._settle()
+    assert walk(tmp_path).get_metadata("final") == {"number": 1}
+
+
+@pytest.mark.parametrize("read", [Walk.get_metadata_from_path, lambda job, path: job.get_metadata("a")])
+def test_metadata_right_after_a_save_waits_for_it(tmp_path: Path, read: Any) -> None:
+    job = walk(tmp_path)
+    held = threading.Event()
+
+    class Slow:
+        def require(self) -> None:
+            assert held.wait(60)
+
+    job.hold(Slow())
+    job.save_tree_and_metadata("a", job.state, {"number": 1})
+    assert not (checkpoint(tmp_path, "a")).exists()
+    threading.Timer(0.1, held.set).start()
+    assert read(job, "general/default/walk/a") == {"number": 1}
+
+
+def test_save_to_the_suffix_best_is_the_best_checkpoint(tmp_path: Path) -> None:
+    job = walk(tmp_path)
+    job()
+    job.save_tree_and_metadata(Path("best"), job.state, {"step": 6, "score": float("-inf")})
+    job._settle()
+    assert (Walk.best(job.spec), Walk.latest(job.spec)) == ("best", "steps/6")
+    job.register(Path("best"))
+    assert Walk.latest(job.spec) == "best"
+    found, _ = Walk.from_checkpoint("best", job.spec, resume=True)
+    assert found.step == 6
+    job.register("steps/4", best=True)
+    assert Walk.best(job.spec) == "steps/4"
 
 
 def test_missing_checkpoint_is_told(tmp_path: Path) -> None:

@@ -68,6 +68,10 @@ class Manifest:
     """What its user calls it; empty where users give no names."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """What else the server should know of one that has a name: plain values, as JSON has them."""
+    saved_as: str = ""
+    """The last part of the path that it was saved to; it lies under another name where an earlier save has that one."""
+    generation: int = 0
+    """Counts the saves to that path: the highest is the one that the path means."""
     data: str = ""
     """The directory of the checkpoint that its files lie in, on an object store; empty where they lie beside this."""
     files: tuple[ManifestFile, ...] = ()

@@ -11,16 +11,16 @@ from typing import Any, ClassVar, TypeVar
 
 from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.committing import LATEST
 from trainmaster.jobs.configuration import plain, to_yaml
+from trainmaster.jobs.finding import LATEST, find
 from trainmaster.jobs.loading import METADATA
 from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.process import ProcessError
 from trainmaster.jobs.registrar import Registrar
 from trainmaster.jobs.registry import name_of
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.saving import Saver
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.protocol.identity import POINTERS
 
 C = TypeVar("C")
 
@@ -28,13 +28,18 @@ KIND = "job_class"
 JOB_FILE = "job.json"
 CONFIG_FILE = "config.yaml"
 
+_FOUND_BY_MAIN: Mapping[str, type[Exception]] = {
+    error.__name__: error for error in (FileNotFoundError, CorruptCheckpointError)
+}
+"""What process 0 may find wrong with a path, and the others raise as well."""
+
 
 class CheckpointedJob(BasicJob[C]):
     """A job that saves and loads trees of arrays, each with metadata.
 
     A checkpoint lies at `checkpoints_dir / rel_path`, where `rel_path` is `project/group/name/suffix`. The methods
     whose names end in `_from_path` take any `rel_path`, so that a job can use another one's checkpoints; the others
-    take the suffix and mean this job's own. All of them are collective.
+    take the suffix and mean this job's own. A path means its newest committed save. All of them are collective.
     """
 
     save_total_limit: ClassVar[int | None] = None
@@ -53,6 +58,8 @@ class CheckpointedJob(BasicJob[C]):
             check_owner=self._registrar.check_owner,
             on_commit=self._registrar.on_commit,
         )
+        self._restoring: str | None = None
+        """The place of a checkpoint that this job is being restored from: that very one, whatever was saved since."""
 
     @staticmethod
     def _get_checkpoint_path(spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> Path:
@@ -79,7 +86,7 @@ class CheckpointedJob(BasicJob[C]):
             InexactResumeError: it is this job's own, and was written by another number of processes.
             TreeError: the tree does not fit the template.
         """
-        place = checked(rel_path)
+        place = self._find(rel_path)
         exact = self.is_own(place) and not partial
         loaded = self._saver.load(place, template_tree, partial=partial, exact=exact)
         return loaded.tree, loaded.metadata
@@ -103,23 +110,23 @@ class CheckpointedJob(BasicJob[C]):
         """Save a tree and metadata. This returns when the tree may change again; the files are written meanwhile.
 
         Args:
-            rel_path: where it will be found. A checkpoint is never replaced: where there is one, `-attempt-N` is
-                added to the name, and for this process the path means the new one.
+            rel_path: where it will be found, by every reader, once it is committed. What was saved there before stays
+                until retention removes it. A save to this job's suffix `best` becomes its best checkpoint.
             tree: nested mappings and sequences with arrays of numpy, torch or JAX, and plain values, in them.
             metadata: anything that JSON can hold.
-            step: how far it is; by default `metadata["step"]`, if it is there.
+            step: how far it is; by default `metadata["step"]` or `metadata["steps"]`, if it is there.
             epoch: likewise.
             metrics: what is known of its quality.
 
         Raises:
-            ValueError: the path is none, or belongs to a pointer.
+            ValueError: this is no path below the root, or one of its parts is `latest`, which is a pointer.
             TypeError: the metadata is no JSON.
             TreeError: the tree holds something that cannot be saved.
             NotOwnerError, OSError, SaveError: the save before this one went wrong.
         """
         place = checked(rel_path)
-        if any(part in POINTERS for part in place.split("/")):
-            raise ValueError(f"{place}: {' and '.join(POINTERS)} point to checkpoints, and cannot be saved to")
+        if LATEST in place.split("/"):
+            raise ValueError(f"{place}: {LATEST} points to a checkpoint, and cannot be saved to")
         self._settle()
         self._registrar.expect(place)
         try:
@@ -127,7 +134,7 @@ class CheckpointedJob(BasicJob[C]):
                 tree,
                 rel_path=place,
                 kind=KIND,
-                step=int(metadata.get("step", 0) if step is None else step),
+                step=int(metadata.get("step", metadata.get("steps", 0)) if step is None else step),
                 epoch=epoch,
                 metrics=metrics or {},
                 metadata=metadata,
@@ -148,12 +155,13 @@ class CheckpointedJob(BasicJob[C]):
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """The same, as one of this job's own checkpoints."""
-        place = f"{self.spec.path}/{checked(suffix)}"
-        self.save_tree_and_metadata_from_path(place, tree, metadata, step=step, epoch=epoch, metrics=metrics)
+        self.save_tree_and_metadata_from_path(
+            self._own(suffix), tree, metadata, step=step, epoch=epoch, metrics=metrics
+        )
 
     def get_metadata_from_path(self, rel_path: str | os.PathLike[str]) -> dict[str, Any]:
         """The metadata of a checkpoint alone."""
-        metadata: dict[str, Any] = json.loads(self.root.read(checked(rel_path), METADATA))
+        metadata: dict[str, Any] = json.loads(self.root.read(self._find(rel_path), METADATA))
         return metadata
 
     def get_metadata(self, suffix: str | os.PathLike[str]) -> dict[str, Any]:
@@ -173,9 +181,27 @@ class CheckpointedJob(BasicJob[C]):
         return checked(rel_path).startswith(f"{self.spec.path}/")
 
     def _own(self, suffix: str | os.PathLike[str]) -> str:
+        return f"{self.spec.path}/{checked(suffix)}"
+
+    def _find(self, rel_path: str | os.PathLike[str]) -> str:
+        """Where the newest save to a path lies, after what is under way; the same on every process."""
         self._settle()
-        place = self._registrar.place_of(own_place(self.root, self.spec, suffix))
-        return str(self.process.broadcast(place, "the place of a checkpoint"))
+        path = checked(rel_path)
+        if path == self._restoring:
+            return path
+        said: dict[str, str] = {}
+        problem: Exception | None = None
+        if self.is_main:
+            try:
+                said = {"place": find(self.root, path)}
+            except Exception as error:
+                problem, said = error, {"kind": type(error).__name__, "message": str(error)}
+        said = self.process.broadcast(said, "the place of a checkpoint")
+        if problem is not None:
+            raise problem
+        if "place" not in said:
+            raise _FOUND_BY_MAIN.get(said["kind"], ProcessError)(said["message"])
+        return said["place"]
 
     def hold(self, lock: Lock | None) -> None:
         """From now on, commit nothing without this lock."""
@@ -195,25 +221,3 @@ class CheckpointedJob(BasicJob[C]):
 
     def _described(self) -> dict[str, Any]:
         return {**self.spec.to_json(), "job_class": name_of(type(self)), "restored_from": self.restored_from}
-
-
-def own_place(root: Root, spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> str:
-    """Where one of a job's own checkpoints lies; `latest` and `best` name the one that they point to."""
-    if (text := os.fspath(suffix)) in POINTERS:
-        pointed = pointed_suffix(root, spec, text)
-        if pointed is None:
-            raise FileNotFoundError(f"{spec.path} has no {text} checkpoint")
-        text = pointed
-    return f"{spec.path}/{checked(text)}"
-
-
-def pointed_suffix(root: Root, spec: ExecutionSpec, pointer: str) -> str | None:
-    """The checkpoint of a job that `latest` or `best` points to; in place of a latest that is gone, the newest."""
-    suffix = root.pointer(spec.path, pointer)
-    try:
-        if suffix is None or root.manifest(f"{spec.path}/{checked(suffix)}") is not None:
-            return suffix
-    except CorruptCheckpointError:
-        return suffix  # It is there; who reads it finds out.
-    left = root.committed(spec.path)
-    return left[-1].removeprefix(f"{spec.path}/") if left and pointer == LATEST else None

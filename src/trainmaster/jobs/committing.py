@@ -13,14 +13,11 @@ from typing import Any, NamedTuple
 
 from trainmaster.jobs import rng, trees
 from trainmaster.jobs.checkpoint import Manifest
+from trainmaster.jobs.finding import BEST, LATEST
 from trainmaster.jobs.keeping import to_remove
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writing import write_text
-from trainmaster.protocol.identity import POINTERS
-
-LATEST, BEST = POINTERS
-"""Pointers in the home of a job."""
 
 _PART = ".part-"
 _LOOK_EVERY_S = 0.05

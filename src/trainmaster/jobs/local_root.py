@@ -105,6 +105,14 @@ class LocalRoot:
         manifest = self.verify(rel_path, on_bytes=on_bytes) if verify else self._require(rel_path)
         yield self._at(rel_path) / manifest.data
 
+    def names(self, rel_dir: str) -> list[str]:
+        """The visible directories there."""
+        try:
+            with os.scandir(self._path / checked(rel_dir, empty=True)) as entries:
+                return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def committed(self, below: str = "") -> list[str]:
         """All that were renamed to their place; nothing lies below a checkpoint."""
         found = []

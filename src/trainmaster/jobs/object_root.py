@@ -156,6 +156,11 @@ class ObjectRoot:
         with copy(_staging(), name[:16], bring) as directory:
             yield directory
 
+    def names(self, rel_dir: str) -> list[str]:
+        """What the store lists up to the next slash."""
+        found = objects.directories(self._place, self._key(checked(rel_dir, empty=True)))
+        return [name for name in found if not name.startswith(".")]
+
     def committed(self, below: str = "") -> list[str]:
         """All that have a manifest; nothing lies below a checkpoint."""
         keys = (meta["path"] for meta in objects.listing(self._place, self._key(checked(below, empty=True))))

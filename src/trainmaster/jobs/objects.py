@@ -126,6 +126,15 @@ def listing(place: Place, key: str) -> list[ObjectMeta]:
         return [meta for batch in obstore.list(place.store, key or None) for meta in batch]
 
 
+def directories(place: Place, key: str) -> list[str]:
+    """The names that keys below a key go on with, up to their next slash."""
+    import obstore
+
+    with _translated(place, key):
+        found = obstore.list_with_delimiter(place.store, key or None)
+    return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+
+
 def get(place: Place, key: str) -> tuple[bytes, str]:
     """A small object, and its version.
 

@@ -14,9 +14,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
-from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob, own_place, pointed_suffix
-from trainmaster.jobs.committing import BEST, LATEST
+from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob
 from trainmaster.jobs.configuration import from_yaml, overlaid, overlay_of
+from trainmaster.jobs.finding import BEST, LATEST, find, path_of, paths, pointed
 from trainmaster.jobs.registry import UnknownJobClassError, known_class
 from trainmaster.jobs.roots import checked, open_root
 from trainmaster.jobs.spec import ExecutionSpec
@@ -34,7 +34,7 @@ class RestoreableJob(CheckpointedJob[C]):
 
     def restore(self, suffix: str | os.PathLike[str]) -> None:
         """The same, from one of this job's own checkpoints."""
-        self.restore_from_path(self._own(suffix))
+        self._restore_from_place(self._find(self._own(suffix)))
 
     def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:
         """Make a checkpoint the latest, from which the job goes on when it is started again.
@@ -46,7 +46,9 @@ class RestoreableJob(CheckpointedJob[C]):
             FileNotFoundError: there is no such checkpoint.
         """
         if self.is_main:
-            self._registrar.register(f"{self.spec.path}/{checked(suffix)}", POINTERS if best else (LATEST,))
+            path = self._own(suffix)
+            is_best = best or path == self._own(BEST)
+            self._registrar.register(path, POINTERS if is_best else (LATEST,))
 
     @classmethod
     def latest(cls, spec: ExecutionSpec) -> str | None:
@@ -54,18 +56,18 @@ class RestoreableJob(CheckpointedJob[C]):
 
         Where what was registered is gone, the newest that is there stands in for it.
         """
-        return pointed_suffix(open_root(spec.cluster.checkpoints_uri), spec, LATEST)
+        return _pointed_suffix(spec, LATEST)
 
     @classmethod
     def best(cls, spec: ExecutionSpec) -> str | None:
         """The suffix of the best checkpoint; None when none was ever said to be."""
-        return pointed_suffix(open_root(spec.cluster.checkpoints_uri), spec, BEST)
+        return _pointed_suffix(spec, BEST)
 
     @classmethod
     def checkpoints(cls, spec: ExecutionSpec) -> list[str]:
-        """The suffixes of all checkpoints that this job can be restored from, the oldest first."""
-        found = open_root(spec.cluster.checkpoints_uri).committed(spec.path)
-        return [rel_path.removeprefix(f"{spec.path}/") for rel_path in found]
+        """The suffixes that this job can be restored from, in the order of their newest saves, the oldest first."""
+        found = paths(open_root(spec.cluster.checkpoints_uri), spec.path)
+        return [path.removeprefix(f"{spec.path}/") for path in found]
 
     @classmethod
     def from_checkpoint_path(
@@ -93,7 +95,15 @@ class RestoreableJob(CheckpointedJob[C]):
             ConfigurationError: the configuration does not fit the class.
             UnknownJobClassError: the class that wrote it is not loaded, and this is none that could be made.
         """
-        place, root = checked(rel_path), open_root(spec.cluster.checkpoints_uri)
+        root = open_root(spec.cluster.checkpoints_uri)
+        return cls._from_place(find(root, checked(rel_path)), spec, runtime_cfg, resume)
+
+    @classmethod
+    def _from_place(
+        cls, place: str, spec: ExecutionSpec, runtime_cfg: C | Mapping[str, Any] | None, resume: bool
+    ) -> tuple[Self, C]:
+        """The same, from the checkpoint that lies at this very place, whatever was saved to its path since."""
+        root = open_root(spec.cluster.checkpoints_uri)
         saved = json.loads(root.read(place, JOB_FILE))
         document = from_yaml(root.read(place, CONFIG_FILE).decode(), f"{place}/{CONFIG_FILE}")
         if runtime_cfg is not None:
@@ -103,7 +113,7 @@ class RestoreableJob(CheckpointedJob[C]):
             job.restored_from = saved.get("restored_from")
         else:
             job.restored_from = place
-        job.restore_from_path(place)
+        job._restore_from_place(place)
         return job, job.config
 
     @classmethod
@@ -115,8 +125,14 @@ class RestoreableJob(CheckpointedJob[C]):
         resume: bool = False,
     ) -> tuple[Self, C]:
         """The same, from one of the checkpoints that belong to `spec`."""
-        place = own_place(open_root(spec.cluster.checkpoints_uri), spec, suffix)
-        return cls.from_checkpoint_path(place, spec, runtime_cfg, resume)
+        return cls.from_checkpoint_path(f"{spec.path}/{checked(suffix)}", spec, runtime_cfg, resume)
+
+    def _restore_from_place(self, place: str) -> None:
+        self._restoring = place
+        try:
+            self.restore_from_path(place)
+        finally:
+            self._restoring = None
 
     @classmethod
     def _class_for(cls, name: str, place: str) -> type[Self]:
@@ -130,3 +146,9 @@ class RestoreableJob(CheckpointedJob[C]):
                 "from_checkpoint_path on the class itself"
             )
         return cls
+
+
+def _pointed_suffix(spec: ExecutionSpec, pointer: str) -> str | None:
+    root = open_root(spec.cluster.checkpoints_uri)
+    place = pointed(root, spec.path, pointer)
+    return None if place is None else path_of(root, place).removeprefix(f"{spec.path}/")

@@ -10,12 +10,16 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from trainmaster.jobs.checkpoint import Manifest
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.locking import Lock
 from trainmaster.jobs.objects import S3_SCHEME
+
+ANOTHER_SAVE = "-attempt-"
+"""Follows the name in the names of later saves to the same path; then comes a number or two."""
 
 
 class Root(Protocol):
@@ -99,6 +103,9 @@ class Root(Protocol):
             CorruptCheckpointError: a file is missing or is not what was committed.
         """
 
+    def names(self, rel_dir: str) -> list[str]:
+        """The names of all directories directly in `rel_dir`, committed or not; none where it does not exist."""
+
     def committed(self, below: str = "") -> list[str]:
         """The committed checkpoints below a path, the oldest first."""
 
@@ -168,16 +175,30 @@ def commit_beside(
     check_owner: Callable[[], None],
     known_digests: Mapping[str, str] | None = None,
 ) -> tuple[str, Manifest]:
-    """Commit a draft at a path or, where something is committed already, beside it; says where. See `Root.commit`.
+    """Commit a draft as the newest save to a path, and say where it lies. See `Root.commit`.
 
-    Something is there when an attempt died after a commit that nobody was told of: its successor gets there again.
+    Where something is committed at the path already, it lies beside it: nothing that is committed is ever changed.
+    `finding.find` leads from the path to the newest save.
     """
-    beside = f"{rel_path}-attempt-{manifest.attempt}"
+    name = rel_path.rpartition("/")[2]
+    manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))
+    beside = f"{rel_path}{ANOTHER_SAVE}{manifest.attempt}"
     for place in itertools.chain((rel_path, beside), (f"{beside}-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
             committed = root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
             return place, committed
     raise AssertionError("names never end")
+
+
+def _next_generation(root: Root, rel_path: str) -> int:
+    home, _, name = rel_path.rpartition("/")
+    generations = [0]
+    for each in root.names(home):
+        if each == name or each.startswith(f"{name}{ANOTHER_SAVE}"):
+            with contextlib.suppress(CorruptCheckpointError):
+                manifest = root.manifest(f"{home}/{each}".lstrip("/"))
+                generations.append(manifest.generation if manifest is not None else 0)
+    return max(generations) + 1
 
 
 def checked(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:

@@ -22,6 +22,7 @@ from trainmaster.jobs.configuration import (
     plain,
     typed,
 )
+from trainmaster.jobs.finding import LATEST, find, pointed
 from trainmaster.jobs.hardware import HardwareRequest
 from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root
@@ -77,7 +78,9 @@ class Plan:
     own: tuple[str, ...] = ()
     """Its own checkpoints to go on from: the first that is whole."""
     other: str | None = None
-    """Another run's checkpoint to begin with."""
+    """Another run's checkpoint to begin with, as it was named."""
+    other_place: str | None = None
+    """Where that one lies: the newest save to its path."""
     notes: tuple[str, ...] = ()
     """What to tell whoever watches."""
 
@@ -95,13 +98,18 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
         if request.restore is not None:
             raise RunError(f"{request.target} is no RestoreableJob: it cannot begin from {request.restore}")
         return Plan(document=plain(typed(kind, given)))
-    own, other = _beginnings(cls, spec, root, request)
+    own, other = _beginnings(spec, root, request)
     if own:
         return _going_on(kind, spec, root, request, own, other=other, given=given)
-    if other is not None and root.manifest(other) is None:
-        raise RunError(f"there is no checkpoint {other} below {root.uri}")
-    notes = () if other is None else (f"begins from {other}",)
-    return Plan(document=plain(typed(kind, given)), other=other, notes=notes)
+    document = plain(typed(kind, given))
+    if other is None:
+        return Plan(document=document)
+    try:
+        # What the server chose is this very checkpoint, whatever was saved to its path since.
+        place = find(root, other) if request.restore is not None or root.manifest(other) is None else other
+    except FileNotFoundError:
+        raise RunError(f"there is no checkpoint {other} below {root.uri}") from None
+    return Plan(document=document, other=other, other_place=place, notes=(f"begins from {other}",))
 
 
 def next_after(own: Sequence[str], error: CorruptCheckpointError) -> str:
@@ -115,14 +123,12 @@ def next_after(own: Sequence[str], error: CorruptCheckpointError) -> str:
     return f"{own[0]} is damaged, and {own[1]} is used instead: {error}"
 
 
-def _beginnings(
-    cls: type[RestoreableJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest
-) -> tuple[list[str], str | None]:
+def _beginnings(spec: ExecutionSpec, root: Root, request: RunRequest) -> tuple[list[str], str | None]:
     """The run's own checkpoints that it may go on from, the newest first; and another's to begin with."""
     own = []
-    if (latest := cls.latest(spec)) is not None:
+    if (latest := pointed(root, spec.path, LATEST)) is not None:
         committed = root.committed(spec.path)
-        own = committed[: committed.index(f"{spec.path}/{latest}") + 1][::-1]
+        own = committed[: committed.index(latest) + 1][::-1]
     chosen = _chosen_by_server(spec, root)
     if chosen in own:
         own = own[own.index(chosen) :]

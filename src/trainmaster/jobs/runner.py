@@ -147,7 +147,7 @@ def _agreed_plan(
             raise RunError(str(error)) from error
 
     told = _on_first(process, f"{spec.path}:plan", make)
-    return Plan(document=told["document"], own=tuple(told["own"]), other=told["other"], notes=tuple(told["notes"]))
+    return Plan(**{**told, "own": tuple(told["own"]), "notes": tuple(told["notes"])})
 
 
 def _on_first(process: Process, name: str, work: Callable[[], Any]) -> Any:
@@ -167,20 +167,20 @@ def _on_first(process: Process, name: str, work: Callable[[], Any]) -> Any:
 
 def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process) -> BasicJob[Any]:
     """The job as the plan says."""
-    if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other):
+    if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other_place):
         return cls(spec, plan.document)
-    if plan.other is not None:
+    if plan.other_place is not None:
         job = cls(spec, plan.document)
         job.restored_from = plan.other
         try:
-            job.restore_from_path(plan.other)
+            job._restore_from_place(plan.other_place)
         except CorruptCheckpointError as error:
             raise RunError(f"{plan.other} is damaged: {error}") from error
         return job
     own = plan.own
     while True:
         try:
-            return cls.from_checkpoint_path(own[0], spec, plan.document, resume=True)[0]
+            return cls._from_place(own[0], spec, plan.document, True)[0]
         except InexactResumeError as error:
             raise RunError(
                 f"{error}; run it with as many as before, or give another name and begin from it with `restore`"

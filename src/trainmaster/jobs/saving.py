@@ -19,7 +19,8 @@ from typing import Any, Self
 
 from trainmaster.jobs import loading, report, rng, trees
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.committing import BEST, LATEST, Commit, Parts, Saved
+from trainmaster.jobs.committing import Commit, Parts, Saved
+from trainmaster.jobs.finding import BEST, LATEST
 from trainmaster.jobs.loading import METADATA, InexactResumeError, Loaded
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.owner import NotOwnerError
@@ -116,8 +117,8 @@ class Saver:
 
         Args:
             tree: what to save. Whole arrays and plain values are those of process 0.
-            rel_path: where it will be found below the root; a checkpoint is never replaced: where there is one,
-                `-attempt-N` is added to the name.
+            rel_path: where it will be found below the root. A second save to the same path lies beside the first, under
+                another name; `Saved.rel_path` says where.
             step: how far training is.
             epoch: likewise.
             metrics: what is known of its quality.
