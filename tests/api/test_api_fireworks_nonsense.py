@@ -11,7 +11,7 @@ import pytest
 from api_world import Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
-from trainmaster.api.wire.fireworks.jobs import MEMBERS
+from trainmaster.api.wire.fireworks.jobs import MEMBERS, CreateJobBody, TrainingConfigBody
 from trainmaster.api.wire.fireworks.models import CHECKPOINT_MEMBERS, MODEL_MEMBERS
 from trainmaster.api.wire.fireworks.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
 
@@ -200,3 +200,25 @@ def names(document: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
             yield from names(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+@pytest.mark.parametrize("value", ["", " ", None, 0, False, [], {}, "\n", "x" * 5000, "\ud800"], ids=repr)
+def test_any_field_with_an_odd_value_is_taken_or_refused_by_its_name(door: Door, value: Any) -> None:
+    fields = [(name, CreateJobBody, "") for name in CreateJobBody.model_fields]
+    fields += [(name, TrainingConfigBody, "config_") for name in TrainingConfigBody.model_fields]
+    for name, model, prefix in fields:
+        alias = model.model_fields[name].alias or name
+        job_id = f"odd-{secrets.token_hex(6)}"
+        body = {"serviceMode": True, "trainingConfig": {"baseModel": MODEL, "loraRank": 8}}
+        (body["trainingConfig"] if prefix else body).update({alias: value})  # type: ignore[attr-defined]
+        query = {"skipValidations": "true", "rlorTrainerJobId": job_id}
+        answer = door.http.post(door.jobs, params=query, content=json.dumps(body))
+        assert answer.status_code in (200, 400), (alias, answer.text)
+        if answer.status_code == 200:
+            assert door.get(job_id)["name"].endswith(job_id)
+
+
+@pytest.mark.parametrize("name", ["", " ", None])
+def test_display_name_that_says_nothing_is_as_good_as_none(door: Door, name: str | None) -> None:
+    job_id = f"unnamed-{secrets.token_hex(4)}"
+    assert "displayName" not in door.create(job_id, displayName=name)

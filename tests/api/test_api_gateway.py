@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -266,3 +268,69 @@ def test_client_that_leaves_ends_the_request_to_the_service(api: Api, world: Wor
             while piece := connection.recv(65536):
                 received += piece
     assert received.startswith(b"GET /slow HTTP/1.1\r\n")
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A service that answers every request with these bytes, and closes."""
+
+    class Raw(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.recv(65536)
+                self.request.sendall(answer)
+                self.request.shutdown(socket.SHUT_WR)
+                self.request.recv(1)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Raw) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * (1 << 20) + b"\r\n\r\n",
+    ],
+)
+def test_answer_that_is_no_http_is_a_bad_gateway(api: Api, world: World, answer: bytes) -> None:
+    job_id = api.submit(**SERVICE)
+    world.start(job_id)
+    with answering(answer) as address:
+        world.see(job_id, endpoint=address)
+        assert api.call("GET", f"/v1/jobs/{job_id}/proxy/", 502)["code"] == "SERVICE_UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        (b"204 No Content\r\nContent-Length: 5\r\n\r\n", 204, b""),
+        (b"304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304, b""),
+        (b"200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n0\r\n\r\n", 200, b"he"),
+    ],
+)
+def test_length_that_is_not_the_bodys_is_left_out(
+    api: Api, world: World, answer: bytes, status: int, body: bytes
+) -> None:
+    job_id = api.submit(**SERVICE)
+    world.start(job_id)
+    with answering(b"HTTP/1.1 " + answer) as address:
+        world.see(job_id, endpoint=address)
+        response = api.http.get(f"/v1/jobs/{job_id}/proxy/")
+        assert (response.status_code, response.content) == (status, body)
+        # The connection is good for another request.
+        assert api.show(job_id)["job_id"] == job_id

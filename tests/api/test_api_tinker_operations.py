@@ -19,6 +19,7 @@ import zstandard
 from api_world import SERVICE, WAIT_S, Served, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
+from trainmaster.api import requests
 from trainmaster.api.routes.tinker import operations
 from trainmaster.api.tinker import bodies
 from trainmaster.store import activity
@@ -280,7 +281,7 @@ def test_bodies_that_do_not_come_keep_nobody_else_out_and_are_given_up(
     client: Client, stranger: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "MAX_WHOLE_BYTES_IN_ALL", 4 << 20)
-    monkeypatch.setattr(bodies, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(requests, "PATIENCE_S", 1.0)
     model_id = client.model(trainer)
     head = f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {stranger.key}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 90000000\r\n\r\n"

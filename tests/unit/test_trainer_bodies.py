@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from starlette.requests import Request
 
+from trainmaster.api import requests
 from trainmaster.api.errors import RateLimitedError, StalledError
 from trainmaster.api.tinker import bodies
 from trainmaster.api.tinker.bodies import Body, text_field
@@ -132,7 +133,7 @@ def test_bodies_that_are_held_as_a_whole_are_bounded(
 
 
 def test_body_of_which_no_more_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(requests, "PATIENCE_S", 0.05)
 
     async def receive() -> Any:
         await asyncio.sleep(60)

@@ -95,3 +95,23 @@ def test_answer_that_stops_in_the_middle_is_not_waited_for_for_ever(
 @pytest.mark.parametrize("header", [b"a\r\nX-Trainmaster-Source: /b", b"a\nb", b"a\r\n\r\nGET / HTTP/1.1"])
 def test_header_cannot_become_another(header: bytes) -> None:
     assert run(lambda: asked(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", header)) == (b"", None)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 999 Odd\r\n",
+        b"HTTP/1.1 000 Odd\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n",
+        b"HTTP/1.1 -20 OK\r\n",
+        b"HTTP/1.1 2000 OK\r\n",
+        b"HTTP/1.1 OK\r\n",
+        b"200 OK\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 2000 + b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\nSet-Cookie: b\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * (2 << 20) + b"\r\n",
+    ],
+)
+def test_head_that_is_no_http_is_no_answer(head: bytes) -> None:
+    assert run(lambda: asked(head + b"Content-Length: 2\r\n\r\nhe"))[1] is None

@@ -22,6 +22,7 @@ from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.promoting import Promotions
 from trainmaster.coordinator.retention import Collector
 from trainmaster.coordinator.runtime_files import RuntimeFiles
+from trainmaster.coordinator.source_checks import SourceChecks
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.accounts import Account
@@ -105,6 +106,8 @@ class ApiContext:
     """Of the log's lines for each request."""
     models: BaseModels = field(default_factory=BaseModels)
     """What base models are called."""
+    sources: SourceChecks = field(default_factory=SourceChecks)
+    """Parses the functions that are submitted."""
     shapes: Shapes = field(default_factory=Shapes)
     """The training shapes that there are."""
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles

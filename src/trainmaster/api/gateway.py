@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 import httpx
 from fastapi import APIRouter, Request, Response
@@ -23,7 +24,8 @@ from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import REQUEST_ID, request_id_of
 from trainmaster.api.errors import BadGatewayError, ServiceNotReadyError
 from trainmaster.api.params import JobId
-from trainmaster.api.requests import ALIAS, PREFIX
+from trainmaster.api.requests import ALIAS, PREFIX, pieces_of
+from trainmaster.api.tinker.connections import STATUSES
 from trainmaster.core.errors import ConflictError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
@@ -40,6 +42,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 RETRY_AFTER_S = 2
 """A service that is on its way may take longer; asking again costs nothing."""
 CONNECT_TIMEOUT_S = 5.0
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _CLIENT_GONE = 499
 """Nobody will read it; it is there for the access log."""
 
@@ -92,13 +95,19 @@ class Gateway:
         Raises:
             ConflictError: the job is no service.
             ServiceNotReadyError: it does not answer now.
-            BadGatewayError: it broke off before it answered.
+            BadGatewayError: it broke off before it answered, or its answer is not HTTP.
+            StalledError: the rest of the request's body does not come.
         """
         host = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))
             answer = await self._exchange(request, job, host)
-            return Response(status_code=_CLIENT_GONE) if answer is None else _Answer(answer, use.pop_all(), job.job_id)
+            if answer is None:
+                return Response(status_code=_CLIENT_GONE)
+            if answer.status_code not in STATUSES:
+                await answer.aclose()
+                raise BadGatewayError(f"the service of job {job.job_id} answered with the status {answer.status_code}")
+            return _Answer(answer, use.pop_all(), job.job_id)
 
     async def _exchange(self, request: Request, job: Job, host: str) -> httpx.Response | None:
         """The beginning of the service's answer; None when the client left before."""
@@ -165,12 +174,10 @@ class _Answer(Response):
         self._job_id = job_id
         self.status_code = answer.status_code
         self.background = None
-        named = _named_by_connection(answer.headers.raw)
-        self.raw_headers = [
-            (name.lower(), value)
-            for name, value in answer.headers.raw
-            if name.lower() not in _HOP_BY_HOP | named | {b"date"}
-        ]
+        left_out = _HOP_BY_HOP | _named_by_connection(answer.headers.raw) | {b"date"}
+        if "transfer-encoding" in answer.headers or answer.status_code in _WITHOUT_BODY:
+            left_out |= {b"content-length"}  # it is not the length of what follows
+        self.raw_headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in left_out]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as every response
         """Send it. When the service breaks off in the middle, so do we: half an answer must not look whole."""
@@ -197,9 +204,9 @@ class _Answer(Response):
 
 
 async def _body(request: Request, sent_all: asyncio.Event) -> AsyncIterator[bytes]:
-    async for piece in request.stream():
-        if piece:
-            yield piece
+    # At any rate: a service may take what its client makes bit by bit.
+    async for piece in pieces_of(request, slowest_bytes_per_s=0):
+        yield piece
     sent_all.set()
 
 

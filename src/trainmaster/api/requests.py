@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
 from trainmaster.api.context import context_of
-from trainmaster.api.errors import TooLargeError
+from trainmaster.api.errors import StalledError, TooLargeError
 from trainmaster.coordinator.commands import Idempotency
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.spec import parse
@@ -20,8 +21,14 @@ from trainmaster.protocol.nesting import is_deeper
 
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
+PATIENCE_S = 60.0
+"""For the next piece of a body, and for all of it beside the time that its bytes take at the slowest rate."""
+SLOWEST_BYTES_PER_S = 1024
+"""A body that comes more slowly was made to keep a connection open."""
 MAX_VALUES = 100_000
 """Twice what a request can make sense with. A wrong value costs a hundred times its length until it is reported."""
+MAX_COMMAS = 4 * MAX_VALUES
+"""Counted before a body is decoded, as decoding millions of values takes a second. Text may hold some of them."""
 MAX_DEPTH = 64
 """Of objects and lists within each other: what can be read may still be too deep to be written, further down the stack.
 Trainers take as much."""
@@ -43,18 +50,58 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
 
     Raises:
         TooLargeError: it has more than `limit` bytes.
+        StalledError: the rest of it does not come.
     """
-    said = request.headers.get("content-length")
-    if said is not None and said.isdecimal() and (len(said) > 18 or int(said) > limit):
+    return b"".join([piece async for piece in bounded_pieces(request, limit)])
+
+
+def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body of a request, piece by piece.
+
+    Raises:
+        TooLargeError: it has more than `limit` bytes; at once, where its Content-Length says so.
+        StalledError: the rest of it does not come.
+    """
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and (len(said) > 18 or int(said) > limit):
         raise _too_large(limit)
-    pieces: list[bytes] = []
+    return _counted(request, limit)
+
+
+async def _counted(request: Request, limit: int) -> AsyncIterator[bytes]:
     size = 0
-    async for piece in request.stream():
+    async for piece in pieces_of(request):
         size += len(piece)
         if size > limit:
             raise _too_large(limit)
-        pieces.append(piece)
-    return b"".join(pieces)
+        yield piece
+
+
+async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_PER_S) -> AsyncIterator[bytes]:
+    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses.
+
+    Raises:
+        StalledError: a piece did not come for long, or the body comes too slowly.
+    """
+    loop = asyncio.get_running_loop()
+    stream = aiter(request.stream())
+    received, waited_s = 0, 0.0
+    while True:
+        allowed_s = PATIENCE_S
+        if slowest_bytes_per_s:
+            allowed_s = min(allowed_s, PATIENCE_S + received / slowest_bytes_per_s - waited_s)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(allowed_s):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise StalledError(f"the rest of the body did not come; {received} bytes did") from None
+        if piece is None:
+            return
+        waited_s += loop.time() - began
+        received += len(piece)
+        if piece:
+            yield piece
 
 
 def parse_json(body: bytes) -> object:
@@ -63,6 +110,8 @@ def parse_json(body: bytes) -> object:
     Raises:
         SpecError: it is no JSON.
     """
+    if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
+        raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
     try:
         document = json.loads(body, parse_constant=_no_constant)
         # Each takes two bytes at least, and each level a bracket, so that few bodies have to be counted.

@@ -62,6 +62,7 @@ _BY_STATUS: Mapping[int, tuple[Code, HTTPStatus]] = {
     HTTPStatus.FORBIDDEN: (Code.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
     HTTPStatus.NOT_FOUND: (Code.NOT_FOUND, HTTPStatus.NOT_FOUND),
     HTTPStatus.METHOD_NOT_ALLOWED: (Code.UNIMPLEMENTED, HTTPStatus.METHOD_NOT_ALLOWED),
+    HTTPStatus.REQUEST_TIMEOUT: (Code.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (Code.INVALID_ARGUMENT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     HTTPStatus.TOO_MANY_REQUESTS: (Code.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS),
     HTTPStatus.BAD_GATEWAY: (Code.UNAVAILABLE, HTTPStatus.BAD_GATEWAY),
@@ -84,6 +85,8 @@ def failure_at(
         extra["Retry-After"] = str(wait_s)
     if status == HTTPStatus.UNAUTHORIZED:
         extra["WWW-Authenticate"] = "Bearer"
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        extra["Connection"] = "close"  # the rest of the body may still come
     return Response(json.dumps(status_document(error, code)), status_code=status, headers=extra, media_type=JSON)
 
 

@@ -61,48 +61,6 @@ def test_launch_of_an_older_server_has_neither_image_nor_inputs_as_programs() ->
 
 
 @pytest.mark.parametrize(
-    "source",
-    [
-        "async def train(): ...",
-        "class train: ...",
-        "train = print",
-        "(train, other) = print, 1",
-        "from somewhere import train",
-        "import elsewhere as train",
-        "from somewhere import *",
-        "try:\n    import torch\nexcept ImportError:\n    pass\nelse:\n    def train(): ...",
-        "if True:\n    with open('x') as train: ...",
-        "x = " + " + ".join(["1"] * 500) + "\ndef train(): ...",
-    ],
-)
-def test_source_that_defines_the_function_somehow_is_accepted(source: str) -> None:
-    assert launch(source=source).inputs[SOURCE_FILE] == source
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def train(:", "is no Python: line 1: "),
-        ("x = 1\n  def train(): ...", "is no Python: line 2: unexpected indent"),
-        ("def tain(): ...", "does not define 'train'"),
-        ("def other():\n    train = 1", "does not define 'train'"),
-        ("class Other:\n    def train(self): ...", "does not define 'train'"),
-        ("train()", "does not define 'train'"),
-        ("(" * 5000, ""),
-    ],
-)
-def test_source_that_does_not_define_the_function_is_refused(source: str, message: str) -> None:
-    field, said = problem_of(source=source)
-    assert field == "workload.source"
-    assert said.startswith(message)
-
-
-def test_source_for_an_image_may_be_of_a_newer_python() -> None:
-    assert launch(source="def train[T](of: T) -> T: ...", image="python:3.14").image == "python:3.14"
-    assert problem_of(source="def tain(): ...", image="python:3.14")[0] == "workload.source"
-
-
-@pytest.mark.parametrize(
     ("workload", "field"),
     [
         ({"source": "#" * (MAX_SOURCE + 1)}, "workload.source"),

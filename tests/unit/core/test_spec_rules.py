@@ -215,9 +215,17 @@ def test_rules_broken_in_several_configs_are_all_named() -> None:
 @pytest.mark.filterwarnings("ignore:Possible (nested set|set difference):FutureWarning")
 def test_patterns_that_take_long_to_compile_are_checked_at_once() -> None:
     slow = "(?i)" + "".join(f"[{chr(50 + number)}-\U0010ffff]" for number in range(190))
-    filters = [{"column": "a", "op": "matches", "value": slow} for _ in range(256)]
+    filters = [{"column": "a", "op": "matches", "value": slow} for _ in range(30)]
     assert parse_submit(custom(data_config__sources=[{"path": "/a", "filters": filters}]))
     [said] = problems_of(
         custom(data_config__sources=[{"path": "/a", "filters": [{**filters[0], "value": "a)"}]}])
     ).values()
     assert said.startswith("is no regular expression: unbalanced parenthesis")
+
+
+def test_patterns_of_all_sources_together_are_bounded() -> None:
+    pattern = {"column": "a", "op": "matches", "value": "(a?)" * 250}
+    sources = [{"path": "/a", "filters": [pattern] * 16} for _ in range(2)]
+    assert parse_submit(custom(data_config__sources=sources))
+    problems = problems_of(custom(data_config__sources=[*sources, {"path": "/a", "filters": pattern}]))
+    assert problems == {"data_config.sources": "have filters with more than 32000 characters of patterns"}

@@ -18,9 +18,10 @@ from starlette.responses import FileResponse
 from trainmaster.api.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
-from trainmaster.api.errors import InvalidTokenError, TooLargeError
+from trainmaster.api.errors import InvalidTokenError
 from trainmaster.api.openapi import BY_EITHER
 from trainmaster.api.params import Sha256
+from trainmaster.api.requests import bounded_pieces
 from trainmaster.api.routing import StrictRoute, errors
 from trainmaster.api.wire.blobs import BlobResource
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
@@ -130,6 +131,7 @@ def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
 
 async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
     """Write the body to a file, and see that it is what it should be."""
+    pieces = bounded_pieces(request, limit)
     await run_in_threadpool(path.parent.mkdir, parents=True, exist_ok=True)
     digest = hashlib.sha256()
     size = 0
@@ -146,10 +148,8 @@ async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
 
         waiting: list[bytes] = []
         held = 0
-        async for piece in request.stream():
+        async for piece in pieces:
             size += len(piece)
-            if size > limit:
-                raise TooLargeError(f"a blob may have at most {limit} bytes")
             waiting.append(piece)
             held += len(piece)
             if held >= _BUFFER_BYTES:

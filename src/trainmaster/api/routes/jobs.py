@@ -84,7 +84,9 @@ async def submit(request: Request) -> Response:
     context = context_of(request)
     principal = require(request, KeyScope.MANAGE)
     document = await read_body(request)
-    wanted = await context.models.looked_up(parse_submit(parse_json(document)), principal.account_id)
+    wanted = parse_submit(parse_json(document))
+    await context.sources.check(wanted, principal.account_id)
+    wanted = await context.models.looked_up(wanted, principal.account_id)
     submission = context.commands.submit(
         principal.scope,
         wanted,
@@ -111,6 +113,7 @@ async def validate(request: Request) -> Response:
     context = context_of(request)
     principal = require(request, KeyScope.MANAGE)
     wanted = parse_submit(parse_json(await read_body(request)))
+    await context.sources.check(wanted, principal.account_id)
     wanted = await context.models.looked_up(wanted, principal.account_id)
     await forwarded_tokens(request, context)
     await asyncio.wrap_future(context.commands.check(principal.scope, wanted, created_by=principal.name))

@@ -7,7 +7,6 @@ it elsewhere is decoded after all.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -18,7 +17,8 @@ from typing import Self
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from trainmaster.api.errors import RateLimitedError, StalledError, TooLargeError
+from trainmaster.api.errors import RateLimitedError, TooLargeError
+from trainmaster.api.requests import pieces_of
 from trainmaster.core.errors import Problem, SpecError
 
 PROTOBUF = frozenset({"application/x-protobuf", "application/protobuf"})
@@ -33,8 +33,6 @@ MAX_WHOLE_BYTES = 128 << 20
 MAX_WHOLE_BYTES_IN_ALL = 1 << 30
 """Of all of these at a time, in one server; clients with more are asked to come back, which they do. A quarter of it is
 the most that one account has, so that nobody shuts the others out."""
-PATIENCE_S = 60.0
-"""For the next piece of a body: a client that sends nothing for so long is gone, or wants to be in the way."""
 MAX_DECODED_BYTES = 8 << 20
 """Of one that is decoded in search of the field: what JSON says in two bytes may take a hundred here."""
 COMPRESSED_WINDOW_BYTES = 192 << 10
@@ -78,11 +76,9 @@ class Body:
             TooLargeError: it is one too many.
             StalledError: none has come for long.
         """
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                piece = await self._next()
-        except TimeoutError:
-            raise StalledError(f"no more of the body came for {PATIENCE_S:.0f} s") from None
+        if self._stream is None:
+            self._stream = pieces_of(self.request)
+        piece = await anext(self._stream, None)
         if piece is None:
             self.complete = True
             return False
@@ -128,14 +124,6 @@ class Body:
                 yield piece
             if self.complete or not await self.more():
                 return
-
-    async def _next(self) -> bytes | None:
-        if self._stream is None:
-            self._stream = self.request.stream()
-        async for piece in self._stream:
-            if piece:
-                return piece
-        return None
 
     def _has_room(self) -> bool:
         of_account = sum(body.size for body in _whole if body.account_id == self.account_id)

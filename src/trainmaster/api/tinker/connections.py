@@ -7,10 +7,10 @@ neither decoded nor collected.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from trainmaster.core.tinker import Trainer
 from trainmaster.protocol.services import TOKEN_HEADER
@@ -26,6 +26,10 @@ MOST_IDLE = 256
 TOKEN = TOKEN_HEADER.encode()
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 256 << 10
+_MOST_HEADS = 8
+"""Of one answer: all but the last say 100."""
+STATUSES = range(200, 600)
+"""What an answer may have; the server cannot send others."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -192,6 +196,8 @@ class Connections:
                 status, received = await _head(connection.reader)
             said = dict(received)
             chunked = said.get(b"transfer-encoding", b"").lower() == b"chunked"
+            if sum(name == b"content-length" for name, _ in received) > (0 if chunked else 1):
+                raise ValueError("it has more than one length")
             length = None if chunked else _count(said.get(b"content-length", b"0"), 10)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             connection.close()
@@ -247,13 +253,28 @@ def _chunk(piece: bytes) -> Iterable[bytes]:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, Headers]:
-    first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
-    _, status, *_ = first.split(b" ", 2)
-    headers = []
-    for line in lines:
-        name, _, value = line.partition(b":")
-        headers.append((name.strip().lower(), value.strip()))
-    with contextlib.suppress(ValueError):
-        if int(status) == 100:  # the body is on its way already
-            return await _head(reader)
-    return int(status), headers
+    for _ in range(_MOST_HEADS):
+        first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+        if any(character in line for line in lines for character in (b"\r", b"\n", b"\0")):
+            raise ValueError("a header has a control character")
+        status = _status(first)
+        if status != HTTPStatus.CONTINUE:  # the body is on its way already
+            headers = [line.partition(b":") for line in lines]
+            return status, [(name.strip().lower(), value.strip()) for name, _, value in headers]
+    raise ValueError("it says 100 again and again")
+
+
+def _status(line: bytes) -> int:
+    """The status in the first line of an answer.
+
+    Raises:
+        ValueError: it has none that a server could pass on.
+    """
+    version, _, rest = line.partition(b" ")
+    digits = rest[:3]
+    if not version.startswith(b"HTTP/1.") or not digits.isdigit() or rest[3:4] not in (b"", b" "):
+        raise ValueError(f"{line[:32]!r} is no status line")
+    status = int(digits)
+    if status not in STATUSES and status != HTTPStatus.CONTINUE:
+        raise ValueError(f"{status} is no status of an answer")
+    return status

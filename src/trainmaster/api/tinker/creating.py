@@ -157,7 +157,7 @@ class Creations:
             raise BrokenOffError(f"the trainer answered {operation} with {answer.status}")
         try:
             document = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
         return document if isinstance(document, dict) else {}
 

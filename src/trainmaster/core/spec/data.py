@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainmaster.core.fields import (
@@ -19,8 +19,9 @@ from trainmaster.core.fields import (
     Text,
     Verbatim,
     null_means,
+    refuse,
 )
-from trainmaster.core.spec.filters import Filters
+from trainmaster.core.spec.filters import Filters, broken_patterns
 from trainmaster.core.suggest import choice_message
 from trainmaster.core.training.sources import scheme_of
 from trainmaster.core.training.splits import read_split
@@ -145,3 +146,8 @@ class DataConfig(Model):
     seed: Annotated[int, Strict(), Field(ge=0, le=MAX_SEED)] | None = Field(
         default=None, description="Made by the server, and recorded, when null."
     )
+
+    @model_validator(mode="after")
+    def _patterns_in_bounds(self) -> Self:
+        refuse(broken_patterns(source.filters for source in self.sources))
+        return self

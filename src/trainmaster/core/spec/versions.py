@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trainmaster.core.errors import NewerSpecError, SpecError
+from trainmaster.core.fields import refuse
 from trainmaster.core.spec.documents import secret_values
-from trainmaster.core.spec.filters import Filters
+from trainmaster.core.spec.filters import Filters, broken_patterns
 from trainmaster.core.spec.problems import problems_from
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.workloads.registry import STORED
@@ -40,7 +41,8 @@ def _with_checked_rows(source: Mapping[str, Any]) -> dict[str, Any]:
     if (sampling := source.get("sampling")) is not None:
         changed["sampling"] = {("max_samples" if name == "max" else name): value for name, value in sampling.items()}
     try:
-        _FILTERS.validate_python(source.get("filters"))
+        filters = _FILTERS.validate_python(source.get("filters"))
+        refuse(broken_patterns([filters]))
     except ValidationError:
         changed["filters"] = None
     return changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import json
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.fields import Broken, JsonObject, Matches, refuse
 from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
 from trainmaster.protocol import function_runner, mpi_nodes
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 
 KIND = "function"
 MAX_SOURCE = 128 << 10
-"""Of characters. It is read when the job is submitted, which others wait for; a program goes into files."""
+"""In characters. A larger program goes into files."""
 MAX_ARGUMENTS = 256 << 10
-"""Of characters as JSON. They are stored with the job; data goes into files."""
+"""In characters, as JSON. They are stored with the job; data goes into files."""
 
 CALL = Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
 
@@ -61,22 +59,7 @@ Spec = FunctionSpec
 
 
 def validate(request: SubmitJobRequest) -> None:
-    """The source is Python and defines the function. That of an image may be a newer Python than the server's."""
-    spec = spec_of(request, FunctionSpec)
-    try:
-        module = ast.parse(spec.source)
-    except SyntaxError as error:
-        if spec.image is not None:
-            return
-        where = f"line {error.lineno}: " if error.lineno else ""
-        message = f"is no Python: {where}{error.msg}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        message = f"cannot be read as Python: {str(error) or type(error).__name__}"
-    else:
-        if _binds(module, spec.name):
-            return
-        message = f"does not define {spec.name!r}"
-    raise SpecError([Problem(field="workload.source", message=message)])
+    """Nothing beyond the fields: the source is checked in a process with limits (`coordinator.source_checks`)."""
 
 
 def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
@@ -105,22 +88,3 @@ def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:
     else:
         if length > MAX_ARGUMENTS:
             yield Broken(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
-
-
-def _binds(module: ast.Module, name: str) -> bool:
-    """Whether a module gives a name a value, one way or another, when it is imported."""
-    left: list[ast.AST] = [*module.body]
-    while left:
-        match node := left.pop():
-            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found) | ast.ClassDef(name=found):
-                bound = found == name
-            case ast.alias(name=found, asname=called):
-                bound = found == "*" or (called or found) == name
-            case ast.Name(id=found, ctx=ast.Store()):
-                bound = found == name
-            case _:
-                bound = False
-                left.extend(ast.iter_child_nodes(node))
-        if bound:
-            return True
-    return False

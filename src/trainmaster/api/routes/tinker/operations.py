@@ -195,7 +195,7 @@ async def _registered(door: TinkerDoor, principal: Principal, response: Response
     """Wait until what a trainer saved is on record: its client may ask for it next."""
     try:
         document = json.loads(bytes(getattr(response, "body", b"{}")))
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # the outcome of something else: what it is called is the client's word
     path = document.get("path") if isinstance(document, dict) else None
     deadline = time.monotonic() + REGISTER_WITHIN_S

@@ -63,12 +63,13 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
         body = json.dumps(for_names_of(document, job)).encode()
         try:
             response = await door.trainers.pass_on(request, trainer, body, extra=extra)
+            sampler_id = _made(response) if response.status_code < 300 else None
             break
         except (TrainerGoneError, BrokenOffError):
             await _until_later(deadline, "the trainer broke off")
-    if response.status_code < 300:
+    if sampler_id is not None:
         sampler = TinkerSampler(
-            sampler_id=str(json.loads(bytes(response.body))["sampling_session_id"]),
+            sampler_id=sampler_id,
             account_id=principal.account_id,
             session_id=wanted.session_id,
             base_model=base_model,
@@ -141,6 +142,18 @@ async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode
         if standing.job is not None and standing.begun:
             begun = standing.job.job_id
         await _until_later(deadline, f"its trainer, job {begun}, is not ready yet" if begun else "its trainer starts")
+
+
+def _made(response: Response) -> str:
+    """The id of the sampling session that a trainer made.
+
+    Raises:
+        BrokenOffError: its answer has none.
+    """
+    try:
+        return str(json.loads(bytes(response.body))["sampling_session_id"])
+    except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
+        raise BrokenOffError("the trainer's answer has no sampling session") from None
 
 
 async def _until_later(deadline: float, why: str) -> None:

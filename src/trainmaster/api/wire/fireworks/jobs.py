@@ -12,6 +12,7 @@ from trainmaster.api.wire.fireworks.base import (
     Body,
     Choice,
     Duration,
+    Line,
     MaybeLine,
     Number,
     Whole,
@@ -78,6 +79,10 @@ Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda valu
 """A number that at 0 is not set."""
 
 
+DisplayName = Annotated[Annotated[Line, Field(max_length=63)] | None, AfterValidator(lambda value: value or None)]
+"""An empty one is as good as none."""
+
+
 class TrainingConfigBody(Body):
     """`trainingConfig`: the model, and how and where it is trained."""
 
@@ -116,7 +121,7 @@ class CreateJobBody(Body):
 
     service_mode: bool = False
     training_config: TrainingConfigBody
-    display_name: Annotated[MaybeLine, Field(max_length=63)] = None
+    display_name: DisplayName = None
     node_count: Annotated[Whole, Field(ge=0, le=MAX_NODES), AfterValidator(lambda value: value or None)] | None = None
     trainer_replica_count: Annotated[Whole, Field(ge=0, le=MAX_NODES)] | None = None
     forward_only: bool = False
