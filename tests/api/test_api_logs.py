@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
 
 from trainmaster.api.logs import files
 from trainmaster.api.logs.reading import LogReader, LogSight
+from trainmaster.api.wire.logs import LogPage
 
 
 def lines(api: Api, job_id: str, **query: Any) -> list[str]:
@@ -386,3 +388,121 @@ def test_source_that_cannot_be_looked_at_disturbs_no_other(
         assert next(broken).json()["code"] == "INTERNAL"
         world.write(sound, "still here\n")
         assert next(sounds).json()["message"] == "still here"
+
+
+def text(api: Api, job_id: str, **query: Any) -> httpx.Response:
+    return api.http.get(f"/v1/jobs/{job_id}/logs", params=query, headers={"Accept": "text/plain"}).raise_for_status()
+
+
+def test_plain_text_has_the_lines_of_all_files_by_time(api: Api, world: World) -> None:
+    job_id = api.submit()
+    job = world.start(job_id)
+    world.write(job, "a1\n\na2 €\n", at=1_700_000_000)
+    world.write(job, "b1\n", at=1_700_000_001.5, rank=1)
+    world.write(job, b"a3\xff\n", at=1_700_000_002)
+    answer = text(api, job_id)
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.text == "a1\n\na2 €\nb1\na3\ufffd\n"
+    assert answer.headers["x-log-end"] == "true"
+    assert text(api, job_id, ranks=True, times=True).text == (
+        "2023-11-14T22:13:20Z [rank 0] a1\n2023-11-14T22:13:20Z [rank 0] \n2023-11-14T22:13:20Z [rank 0] a2 €\n"
+        "2023-11-14T22:13:21.500000Z [rank 1] b1\n2023-11-14T22:13:22Z [rank 0] a3\ufffd\n"
+    )
+    assert text(api, job_id, tail=2).text == "b1\na3\ufffd\n"
+    assert text(api, job_id, rank=1).text == "b1\n"
+    world.write(job, "a4\n")
+    assert text(api, job_id, cursor=answer.headers["x-next-cursor"]).text == "a4\n"
+
+
+def test_plain_text_goes_on_where_a_page_ended(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainmaster.api.routes.logs.TEXT_PAGE_BYTES", 1)
+    job_id = api.submit(scheduling_config={"max_retries": 1})
+    job = world.start(job_id)
+    for n in range(6):
+        world.write(job, f"1/{n}\n", at=1000 + n, rank=n % 2)
+    world.end(job_id, "WORKER_LOST")
+    world.write(world.start(job_id), "2/0\n")
+    world.end(job_id)
+    seen, query = "", {}
+    while True:
+        answer = text(api, job_id, attempt="all", **query)
+        seen += answer.text
+        if answer.headers["x-log-end"] == "true":
+            break
+        query = {"cursor": answer.headers["x-next-cursor"]}
+    assert seen == "".join(f"1/{n}\n" for n in range(6)) + "2/0\n"
+
+
+def test_page_is_what_its_schema_says(api: Api, world: World) -> None:
+    job_id = api.submit()
+    job = world.start(job_id)
+    world.write(job, 'quote " backslash \\ control \x07 line \u2028 separator\nsecond\n', at=1000)
+    world.write(job, "\r10%", at=1001, rank=1)
+    found = page(api, job_id)
+    assert LogPage.model_validate_json(json.dumps(found)).model_dump(mode="json") == found
+    assert found["lines"][0]["message"] == 'quote " backslash \\ control \x07 line \u2028 separator'
+
+
+def test_line_that_was_overwritten_is_shown_in_its_last_state(api: Api, world: World) -> None:
+    job_id = api.submit()
+    world.write(world.start(job_id), b"\r 0%\r 50%\r100%\ndone\r\n1/2\r2/2\r\n")
+    assert lines(api, job_id) == ["100%", "done", "2/2"]
+    assert text(api, job_id).text == "100%\ndone\n2/2\n"
+
+
+def test_open_line_that_is_overwritten_is_shown_after_the_others(api: Api, world: World) -> None:
+    job_id = api.submit()
+    job = world.start(job_id)
+    world.write(job, "begins\nhalf a plain li", rank=1)
+    world.write(job, "begins\n\r10%\r20%")
+    found = page(api, job_id)
+    assert [line["message"] for line in found["lines"]] == ["begins", "begins"]
+    assert [(line["message"], line["rank"]) for line in found["open_lines"]] == [("20%", 0)]
+    assert text(api, job_id).text == "begins\nbegins\n20%\n"
+    world.write(job, "\r30%\n")
+    after = page(api, job_id, cursor=found["next_cursor"])
+    assert ([line["message"] for line in after["lines"]], after["open_lines"]) == (["30%"], [])
+
+
+def test_open_line_of_an_attempt_that_has_ended_is_a_line(api: Api, world: World) -> None:
+    job_id = api.submit()
+    world.write(world.start(job_id), "\r10%\r20%")
+    world.end(job_id)
+    found = page(api, job_id)
+    assert ([line["message"] for line in found["lines"]], found["open_lines"]) == (["20%"], [])
+
+
+def test_long_line_that_is_overwritten_is_cut_between_two_states(api: Api, world: World) -> None:
+    job_id = api.submit()
+    states = [f"{n:099d}\r" for n in range(2 * files.MAX_LINE_BYTES // 100)]
+    world.write(world.start(job_id), "".join(states))
+    found = page(api, job_id)
+    assert [line["message"] for line in found["lines"]] == [states[files.MAX_LINE_BYTES // 100 - 1].strip()]
+    assert [line["message"] for line in found["open_lines"]] == [states[-1].strip()]
+
+
+def test_follower_sees_the_newest_state_of_a_line_as_it_changes(
+    api: Api, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.api.follow.PASSING_EVERY_S", 0.3)
+    job_id = api.submit()
+    job = world.start(job_id)
+    with api.stream(f"/v1/jobs/{job_id}/logs") as events:
+        world.write(job, "\r  0%")
+        first = next(events)
+        assert (first.event, first.json()["message"], first.json()["open"]) == ("progress", "0%".rjust(4), True)
+        began = time.monotonic()
+        for n in range(1, 100):
+            world.write(job, f"\r{n:3d}%")
+            time.sleep(0.005)  # a bar that changes faster than anybody is told
+        took_s = time.monotonic() - began
+        states: list[str] = []
+        while (event := next(events)).json()["message"] != " 99%":
+            assert (event.event, event.id) == ("progress", first.id)
+            states.append(event.json()["message"])
+        assert states == sorted(states)
+        assert len(states) <= took_s / 0.3 + 1
+        world.write(job, "\r100%\n")
+        last = next(events)
+        assert (last.event, last.json()["message"]) == ("log", "100%")
+        assert "open" not in last.json()

@@ -8,7 +8,7 @@ import pytest
 
 from trainmaster.cli.progress import Pace, sentence
 from trainmaster.cli.summary import ending
-from trainmaster.cli.views import PlainView
+from trainmaster.cli.views import LiveView, PlainView
 
 
 def job(status: str = "TRAINING", **fields: Any) -> Any:
@@ -65,3 +65,26 @@ def test_ending_of_a_training_says_how_to_fetch_the_model() -> None:
     assert ending(job("COMPLETED"))[1:] == ["  Fetch the model with `trainmaster download job-1 model`."]
     assert ending(job("COMPLETED", kind="script"))[1:] == []
     assert ending(job("CANCELLED"))[1:] == []
+
+
+def log_line(message: str, **fields: Any) -> Any:
+    return {"ts": None, "attempt": 1, "node": 0, "rank": 0, "step": "main", "stream": "stdout", **fields} | {
+        "message": message
+    }
+
+
+def test_pipe_is_told_each_state_of_a_progress_bar_once(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView()
+    view.lines([log_line("10%", open=True), log_line("10%", open=True), log_line("other", rank=1)])
+    view.lines([log_line("100%", open=True), log_line("100%"), log_line("100%")])
+    assert capsys.readouterr().out.splitlines() == ["10%", "other", "100%", "100%"]
+
+
+def test_terminal_keeps_a_progress_bar_beside_the_footer_until_it_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LiveView() as view:
+        view.lines([log_line("10%", open=True), log_line("20%", open=True)])
+        assert "0%" not in capsys.readouterr().out
+        view.lines([log_line("100%")])
+        assert "100%" in capsys.readouterr().out

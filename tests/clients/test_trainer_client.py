@@ -79,6 +79,19 @@ def wait_for_gate(gate: str) -> str:
     return "open"
 
 
+def draw_a_bar(gate: str) -> None:
+    import os
+    import sys
+    import time
+
+    for state in ("10%", "100%"):
+        sys.stderr.write(f"\r{state}")
+        sys.stderr.flush()
+        while not os.path.exists(f"{gate}-{state}"):
+            time.sleep(0.02)
+    sys.stderr.write("\n")
+
+
 def fail() -> None:
     import sys
 
@@ -175,6 +188,18 @@ def test_followed_logs_wait_for_the_start_and_come_line_by_line(client: TrainerC
     gate.touch()
     assert list(lines) == ["behind the gate"]
     assert client.get_job_result(name) == "open"
+
+
+def test_progress_bar_is_followed_state_by_state(client: TrainerClient, gate: Path) -> None:
+    name = client.train(trainer=CustomTrainer(func=draw_a_bar, func_args={"gate": str(gate)}))
+    lines = client.get_job_logs(name, follow=True)
+    assert next(lines) == "10%"
+    assert list(client.get_job_logs(name)) == ["10%"]
+    Path(f"{gate}-10%").touch()
+    assert next(lines) == "100%"
+    Path(f"{gate}-100%").touch()
+    assert list(lines) == []  # the line has ended as it was shown
+    assert list(client.get_job_logs(name)) == ["100%"]
 
 
 def test_logs_can_begin_at_the_last_lines_or_at_a_time(client: TrainerClient, gate: Path) -> None:

@@ -80,7 +80,12 @@ class Nothing(Wire):
 
 def ok(data: BaseModel, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
     """A good answer with `data`."""
-    body = b'{"status":"ok","data":' + data.model_dump_json().encode() + b"}"
+    return ok_json(data.model_dump_json().encode(), status, headers)
+
+
+def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+    """A good answer with data that is JSON already."""
+    body = b'{"status":"ok","data":' + data + b"}"
     return Response(body, status_code=status, headers=headers, media_type=JSON)
 
 

@@ -34,6 +34,8 @@ REST_FACTOR = 4.0
 """After a look, rest so many times as long as it took: a thousand followed jobs must not take all of a core."""
 WAKE_S = 0.0002
 """What it costs to send something to one follower, roughly; the next look waits until the last was passed on."""
+PASSING_EVERY_S = 1.0
+"""How often one follower is sent what passes: a progress bar may change many times a second."""
 HEARTBEAT_S = 10.0
 _SHARED_PIECES = 64
 """How many readings of one source are kept between two looks; who is far behind reads for himself."""
@@ -47,6 +49,8 @@ class Piece:
     cursor: str
     end: bool = False
     """Nothing will ever follow."""
+    passing: bytes = b""
+    """What is so now, and will be replaced: sent after the data, now and then, and not part of what a cursor counts."""
 
 
 class Watched(Protocol):
@@ -91,19 +95,28 @@ class Followers:
     async def follow(self, source: Source, cursor: str) -> AsyncGenerator[bytes, None]:
         """What comes after a cursor and what will come, as a body of server-sent events."""
         sent_at = time.monotonic()
+        passing, passing_at = b"", -PASSING_EVERY_S
         try:
             async with self.watching(source) as watch:
                 while not self.closed:
                     changed = watch.changed
                     piece = await watch.read(source, cursor)
                     cursor = piece.cursor
-                    if piece.data:
+                    data, wait_s = piece.data, None
+                    if piece.passing != passing:
+                        wait_s = passing_at + PASSING_EVERY_S - time.monotonic()
+                        if wait_s <= 0:
+                            passing, passing_at, wait_s = piece.passing, time.monotonic(), None
+                            data += passing
+                    if data:
                         sent_at = time.monotonic()
-                        yield piece.data
+                        yield data
                     if piece.end:
                         return
                     if not piece.data:
-                        await changed.wait()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(wait_s):
+                                await changed.wait()
                         if time.monotonic() - sent_at >= HEARTBEAT_S:
                             sent_at = time.monotonic()
                             yield HEARTBEAT

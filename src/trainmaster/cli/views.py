@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -12,6 +13,7 @@ from trainmaster.cli.exits import say
 from trainmaster.cli.output import console, print_json_line, status_text
 from trainmaster.cli.progress import Pace, percent, sentence
 from trainmaster.cli.summary import ending
+from trainmaster.sdk.log_text import Shown
 from trainmaster.sdk.types import TERMINAL
 
 if TYPE_CHECKING:
@@ -24,8 +26,20 @@ BAR_WIDTH = 24
 _COUNTED = re.compile(r"\d+")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What stands before each line of a log."""
+
+    ranks: bool = False
+    times: bool = False
+
+
 class View(Protocol):
     """Shows a job while it runs."""
+
+    @property
+    def plain(self) -> Form | None:
+        """How lines look where they are plain text; None: they are not."""
 
     def __enter__(self) -> Self: ...
 
@@ -54,9 +68,9 @@ def has_several_ranks(job: Job) -> bool:
     return (world_size or resources["gpu_count"] or 1) > 1
 
 
-def line_text(line: LogLine, *, ranks: bool, times: bool) -> str:
+def line_text(line: LogLine, form: Form) -> str:
     """A line of a log, with as much in front as is wanted."""
-    before = (f"{line['ts'] or '?'} " if times else "") + (f"[rank {line['rank']}] " if ranks else "")
+    before = (f"{line['ts'] or '?'} " if form.times else "") + (f"[rank {line['rank']}] " if form.ranks else "")
     return before + line["message"]
 
 
@@ -76,14 +90,15 @@ class PlainView(_Plain):
     """The job's lines on the standard output; what else there is to say on the other one."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
-        self._ranks = ranks
-        self._times = times
+        self.plain = Form(ranks=ranks, times=times)
         self._seen = ""
         self._told = ""
+        self._shown = Shown()
 
     def lines(self, lines: Sequence[LogLine]) -> None:
-        """Write the lines."""
-        sys.stdout.writelines(line_text(line, ranks=self._ranks, times=self._times) + "\n" for line in lines)
+        """Write the lines; of one that is being overwritten, each state."""
+        new = (line for line in lines if self._shown.is_new(line))
+        sys.stdout.writelines(line_text(line, self.plain) + "\n" for line in new)
         sys.stdout.flush()
 
     def job(self, job: Job) -> None:
@@ -107,6 +122,8 @@ class PlainView(_Plain):
 
 class JsonView(_Plain):
     """JSON lines."""
+
+    plain = None
 
     def __init__(self, *, with_job: bool) -> None:
         """`with_job`: each line says whether it is a line of the log or the job itself."""
@@ -133,8 +150,9 @@ class LiveView:
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self._ranks = ranks
-        self._times = times
+        self.plain = Form(ranks=ranks, times=times)
+        self._open: dict[tuple[int, str], str] = {}
+        """Progress bars that the job draws, by rank and stream."""
         self._console = console()
         self._pace = Pace()
         self._spinner = Spinner("dots", style="cyan")
@@ -150,17 +168,28 @@ class LiveView:
         self._live.stop()
 
     def lines(self, lines: Sequence[LogLine]) -> None:
-        """Print the lines above the footer, with the colours that the job gave them."""
+        """Print the lines above the footer, with the colours that the job gave them; open ones stay beside it."""
         from rich.text import Text
 
-        if lines:
-            texts = (line_text(line, ranks=self._ranks, times=self._times).rstrip("\r") for line in lines)
+        texts: list[str] = []
+        for line in lines:
+            source = (line["rank"], line["stream"])
+            if line.get("open"):
+                self._open[source] = line_text(line, self.plain)
+            else:
+                self._open.pop(source, None)
+                texts.append(line_text(line, self.plain))
+        if texts:
             self._console.print(Text("\n").join(Text.from_ansi(text) for text in texts), soft_wrap=True)
 
     def job(self, job: Job) -> None:
         """Draw the footer."""
+        from rich.console import Group
+        from rich.text import Text
+
         self._pace.see(job)
-        self._live.update(self._footer(job))
+        bars = [Text.from_ansi(text) for text in self._open.values()]
+        self._live.update(Group(*bars, self._footer(job)))
 
     def end(self, job: Job) -> None:
         """Take the footer down and say how it ended."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.5
 BATCH = 500
 """Lines that are shown at once: a chatty job would otherwise redraw the footer for each."""
-PAGE_LINES = 1000
+PAGE_LINES = 10_000
 
 
 def view_for(*, as_json: bool, with_job: bool = False, ranks: bool = False, times: bool = False) -> View:
@@ -39,7 +39,13 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
         KeyboardInterrupt: the person has seen enough.
         SdkError: the server said no, or stayed away for too long.
     """
-    incoming = _Incoming(client.follow_logs(job_id, **filters))
+    start = {"tail": filters.pop("tail", None)}
+    if (form := view.plain) is not None:
+        for part in client.log_texts(job_id, ranks=form.ranks, times=form.times, **start, **filters):
+            sys.stdout.write(part.text)
+            start = {"cursor": part.cursor}
+        sys.stdout.flush()
+    incoming = _Incoming(client.follow_logs(job_id, **start, **filters))
     with contextlib.closing(incoming), view:
         job = client.get(job_id)
         while not incoming.ended:
@@ -64,6 +70,7 @@ def pages(client: Client, job_id: str, *, cursor: str | None = None, **filters: 
     while True:
         page = client.logs(job_id, cursor=cursor, limit=PAGE_LINES, **filters)
         if not page["lines"]:
+            yield page["open_lines"]
             return
         yield page["lines"]
         cursor = page["next_cursor"]

@@ -22,6 +22,7 @@ from trainmaster.sdk.data import Data
 from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.finding import find_server
 from trainmaster.sdk.following import Following
+from trainmaster.sdk.log_text import LogText, log_texts
 from trainmaster.sdk.results import Results
 from trainmaster.sdk.runtimes import Runtimes
 from trainmaster.sdk.types import (
@@ -193,6 +194,28 @@ class Client:
         chosen = _given(step=step, node=node, rank=rank, stream=stream, attempt=attempt)
         params = chosen | _given(tail=tail, since=since, cursor=cursor, limit=limit)
         return cast(LogPage, self._connection.call("GET", _path(job, "logs"), params=params))
+
+    def log_texts(
+        self,
+        job: str,
+        *,
+        tail: int | None = None,
+        since: str | None = None,
+        step: str | None = None,
+        node: int | None = None,
+        rank: int | None = None,
+        stream: str | None = None,
+        attempt: int | str | None = None,
+        ranks: bool = False,
+        times: bool = False,
+    ) -> Iterator[LogText]:
+        """A job's log up to its present end as plain text, megabytes at a time; much faster than `logs`.
+
+        `ranks` and `times` put the rank and the time before each line.
+        """
+        chosen = _given(step=step, node=node, rank=rank, stream=stream, attempt=attempt)
+        chosen |= {"ranks": ranks, "times": times}
+        return log_texts(self._connection, _path(job, "logs"), chosen, _given(tail=tail, since=since))
 
     def follow_logs(
         self,

@@ -118,7 +118,24 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         patience_s: float | None = None,
     ) -> Any:
-        """Send a request; returns the `data` of the answer, which may take as long as usual, or `patience_s`.
+        """Send a request as `answer` does; returns the `data` of the answer."""
+        response = self.answer(
+            method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s
+        )
+        return _document(response).get("data") if response.content else None
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        json: object = None,
+        body: Callable[[], IO[bytes]] | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience_s: float | None = None,
+    ) -> httpx.Response:
+        """Send a request; returns the answer, which may take as long as usual, or `patience_s`.
 
         It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
         connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
@@ -132,7 +149,7 @@ class Connection:
         repeatable = method in IDEMPOTENT or "Idempotency-Key" in (headers or {})
         for delay in (*RETRY_DELAYS_S, None):
             try:
-                return self._call_once(method, path, params, json, body, headers, patience_s)
+                return self._answer_once(method, path, params, json, body, headers, patience_s)
             except (UnreachableError, UnavailableError, RateLimitedError) as error:
                 if delay is None or not _may_pass(error, repeatable):
                     raise
@@ -213,7 +230,7 @@ class Connection:
         if found is not None:
             self._address = found
 
-    def _call_once(
+    def _answer_once(
         self,
         method: str,
         path: str,
@@ -222,11 +239,11 @@ class Connection:
         body: Callable[[], IO[bytes]] | None,
         headers: Mapping[str, str] | None,
         patience_s: float | None,
-    ) -> Any:
+    ) -> httpx.Response:
         response = self.send(method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s)
         if not response.is_success:
             raise _error_of(response)
-        return _document(response).get("data") if response.content else None
+        return response
 
     def _url(self, path: str) -> str:
         return self._address.url.rstrip("/") + path

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from trainmaster.sdk import Client
-from trainmaster.sdk.types import LogLine
+from trainmaster.sdk.log_text import LogText, Shown
 from trainmaster.trainer.translating import translated
 
-LINES_PER_PAGE = 1000
 LONGEST_TAIL = 10_000
 """The server begins no further back by itself; with more, the log is read from its beginning."""
 
@@ -36,51 +35,44 @@ def log_lines(
     moment = _moment(since)
     if tail is not None and (moment is not None or tail > LONGEST_TAIL):
         return _ends(client, job, chosen, moment, tail, follow=follow)
-    if follow:
-        return _followed(client, job, chosen, tail=tail, since=moment)
-    return _messages(_Pages(client, job, chosen, tail=tail, since=moment).lines())
+    return _lines(client, job, chosen, {"tail": tail, "since": moment}, follow=follow)
 
 
 def _ends(
     client: Client, job: str, chosen: Mapping[str, Any], since: str | None, tail: int, *, follow: bool
 ) -> Iterator[str]:
     """The last of the lines since a time, and then on from there."""
-    pages = _Pages(client, job, chosen, since=since)
-    yield from _messages(deque(pages.lines(), maxlen=tail))
+    last: deque[str] = deque(maxlen=tail)
+    cursor = None
+    for part in _parts(client, job, chosen, {"since": since}):
+        last.extend(part.lines())
+        cursor = part.cursor
+    yield from last
     if follow:
-        yield from _followed(client, job, chosen, cursor=pages.cursor)
+        yield from _followed(client, job, chosen, cursor)
 
 
-def _followed(client: Client, job: str, chosen: Mapping[str, Any], **start: Any) -> Iterator[str]:
-    with translated(job), contextlib.closing(client.follow_logs(job, **chosen, **start)) as following:
-        yield from _messages(following)
+def _lines(
+    client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[str, Any], *, follow: bool
+) -> Iterator[str]:
+    cursor = None
+    for part in _parts(client, job, chosen, start):
+        yield from part.lines()
+        cursor = part.cursor
+    if follow:
+        yield from _followed(client, job, chosen, cursor)
 
 
-class _Pages:
-    """The log as it is now, page by page."""
-
-    def __init__(self, client: Client, job: str, chosen: Mapping[str, Any], **start: Any) -> None:
-        self._client = client
-        self._job = job
-        self._chosen = chosen
-        self._start = start
-        self.cursor: str | None = None
-        """Where the last page ended."""
-
-    def lines(self) -> Iterator[LogLine]:
-        """The lines of all pages."""
-        while True:
-            start = self._start if self.cursor is None else {"cursor": self.cursor}
-            with translated(self._job):
-                page = self._client.logs(self._job, limit=LINES_PER_PAGE, **self._chosen, **start)
-            self.cursor = page["next_cursor"]
-            yield from page["lines"]
-            if not page["lines"]:  # a page of long lines has fewer than were asked for
-                return
+def _parts(client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[LogText]:
+    """The log as it is now."""
+    with translated(job):
+        yield from client.log_texts(job, **chosen, **start)
 
 
-def _messages(lines: Iterable[LogLine]) -> Iterator[str]:
-    return (line["message"] for line in lines)
+def _followed(client: Client, job: str, chosen: Mapping[str, Any], cursor: str | None) -> Iterator[str]:
+    with translated(job), contextlib.closing(client.follow_logs(job, **chosen, cursor=cursor)) as following:
+        shown = Shown()
+        yield from (line["message"] for line in following if shown.is_new(line))
 
 
 def _moment(since: datetime | str | None) -> str | None:

@@ -2,11 +2,14 @@
 
 Output lies as the rank wrote it. Beside it, `.times` says how far it had grown at which time, one `<time> <size>` a
 line. A line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, in
-whose place one line says so.
+whose place one line says so. A line that was overwritten with `\\r`, as progress bars do, is shown as it was last.
+
+Lines are read in runs: neighbouring lines of one time. Only what shows single lines splits them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,13 +31,47 @@ _INDEX_ENTRY_BYTES = 64
 """More than an entry of the index ever has."""
 
 
-class Line(NamedTuple):
-    """One line, with where it begins and where the next one does."""
+class Run(NamedTuple):
+    """Lines of one time that follow each other, with where they begin and where the next line does."""
 
     at: float
     start: int
     end: int
-    text: bytes
+    data: bytes
+    """The lines, with a line end between them and none after the last. Where there are several, each had a line end of
+    one byte in the file, too."""
+
+    @property
+    def line_count(self) -> int:
+        """How many lines there are."""
+        return self.data.count(b"\n") + 1
+
+    def first(self, count: int) -> Run:
+        """The first lines of it."""
+        kept = self.data.split(b"\n", count)[:count]
+        data = b"\n".join(kept)
+        return self if len(data) == len(self.data) else self._replace(data=data, end=self.start + len(data) + 1)
+
+    def without_first(self, count: int) -> Run:
+        """All lines of it but the first."""
+        data = self.data.split(b"\n", count)[count]
+        return self._replace(data=data, start=self.start + len(self.data) - len(data))
+
+    def shown(self) -> str:
+        """The lines as they are shown, with a line end between them."""
+        if b"\r" not in self.data:
+            return self.data.decode("utf-8", "replace")
+        return b"\n".join(map(newest_state, self.data.split(b"\n"))).decode("utf-8", "replace")
+
+
+def newest_state(line: bytes) -> bytes:
+    """What a terminal shows at last of a line that was overwritten.
+
+    >>> newest_state(b"10%\\r20%\\r"), newest_state(b"\\r10%\\r20%"), newest_state(b"plain\\r")
+    (b'20%', b'20%', b'plain')
+    """
+    line = line.rstrip(b"\r")
+    return line[line.rfind(b"\r") + 1 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +104,7 @@ def is_log_file(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def lines(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Line]:
+def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
     """The lines of a file from `start`, which is the start of a line, up to its known size.
 
     What has no line end yet is a line only when nothing will be added to it: when the attempt has `ended`.
@@ -75,8 +112,17 @@ def lines(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) ->
     if start >= file.size:
         return
     times = _Times(directory, file.name, start)
-    for begin, end, text in _split(directory, file, start, ended):
-        yield Line(times.of(end), begin, end, text)
+    for begin, end, data in _split(directory, file, start, ended):
+        done = 0  # bytes of `data`
+        while True:
+            line_end = data.find(b"\n", done) + 1
+            at, covered = times.of(begin + line_end if line_end else end)
+            if covered >= end:
+                yield Run(at, begin + done, end, data[done:])
+                break
+            cut = data.rfind(b"\n", done, int(covered) - begin)  # the last line end that the entry covers
+            yield Run(at, begin + done, begin + cut + 1, data[done:cut])
+            done = cut + 1
 
 
 def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: bool) -> int:
@@ -120,6 +166,7 @@ def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: 
 
 
 def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> Iterator[tuple[int, int, bytes]]:
+    """Lines with where they begin and end: as many as lie together, or one that is no line of the file by itself."""
     position, rest = start, b""
     while (begin := position + len(rest)) < file.size:
         block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
@@ -130,18 +177,20 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
             gap = None
         if gap is not None:
             block = block[: max(0, gap.start - begin)]
-        *whole, rest = (rest + block).split(b"\n")
-        for text in whole:
-            while len(text) > MAX_LINE_BYTES:
-                yield position, position + MAX_LINE_BYTES, text[:MAX_LINE_BYTES]
-                position += MAX_LINE_BYTES
-                text = text[MAX_LINE_BYTES:]
-            yield position, position + len(text) + 1, text
-            position += len(text) + 1
+        whole, line_end, rest = (rest + block).rpartition(b"\n")
+        if line_end:
+            # Only the first line may have begun in an earlier block, and so be longer than one.
+            first = whole.find(b"\n") if b"\n" in whole else len(whole)
+            while first > MAX_LINE_BYTES:
+                piece = _piece(whole)
+                yield position, position + len(piece), piece
+                position, whole, first = position + len(piece), whole[len(piece) :], first - len(piece)
+            yield position, position + len(whole) + 1, whole
+            position += len(whole) + 1
         while len(rest) > MAX_LINE_BYTES:
-            yield position, position + MAX_LINE_BYTES, rest[:MAX_LINE_BYTES]
-            position += MAX_LINE_BYTES
-            rest = rest[MAX_LINE_BYTES:]
+            piece = _piece(rest)
+            yield position, position + len(piece), piece
+            position, rest = position + len(piece), rest[len(piece) :]
         if gap is not None:
             if rest:
                 yield position, position + len(rest), rest
@@ -150,6 +199,11 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
             position, rest = gap.end, b""
     if rest and ended:
         yield position, position + len(rest), rest
+
+
+def _piece(line: bytes) -> bytes:
+    """The beginning of a line that is too long: up to where it was last overwritten, if it was."""
+    return line[: line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES]
 
 
 def _removed(gap: Gap, count: int) -> bytes:
@@ -181,22 +235,22 @@ class _Times:
 
     def __init__(self, directory: RunDirectory, name: str, start: int) -> None:
         _, self._entries = _bisect(directory, f"{name}.times", lambda entry: entry.size <= start)
-        self._at, self._size = 0.0, -1
-        self._exhausted = False
+        self._at = 0.0
+        self._size: float = -1
         self._directory, self._name = directory, name
 
-    def of(self, end: int) -> float:
-        """The time of a line that ends at `end`."""
-        while self._size < end and not self._exhausted:
+    def of(self, end: int) -> tuple[float, float]:
+        """The time of a line that ends at `end`, and up to where lines are of that time."""
+        while self._size < end:
             entry = next(self._entries, None)
             if entry is not None:
                 self._at, self._size = entry
                 continue
             # Not in the index yet: the file's own time is the last at which it is known to have grown.
-            self._exhausted = True
+            self._size = math.inf
             if (status := self._directory.status(self._name)) is not None:
                 self._at = max(self._at, status.st_mtime)
-        return self._at
+        return self._at, self._size
 
 
 def _bisect(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from trainmaster.api import sse
 from trainmaster.api.follow import Piece
 from trainmaster.api.logs.reading import Cursor, LogFilter, LogReader, LogSight
-from trainmaster.api.wire.logs import log_line
+from trainmaster.api.wire.logs import line_jsons, open_line_json
 from trainmaster.storage import Roots
 from trainmaster.store import jobs
 from trainmaster.store.scope import Scope
@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """Every line of a job's log that a filter admits, until there will be no more."""
+    """Every line of a job's log that a filter admits, and the newest state of those that are being overwritten."""
 
     job_id: str
     chosen: LogFilter
@@ -42,12 +42,13 @@ class LogSource:
         for entry in page.entries:
             if entry.attempt != attempt:
                 attempt, offsets = entry.attempt, {}
-            offsets[entry.file.name] = entry.line.end
-            after = Cursor(attempt=attempt, offsets=offsets).encode()
-            events.append(sse.event("log", log_line(entry).model_dump_json(), after))
+            for text, end in line_jsons(entry):
+                offsets[entry.file.name] = end
+                events.append(sse.event("log", text, Cursor(attempt=attempt, offsets=offsets).encode()))
         if page.complete:
             events.append(sse.end(sight.status, sight.notice))
-        return Piece(data=b"".join(events), cursor=page.cursor.encode(), end=page.complete)
+        passing = b"".join(sse.event("progress", open_line_json(entry)) for entry in page.open_lines)
+        return Piece(data=b"".join(events), cursor=page.cursor.encode(), end=page.complete, passing=passing)
 
     def _reader(self) -> LogReader:
         return LogReader(self.roots, self.job_id, self.chosen)

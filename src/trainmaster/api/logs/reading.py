@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import heapq
 import json
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,13 @@ from functools import partial
 from typing import NamedTuple
 
 from trainmaster.api.logs.files import (
-    Line,
+    MAX_LINE_BYTES,
     LogFile,
+    Run,
     is_log_file,
-    lines,
     log_files,
+    newest_state,
+    runs,
     start_of_last,
     start_since,
 )
@@ -103,11 +106,11 @@ class LogSight:
 
 
 class Entry(NamedTuple):
-    """A line of a page, with all that is known of it."""
+    """Lines of a page that one file has together, with all that is known of them."""
 
     attempt: int
     file: LogFile
-    line: Line
+    run: Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,11 @@ class Page:
     cursor: Cursor
     complete: bool
     """There are no more lines, and there will be none."""
+    at_end: bool
+    """There are no more lines now."""
+    open_lines: tuple[Entry, ...] = ()
+    """Lines that are still being overwritten, such as progress bars, in their newest state; the cursor is before them.
+    Known where the page is `at_end`."""
 
 
 class LogReader:
@@ -160,22 +168,45 @@ class LogReader:
             return self._start_of_last(sight, first, tail)
         return Cursor(attempt=first)
 
-    def read(self, sight: LogSight, cursor: Cursor, limit: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """The lines after a cursor, at most `limit` of them."""
         entries: list[Entry] = []
-        size = 0
+        size, room = 0, math.inf if limit is None else limit
         while True:
             offsets = dict(cursor.offsets)
-            for file, line in self._merged(sight, cursor):
-                if len(entries) >= limit or size >= max_bytes:
-                    return Page(entries=entries, cursor=Cursor(attempt=cursor.attempt, offsets=offsets), complete=False)
-                entries.append(Entry(cursor.attempt, file, line))
-                size += len(line.text)
-                offsets[file.name] = line.end
+            for file, run in self._merged(sight, cursor):
+                if room <= 0 or size >= max_bytes:
+                    here = Cursor(attempt=cursor.attempt, offsets=offsets)
+                    return Page(entries=entries, cursor=here, complete=False, at_end=False)
+                if run.line_count > room:
+                    run = run.first(int(room))
+                entries.append(Entry(cursor.attempt, file, run))
+                size, room = size + len(run.data), room - run.line_count
+                offsets[file.name] = run.end
             cursor = Cursor(attempt=cursor.attempt, offsets=offsets)
             if not _ended(sight, cursor.attempt) or self._filter.attempt or cursor.attempt >= sight.attempt:
-                return Page(entries=entries, cursor=cursor, complete=self._complete(sight, cursor))
+                return Page(
+                    entries=entries,
+                    cursor=cursor,
+                    complete=self._complete(sight, cursor),
+                    at_end=True,
+                    open_lines=tuple(self._open_lines(sight, cursor)),
+                )
             cursor = Cursor(attempt=cursor.attempt + 1)
+
+    def _open_lines(self, sight: LogSight, cursor: Cursor) -> Iterator[Entry]:
+        """The newest state of each line that is being overwritten."""
+        if _ended(sight, cursor.attempt):
+            return
+        directory = self._directory(cursor.attempt)
+        for file in self._seen(sight, cursor.attempt):
+            start = cursor.offsets.get(file.name, 0)
+            if start >= file.size:
+                continue
+            written = directory.read(file.name, start, min(file.size - start, MAX_LINE_BYTES))
+            if b"\r" in written and (state := newest_state(written)):
+                status = directory.status(file.name)
+                yield Entry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
 
     def _complete(self, sight: LogSight, cursor: Cursor) -> bool:
         if self._filter.attempt:
@@ -205,23 +236,33 @@ class LogReader:
         directory, ended = self._directory(attempt), _ended(sight, attempt)
         files = list(self._seen(sight, attempt))
         starts = {file.name: start_of_last(directory, file, count, ended=ended) for file in files}
-        kept = deque(self._merged(sight, Cursor(attempt=attempt, offsets=starts)), maxlen=count)
+        kept: deque[tuple[LogFile, Run]] = deque()
+        found = 0
+        for file, run in self._merged(sight, Cursor(attempt=attempt, offsets=starts)):
+            kept.append((file, run))
+            found += run.line_count
+            while kept and found - kept[0][1].line_count >= count:
+                found -= kept.popleft()[1].line_count
+        if found > count:
+            file, run = kept.popleft()
+            kept.appendleft((file, run.without_first(found - count)))
+            found = count
         offsets = {file.name: start_of_last(directory, file, 0, ended=ended) for file in files}
-        for file, line in reversed(kept):
-            offsets[file.name] = line.start
-        return offsets, len(kept)
+        for file, run in reversed(kept):
+            offsets[file.name] = run.start
+        return offsets, found
 
-    def _merged(self, sight: LogSight, cursor: Cursor) -> Iterator[tuple[LogFile, Line]]:
+    def _merged(self, sight: LogSight, cursor: Cursor) -> Iterator[tuple[LogFile, Run]]:
         """The lines of an attempt after a cursor, by time; within a file they stay in order."""
         directory, ended = self._directory(cursor.attempt), _ended(sight, cursor.attempt)
         files = list(self._seen(sight, cursor.attempt))
-        runs = [
-            map(partial(_tagged, place), lines(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
+        sources = [
+            map(partial(_tagged, place), runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
             for place, file in enumerate(files)
             if cursor.offsets.get(file.name, 0) < file.size
         ]
-        for _, place, line in heapq.merge(*runs) if len(runs) > 1 else (runs[0] if runs else ()):
-            yield files[place], line
+        for _, place, run in heapq.merge(*sources) if len(sources) > 1 else (sources[0] if sources else ()):
+            yield files[place], run
 
     def _seen(self, sight: LogSight, attempt: int) -> Iterator[LogFile]:
         if attempt == sight.attempt:
@@ -248,8 +289,8 @@ def removal_notice(roots: Roots, job: Job) -> str | None:
     return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"
 
 
-def _tagged(place: int, line: Line) -> tuple[float, int, Line]:
-    return line.at, place, line
+def _tagged(place: int, run: Run) -> tuple[float, int, Run]:
+    return run.at, place, run
 
 
 def _ended(sight: LogSight, attempt: int) -> bool:

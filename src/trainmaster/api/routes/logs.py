@@ -14,14 +14,14 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.auth import Viewer
 from trainmaster.api.context import Context
-from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.envelope import Ok, ok_json
 from trainmaster.api.follow import followers_of
 from trainmaster.api.logs.following import LogSource
 from trainmaster.api.logs.reading import Cursor, LogFilter, LogReader, LogSight
 from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.routing import StrictRoute, errors, stream_too
 from trainmaster.api.sse import EventStream, wants_events
-from trainmaster.api.wire.logs import LogPage, log_line
+from trainmaster.api.wire.logs import LogPage, page_json, page_text
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.fields import MAX_INTEGER
 from trainmaster.core.job import Job
@@ -30,6 +30,10 @@ from trainmaster.store import jobs
 router = APIRouter(route_class=StrictRoute, tags=["logs"])
 
 MAX_LINES = 10_000
+PAGE_LINES = 1000
+TEXT_PAGE_BYTES = 4 << 20
+PLAIN = "text/plain"
+NEXT_CURSOR, AT_END = "X-Next-Cursor", "X-Log-End"
 
 AttemptChoice = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]{0,8}|all)$")]
 
@@ -53,14 +57,22 @@ async def logs(
     ] = None,
     step: Annotated[PlainText | None, Query(description="A step of the workload.")] = None,
     cursor: Annotated[PlainText | None, Query(description="Begin where a page ended, or after an event's id.")] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LINES, description="Lines on a page.")] = 1000,
+    limit: Annotated[
+        int | None, Query(ge=1, le=MAX_LINES, description=f"Lines on a page; {PAGE_LINES} where JSON is asked for.")
+    ] = None,
+    ranks: Annotated[bool, Query(description="As plain text: with the rank before each line.")] = False,
+    times: Annotated[bool, Query(description="As plain text: with the time before each line.")] = False,
     follow: Annotated[bool, Query(description="Stream; so does `Accept: text/event-stream`.")] = False,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", description="The same as `cursor`.")] = None,
 ) -> Response:
     """Read a job's log, or follow it.
 
     As server-sent events every line is an `event: log` whose id is the cursor after it; `event: end` tells that there
-    will be no more.
+    will be no more. A line that is being overwritten with carriage returns, such as a progress bar, is an
+    `event: progress` when its newest state changes, at most once a second, and an `event: log` when it has ended.
+
+    With `Accept: text/plain` a page is the lines alone, some megabytes of them; the header `X-Next-Cursor` has the
+    cursor after it, and `X-Log-End: true` says that there is no more now.
     """
     number, whole = _attempt(attempt)
     chosen = LogFilter(attempt=number, node=node, rank=rank, stream=stream, step=step)
@@ -82,15 +94,17 @@ async def logs(
     if follow or wants_events(request):
         source = LogSource(job_id=job.job_id, chosen=chosen, roots=context.roots)
         return EventStream(followers_of(request).follow(source, start.encode()))
-    page = await run_in_threadpool(reader.read, sight, start, max(1, tail) if tail is not None else limit)
-    return ok(
-        LogPage.model_construct(
-            lines=[log_line(entry) for entry in page.entries],
-            next_cursor=page.cursor.encode(),
-            complete=page.complete,
-            notice=sight.notice,
-        )
-    )
+    as_text = PLAIN in request.headers.get("accept", "")
+    most = max(1, tail) if tail is not None else limit
+
+    def read() -> Response:
+        if not as_text:
+            return ok_json(page_json(reader.read(sight, start, most or PAGE_LINES), sight.notice))
+        page = reader.read(sight, start, most, TEXT_PAGE_BYTES)
+        headers = {NEXT_CURSOR: page.cursor.encode(), AT_END: "true" if page.at_end else "false"}
+        return Response(page_text(page, ranks=ranks, times=times), headers=headers, media_type=PLAIN)
+
+    return await run_in_threadpool(read)
 
 
 def _attempt(text: str | None) -> tuple[int | None, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a job wrote."""
-    from trainmaster.cli.views import PlainView, has_several_ranks
+    from trainmaster.cli.views import has_several_ranks
     from trainmaster.cli.watching import pages, view_for, watch
 
     filters: dict[str, Any] = {"rank": rank, "stream": "stderr" if stderr else None, "attempt": attempt}
@@ -46,10 +47,10 @@ def run(
         elif as_json:
             print_json([line for page in pages(client, job_id, tail=tail, **filters) for line in page])
         else:
-            plain = PlainView(ranks=ranks, times=times)
             shown = False
-            for page in pages(client, job_id, tail=tail, **filters):
-                plain.lines(page)
-                shown = True
+            for part in client.log_texts(job_id, tail=tail, ranks=ranks, times=times, **filters):
+                sys.stdout.write(part.text)
+                shown = shown or bool(part.text)
+            sys.stdout.flush()
             if not shown and (notice := client.logs(job_id, limit=1)["notice"]):
                 say(notice)

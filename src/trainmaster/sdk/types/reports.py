@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from trainmaster.sdk.types.jobs import Checkpoint, Status
 
@@ -17,12 +17,15 @@ class LogLine(TypedDict):
     step: str
     stream: Literal["stdout", "stderr"]
     message: str
+    open: NotRequired[bool]
+    """True of the newest state of a line that is still being overwritten, such as a progress bar."""
 
 
 class LogPage(TypedDict):
     """Lines, and where to go on. `complete`: there will be no more. `notice`: why there are none, where there were."""
 
     lines: list[LogLine]
+    open_lines: list[LogLine]
     next_cursor: str
     complete: bool
     notice: str | None
