@@ -37,6 +37,8 @@ _PAUSE_S = 0.1
 _HANDSHAKE_S = 30.0
 _PATIENCE_S = 5.0
 """With a daemon that has been told to end."""
+_LONGEST_LINE = 1 << 20
+"""Of what a node says; a stranger might send one without end."""
 _NONCE = re.compile("[0-9a-f]{32}")
 _STRANGER = "whoever listens where the nodes meet is none of this job"
 
@@ -267,8 +269,8 @@ def _send(lines: Any, message: dict[str, Any]) -> None:
 
 
 def _receive(lines: Any) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        line = lines.readline()
+    with contextlib.suppress(ValueError, RecursionError):
+        line = lines.readline(_LONGEST_LINE)
         if not line:
             raise ConnectionError("node 0, which has the launcher of MPI, is gone")
         message = json.loads(line)

@@ -20,8 +20,10 @@ from typing import Any
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 64
-_CONTENT_LENGTH = re.compile(rb"^content-length:\s*(\d+)\s*$", re.IGNORECASE | re.MULTILINE)
-_BEARER = re.compile(rb"^authorization:\s*bearer\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_CONTENT_LENGTH = re.compile(rb"^content-length:([^\n]*)", re.IGNORECASE | re.MULTILINE)
+_BEARER = re.compile(rb"^authorization:[ \t]*bearer[ \t]+(\S+)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_SANE_LENGTH = re.compile(rb"[0-9]{1,9}")
+"""`int` takes long for many digits, and refuses more than a few thousand."""
 _ANSWERS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 405: "Method Not Allowed", 413: "Payload Too Large"}
 
 
@@ -67,7 +69,7 @@ class KubeflowListener:
             return 405
         try:
             record = metrics_from_status(json.loads(body), now=time.time())
-        except ValueError:
+        except (ValueError, RecursionError):
             return 400
         descriptor = os.open(self._metrics_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -126,7 +128,10 @@ class _Connection:
         self._socket = accepted
         self._answer = answer
         self._on_close = on_close
-        self._received = b""
+        self._received = bytearray()
+        self._head: bytes | None = None
+        """Once it is there; what is received from then on is the body."""
+        self._expected = 0
         accepted.setblocking(False)
         selector.register(accepted, selectors.EVENT_READ, self._read)
 
@@ -149,19 +154,27 @@ class _Connection:
         except OSError:
             data = b""
         self._received += data
+        if self._head is None:
+            self._read_head()
+        if self._socket.fileno() < 0:
+            return
+        if self._head is not None and len(self._received) >= self._expected:
+            self._reply(self._safe_answer(self._head, bytes(self._received[: self._expected])))
+        elif not data or (self._head is None and len(self._received) > _MAX_HEAD_BYTES):
+            self.close()
+
+    def _read_head(self) -> None:
         head, blank, body = self._received.partition(b"\r\n\r\n")
         if not blank:
-            if not data or len(head) > _MAX_HEAD_BYTES:
-                self.close()
             return
-        length = _CONTENT_LENGTH.search(head.replace(b"\r\n", b"\n"))
-        expected = int(length[1]) if length else 0
-        if expected > _MAX_BODY_BYTES:
+        text = bytes(head).replace(b"\r\n", b"\n")
+        lengths = [found.strip() for found in _CONTENT_LENGTH.findall(text)] or [b"0"]
+        if len(lengths) > 1 or not lengths[0].isdigit():
+            self._reply(400)
+        elif not _SANE_LENGTH.fullmatch(lengths[0]) or int(lengths[0]) > _MAX_BODY_BYTES:
             self._reply(413)
-        elif len(body) >= expected:
-            self._reply(self._safe_answer(head.replace(b"\r\n", b"\n"), body[:expected]))
-        elif not data:
-            self.close()
+        else:
+            self._head, self._expected, self._received = text, int(lengths[0]), body
 
     def _safe_answer(self, head: bytes, body: bytes) -> int:
         try:

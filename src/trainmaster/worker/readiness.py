@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
@@ -12,6 +11,8 @@ from trainmaster.protocol.launch import Readiness
 
 _ANSWER_WITHIN_S = 5.0
 """A service that accepted the connection but is busy starting may take this long before it is asked afresh."""
+
+_LONGEST_LINE = 64 << 10
 
 
 class ReadinessProbe:
@@ -97,15 +98,15 @@ class ReadinessProbe:
             self._conclude(str(error))
             return
         self._received += data
-        if data and b"\n" not in self._received:
+        if data and b"\n" not in self._received and len(self._received) <= _LONGEST_LINE:
             return
         status_line = self._received.partition(b"\n")[0].split()
         if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/"):
             self._conclude("the answer is not HTTP")
             return
-        with contextlib.suppress(ValueError):
-            self.is_ready = int(status_line[1]) < 400
-        self._conclude(f"status {status_line[1].decode(errors='replace')}")
+        status = status_line[1][:32].decode(errors="replace")
+        self.is_ready = len(status) == 3 and status.isascii() and status.isdecimal() and int(status) < 400
+        self._conclude(f"status {status}")
 
     def _conclude(self, answer: str) -> None:
         self.close()

@@ -210,7 +210,9 @@ def test_port_that_is_taken_is_not_told_of_the_launcher(listener: socket.socket,
         {"command": "true"},
         ["nonsense"],
         None,
+        "[" * 100_000,
     ],
+    ids=lambda said: repr(said)[:40],
 )
 def test_stranger_is_hung_up_on_and_the_launcher_goes_on(listener: socket.socket, said: Any) -> None:
     place = listener.getsockname()
@@ -224,7 +226,7 @@ def test_stranger_is_hung_up_on_and_the_launcher_goes_on(listener: socket.socket
             assert leader.poll() is None
     with connection, connection.makefile("rw") as lines:
         assert "nonce" in json.loads(lines.readline())
-        lines.write(json.dumps(said) + "\n")
+        lines.write((said if isinstance(said, str) else json.dumps(said)) + "\n")
         lines.flush()
         assert lines.readline() == ""
     leader.kill()
