@@ -30,6 +30,7 @@ from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
 from trainmaster.coordinator.admission import SERVICES, Admission
 from trainmaster.coordinator.base_models import BaseModels, check_aliases
+from trainmaster.coordinator.capacity import Capacity
 from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
@@ -239,6 +240,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
             vault=vault,
             hint=hint,
             tenants=Tenants(settings),
+            capacity=Capacity(autoscaling=settings.autoscaling),
             models=models,
             allow_trust_remote_code=settings.allow_trust_remote_code,
         )

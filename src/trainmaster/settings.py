@@ -137,6 +137,8 @@ class Settings:
     semicolons part nodes."""
     slots_per_node: int = field(default=0, metadata={"flag": "--slots", "minimum": 0})
     """How many job nodes run on a machine at a time; 0 means four for each core, at least 16."""
+    autoscaling: bool = False
+    """Nodes are added when jobs wait for them: a job that no present node could hold is queued, not refused."""
     max_blob_bytes: int = field(default=2 << 30, metadata={"minimum": 1})
     """The largest file that can be shipped with a job."""
     lease_s: float = field(default=5.0, metadata={"minimum": 0.1})

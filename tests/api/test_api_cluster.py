@@ -158,7 +158,7 @@ def test_waiting_job_says_in_parts_what_would_let_it_run(api: Api, world: World)
 
 def test_job_that_no_node_could_run_has_no_estimate(api: Api, world: World) -> None:
     machine(world)
-    job = api.show(submit(api, 8))
+    job = api.show(submit(api, 8, allow_waiting_for_nodes=True))
     assert job["pending"]["code"] == "IMPOSSIBLE"
     assert job["estimated_wait_seconds"] is None
 

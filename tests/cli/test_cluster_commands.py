@@ -36,7 +36,8 @@ def queue(client: Client) -> Iterator[str]:
 
 
 def test_why_says_what_would_let_a_job_run(tm: Tm, submit: Submit, status: Wait) -> None:
-    job_id = submit("true", resource_config={"gpu_count": 0, "cpu_cores": 4096})
+    waits = {"allow_waiting_for_nodes": True}
+    job_id = submit("true", resource_config={"gpu_count": 0, "cpu_cores": 4096}, scheduling_config=waits)
     status(job_id, "QUEUED")
 
     told = tm("why", job_id)
@@ -132,7 +133,8 @@ def test_queue_set_with_both_quotas_is_wrong_usage(tm: Tm) -> None:
 
 def test_queue_that_is_in_use_says_how_to_empty_it(tm: Tm, queue: str, submit: Submit, client: Client) -> None:
     config = {"gpu_count": 0, "cpu_cores": 4096}
-    job_id = submit("true", resource_config=config, scheduling_config={"queue": queue})
+    scheduling = {"queue": queue, "allow_waiting_for_nodes": True}
+    job_id = submit("true", resource_config=config, scheduling_config=scheduling)
     result = tm("queues", "remove", queue)
     assert result.exit_code == 1
     assert "trainmaster edit --queue" in result.stderr

@@ -21,6 +21,7 @@ from trainmaster.backends.base import Capabilities
 from trainmaster.coordinator.accepting import Named, accepted, check_backend, check_queue, named_in
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.base_models import BaseModels
+from trainmaster.coordinator.capacity import Capacity
 from trainmaster.coordinator.tenants import HERE, Tenants
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core import commands as decide
@@ -82,14 +83,19 @@ class Commands:
         vault: Vault,
         hint: Callable[[str], None],
         tenants: Tenants | None = None,
+        capacity: Capacity | None = None,
         models: BaseModels | None = None,
         allow_trust_remote_code: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what commands work on; `tenants` knows whose jobs may run here, `models` what base models are called."""
+        """Take what commands work on.
+
+        `tenants` knows whose jobs may run here, `capacity` what nodes can hold, `models` what base models are called.
+        """
         self._allow_trust_remote_code = allow_trust_remote_code
         self._database = database
         self._tenants = tenants
+        self._capacity = capacity or Capacity()
         self._models = models or BaseModels()
         self._vault = vault
         self.backends = backends
@@ -128,10 +134,12 @@ class Commands:
         sealed = self._sealed(change.job, secret_values(request), tokens)
         named = named_in(request)
 
+        def insert(connection: Connection) -> Outcome:
+            self._capacity.require(connection, change.job)
+            return self._insert(connection, scope, change, named, sealed)
+
         def work(connection: Connection) -> Outcome:
-            return self._once(
-                connection, scope, idempotency, lambda: self._insert(connection, scope, change, named, sealed)
-            )
+            return self._once(connection, scope, idempotency, lambda: insert(connection))
 
         return self._write(work)
 
@@ -140,6 +148,7 @@ class Commands:
         change, named = self._new_job(scope, request, created_by=created_by), named_in(request)
 
         def work(connection: Connection) -> None:
+            self._capacity.require(connection, change.job)
             self._accepted(connection, scope, change, named)
             jobs.require_free_handle(connection, scope, change.job)
 
@@ -241,6 +250,8 @@ class Commands:
                     else parent.own_checkpoint_id or parent.resume_checkpoint_id
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
+                if modify_resources:
+                    self._capacity.require(connection, change.job)
                 inherited = self._vault.open(connection, parent, until_end=False)
                 sealed = self._sealed(change.job, inherited, tokens)
                 return self._insert(connection, scope, change, named_in(request), sealed)

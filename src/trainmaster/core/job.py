@@ -250,6 +250,11 @@ class Job:
         return bool(wanted.get("resume_from_best"))
 
     @property
+    def waits_for_nodes(self) -> bool:
+        """May wait for nodes that are not there yet."""
+        return bool((self.spec.get("scheduling_config") or {}).get("allow_waiting_for_nodes"))
+
+    @property
     def live(self) -> Attempt:
         """The current attempt of a job that has one."""
         if self.attempt is None:

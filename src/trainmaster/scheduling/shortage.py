@@ -105,11 +105,7 @@ def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, s
 
 def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, str] | None:
     """Which nodes that take no work, or GPUs that are out of the pool, a job waits for; None when those do not help."""
-    present = [
-        replace(node, state=NodeState.READY, gpus=tuple(replace(gpu, healthy=True) for gpu in node.gpus))
-        for node in nodes
-    ]
-    shares = _find(backend, needs, _empty_pool(present))
+    shares = _find(backend, needs, restored_pool(nodes))
     if shares is None:
         return None
     by_id = {node.node_id: node for node in nodes}
@@ -128,6 +124,16 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
         if not gpu.healthy and (node.node_id, gpu.index) in wanted
     ]
     return f"GPUs that it needs are out of the pool: {_some(broken)}", "they were healthy again"
+
+
+def restored_pool(nodes: Sequence[Node]) -> Pool:
+    """The nodes as they would be if all were empty and ready, with healthy GPUs: what can ever be had of them."""
+    return _empty_pool(
+        [
+            replace(node, state=NodeState.READY, gpus=tuple(replace(gpu, healthy=True) for gpu in node.gpus))
+            for node in nodes
+        ]
+    )
 
 
 def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] | None:

@@ -111,7 +111,11 @@ def test_job_that_ends_by_itself_leaves_no_process(backend: BackendUnderTest, se
 
 
 def test_waiting_job_is_cancelled_at_once(server: JobServer) -> None:
-    job_id = server.submit("true", resource_config={"gpu_count": 1, "gpu_type": "none of these"})
+    job_id = server.submit(
+        "true",
+        resource_config={"gpu_count": 1, "gpu_type": "none of these"},
+        scheduling_config={"allow_waiting_for_nodes": True},
+    )
     assert "no node has" in server.until(job_id, "QUEUED")["pending_reason"]
     answer = server.control(job_id, "cancel", reason="not needed")
     assert (answer["status"], answer["status_message"]) == ("CANCELLED", "not needed")

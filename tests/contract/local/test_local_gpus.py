@@ -88,8 +88,18 @@ def test_job_that_needs_more_waits_and_starts_when_the_holder_is_cancelled(serve
     assert (job["queue_position"], job["pending_reason"]) == (None, None)
 
 
-def test_job_that_no_node_fits_says_so(server: LocalServer) -> None:
-    job = server.until(submit(server, gpu_count=8), "QUEUED")
+def test_job_that_no_simulated_node_fits_is_refused_unless_it_may_wait(server: LocalServer) -> None:
+    document = {
+        "name": "large",
+        "workload": {"kind": "command", "argv": ["true"]},
+        "resource_config": {"gpu_count": 8},
+        "scheduling_config": {"allow_waiting_for_nodes": False},
+    }
+    refused = server.ask("POST", "/v1/jobs", document)
+    assert refused.status_code == 400
+    assert "no node has 8 × GPU; the largest has 3" in refused.json()["error"]["message"]
+    document["scheduling_config"] = {"allow_waiting_for_nodes": True}
+    job = server.until(server.data("POST", "/v1/jobs", document)["job_id"], "QUEUED")
     assert "no node has" in job["pending_reason"]
 
 

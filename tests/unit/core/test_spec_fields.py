@@ -163,6 +163,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "scheduling_config.preemptible": (False, [True], ["yes"]),
     "scheduling_config.max_runtime_seconds": (None, [1, 86_400], [0, 1.5]),
     "scheduling_config.required_capabilities": ([], [["nvlink"]], ["nvlink", [""]]),
+    "scheduling_config.allow_waiting_for_nodes": (False, [True], ["yes"]),
     "scheduling_config.max_retries": (0, [0, 100], [-1, 101, "1", None]),
 }
 

@@ -41,7 +41,14 @@ def test_labels_and_annotations_add_up() -> None:
 
 def test_scheduling_options_lie_side_by_side() -> None:
     document = job()
-    given = (o.ActiveDeadlineSeconds(60), o.Queue("team-a"), o.Priority(9), o.MaxRetries(2), o.Preemptible())
+    given = (
+        o.ActiveDeadlineSeconds(60),
+        o.Queue("team-a"),
+        o.Priority(9),
+        o.MaxRetries(2),
+        o.Preemptible(),
+        o.AllowWaitingForNodes(),
+    )
     for option in given:
         option(document)
     assert document["scheduling_config"] == {
@@ -50,6 +57,7 @@ def test_scheduling_options_lie_side_by_side() -> None:
         "priority": 9,
         "max_retries": 2,
         "preemptible": True,
+        "allow_waiting_for_nodes": True,
     }
 
 
@@ -129,6 +137,7 @@ def test_option_that_the_backend_cannot_do_is_refused_by_name(option: o.Option, 
         *(lambda priority=priority: o.Priority(priority) for priority in (-1, 11, 5.0, "5", True)),
         *(lambda retries=retries: o.MaxRetries(retries) for retries in (-1, 101, "3", True)),
         lambda: o.Preemptible("yes"),
+        lambda: o.AllowWaitingForNodes("yes"),
         lambda: o.TrainerCommand("python train.py"),
         lambda: o.TrainerCommand([]),
         lambda: o.TrainerCommand([1]),
@@ -198,6 +207,7 @@ def test_options_make_a_job_that_the_server_takes() -> None:
         o.Priority(9),
         o.MaxRetries(2),
         o.Preemptible(),
+        o.AllowWaitingForNodes(),
         o.TrainerCommand(["python", "train.py"]),
         o.Volumes([o.Volume("/srv/data", "/data", read_only=True), o.Volume("scratch", "/scratch")]),
         o.Limits(shm_mb=512, pids=1024),

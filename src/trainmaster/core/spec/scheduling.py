@@ -24,4 +24,9 @@ class SchedulingConfig(Model):
         default=None, description="Running time of one attempt, after which it is stopped; time spent paused is free."
     )
     required_capabilities: Names = Field(default=(), description="Tags that every node of the job must have.")
+    allow_waiting_for_nodes: Flag = Field(
+        default=False,
+        description="Queue the job even if no node could ever hold it, until such nodes are added; otherwise it is "
+        "refused.",
+    )
     max_retries: Retries = Field(default=0, description="Automatic new attempts after transient failures.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from trainmaster.trainer.options.base import Option
 from trainmaster.trainer.options.common import (
     ActiveDeadlineSeconds,
+    AllowWaitingForNodes,
     Annotations,
     Labels,
     MaxRetries,
@@ -34,6 +35,7 @@ from trainmaster.trainer.options.kubernetes import (
 
 __all__ = [
     "ActiveDeadlineSeconds",
+    "AllowWaitingForNodes",
     "Annotations",
     "ContainerPatch",
     "JobSetSpecPatch",

@@ -103,6 +103,19 @@ class MaxRetries(Option):
 
 
 @dataclass(frozen=True)
+class AllowWaitingForNodes(Option):
+    """Whether it may wait for nodes that are not there yet; otherwise a job that no node could hold is refused."""
+
+    allow: bool = True
+
+    def __post_init__(self) -> None:
+        require(self, "allow", isinstance(self.allow, bool), "true or false")
+
+    def _change(self, job: JobDocument) -> None:
+        job.setdefault("scheduling_config", {})["allow_waiting_for_nodes"] = self.allow
+
+
+@dataclass(frozen=True)
 class Preemptible(Option):
     """Whether jobs of higher priority may take its place."""
 

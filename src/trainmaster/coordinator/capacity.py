@@ -1,0 +1,58 @@
+"""Whether the nodes that are known could ever hold a job: one that they could not is refused at submission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from trainmaster.core.errors import Problem, RefusedError
+from trainmaster.core.job import Job
+from trainmaster.core.resources import Needs, Node
+from trainmaster.scheduling.shortage import needs_in_words, restored_pool, why_never
+from trainmaster.store import nodes
+from trainmaster.store.scope import Scope
+
+FIELD = "scheduling_config.allow_waiting_for_nodes"
+_EVERYTHING = Scope.everything()
+
+
+class Capacity:
+    """What all nodes could hold, as of the last look at them. For one thread at a time."""
+
+    def __init__(self, *, autoscaling: bool = False) -> None:
+        """With `autoscaling`, nodes are added for jobs that wait, so that no request is refused."""
+        self._autoscaling = autoscaling
+        self._remember([])
+
+    def require(self, connection: Connection, job: Job) -> None:
+        """See that some nodes could hold a job if nothing else ran; drained and offline nodes count.
+
+        Free disk space does not, as it changes. While a backend has no known nodes, nothing is refused.
+
+        Raises:
+            RefusedError: none could; the message says what comes nearest.
+        """
+        needs = replace(job.needs, storage_mb=0)
+        if self._autoscaling or job.waits_for_nodes or self._could_hold(job.host_backend, needs):
+            return
+        # Nodes may have been added since the last look.
+        self._remember(nodes.all(connection, _EVERYTHING))
+        here = [node for node in self._nodes if node.backend == job.host_backend]
+        if not here or self._could_hold(job.host_backend, needs):
+            return
+        why, _ = why_never(needs, here, job.host_backend)
+        wanted = needs_in_words(needs, self._pool.wish(job.host_backend, needs).gpus)
+        message = (
+            f"no node could ever hold {wanted}: {why}. Ask for less; or, if such nodes will be added, set {FIELD} to "
+            "true, and the job waits for them"
+        )
+        raise RefusedError.because([Problem(field="resource_config", message=message)])
+
+    def _remember(self, found: Sequence[Node]) -> None:
+        self._nodes = found
+        self._pool = restored_pool(found)
+
+    def _could_hold(self, backend: str, needs: Needs) -> bool:
+        return self._pool.wish(backend, needs).possible

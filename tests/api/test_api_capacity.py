@@ -1,0 +1,146 @@
+"""A job that no node could ever hold is refused when it is submitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_world import COMMAND, EVERYTHING, VAULT, Api, Served, World
+
+from trainmaster.backends import capabilities_of
+from trainmaster.coordinator.admission import Admission
+from trainmaster.coordinator.capacity import Capacity
+from trainmaster.coordinator.commands import Commands
+from trainmaster.core.errors import RefusedError
+from trainmaster.core.resources import Gpu, Node, NodeState
+from trainmaster.core.spec import parse_submit
+from trainmaster.store import nodes
+from trainmaster.store.scope import Scope
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A cluster of one's own."""
+    with World.open(tmp_path) as world:
+        yield world
+
+
+@pytest.fixture
+def served(world: World) -> Iterator[Served]:
+    with Served.serve(world.context()) as served:
+        yield served
+
+
+def report(world: World, *names: str, gpus: int = 4, healthy: bool = True, **more: Any) -> None:
+    """Report machines that are alike."""
+    units = tuple(
+        Gpu(index=index, device=str(index), type="H100-80GB", memory_mb=81920, healthy=healthy) for index in range(gpus)
+    )
+    values: dict[str, Any] = {"cpu_cores": 64, "ram_mb": 64_000, "storage_mb": 1_000, "slots": 2, **more}
+    found = [
+        Node(node_id=name, backend="local", hostname=name, last_seen_at=time.time(), gpus=units, **values)
+        for name in names
+    ]
+    world.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, found))
+
+
+IMPOSSIBLE = [
+    ({"gpu_count": 5}, "5 × GPU on one node: no node has 5 × GPU; the largest has 4"),
+    ({"gpu_count": 1, "gpu_type": "B200"}, "no node has a GPU of type B200; there are: H100-80GB"),
+    ({"gpu_count": 1, "gpu_memory_min_mb": 90_000}, "the largest GPU has 81920 MB"),
+    ({"gpu_count": 0, "cpu_cores": 65}, "no node has 65 cores; the largest has 64"),
+    ({"gpu_count": 0, "ram_min_mb": 64_001}, "no node has 64001 MB of memory; the largest has 64000"),
+    ({"gpu_count": 12, "node_count": 3}, "at most 2 of its 3 nodes fit at once"),
+]
+
+
+@pytest.mark.parametrize(("resources", "why"), IMPOSSIBLE)
+def test_job_that_no_node_could_hold_is_refused_with_the_nearest(
+    api: Api, world: World, resources: dict[str, Any], why: str
+) -> None:
+    report(world, "n1", "n2")
+    document = {**COMMAND, "resource_config": resources}
+    for path in ("/v1/jobs", "/v1/jobs/validate"):
+        error = api.call("POST", path, 400, json=document)
+        assert error["details"][0]["field"] == "resource_config"
+        assert "no node could ever hold" in error["message"]
+        assert why in error["message"]
+        assert "scheduling_config.allow_waiting_for_nodes" in error["message"]
+    waiting = {**document, "scheduling_config": {"allow_waiting_for_nodes": True}}
+    api.call("POST", "/v1/jobs/validate", json=waiting)
+    job_id = api.call("POST", "/v1/jobs", 201, json=waiting)["job_id"]
+    world.queue(job_id)
+    assert api.show(job_id)["pending"]["code"] == "IMPOSSIBLE"
+
+
+def test_job_with_a_capability_that_no_node_has_is_refused(api: Api, world: World) -> None:
+    report(world, "n1")
+    wanted = {**COMMAND, "scheduling_config": {"required_capabilities": ["nvlink"]}}
+    assert "no node has the capability nvlink" in api.call("POST", "/v1/jobs", 400, json=wanted)["message"]
+
+
+def test_node_that_is_full_drained_or_offline_counts(api: Api, world: World) -> None:
+    report(world, "n1", "n2", "n3", gpus=0)
+    report(world, "n1", gpus=8)
+    whole = {"gpu_count": 8}
+    api.submit(resource_config=whole)
+    api.submit(resource_config=whole)
+    api.call("POST", "/v1/nodes/n1/drain", json={})
+    api.submit(resource_config=whole)
+    report(world, "n2", gpus=16, state=NodeState.OFFLINE)
+    api.submit(resource_config={"gpu_count": 16})
+    report(world, "n3", gpus=32, healthy=False)
+    api.submit(resource_config={"gpu_count": 32})
+
+
+def test_free_disk_space_may_come_back(api: Api, world: World) -> None:
+    report(world, "n1", storage_mb=10)
+    api.submit(resource_config={"gpu_count": 0, "storage_min_mb": 1_000})
+
+
+def test_node_that_was_added_since_counts_at_once(api: Api, world: World) -> None:
+    report(world, "n1")
+    wanted = {**COMMAND, "resource_config": {"gpu_count": 8}}
+    api.call("POST", "/v1/jobs", 400, json=wanted)
+    report(world, "n2", gpus=8)
+    api.call("POST", "/v1/jobs", 201, json=wanted)
+
+
+def test_job_is_taken_while_no_node_is_known(api: Api) -> None:
+    api.submit(resource_config={"gpu_count": 8})
+
+
+def test_retry_with_other_resources_is_checked_and_one_with_the_same_is_not(api: Api, world: World) -> None:
+    report(world, "n1", gpus=8)
+    job_id = api.submit(resource_config={"gpu_count": 8})
+    api.call("POST", f"/v1/jobs/{job_id}/cancel")
+    more = {"modify_resources": True, "new_resource_config": {"gpu_count": 16}}
+    assert "no node could ever hold" in api.call("POST", f"/v1/jobs/{job_id}/retry", 400, json=more)["message"]
+    report(world, "n1", gpus=4)
+    api.call("POST", f"/v1/jobs/{job_id}/retry", 201, json={})
+
+
+def test_server_with_an_autoscaler_queues_what_no_node_holds_yet(world: World) -> None:
+    report(world, "n1")
+    request = parse_submit({**COMMAND, "resource_config": {"gpu_count": 64}})
+    scope = Scope(account_id="account")
+    world.key("account")
+    refusing, scaling = commands(world), commands(world, autoscaling=True)
+    with pytest.raises(RefusedError, match="no node could ever hold"):
+        refusing.submit(scope, request, created_by="tester").result()
+    assert scaling.submit(scope, request, created_by="tester").result().job.needs.gpus_per_node == 64
+
+
+def commands(world: World, *, autoscaling: bool = False) -> Commands:
+    return Commands(
+        world.database,
+        backends={"local": capabilities_of("local")},
+        default_backend="local",
+        admission=Admission(),
+        vault=VAULT,
+        hint=lambda subject: None,
+        capacity=Capacity(autoscaling=autoscaling),
+    )
