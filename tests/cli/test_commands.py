@@ -53,11 +53,11 @@ def test_submit_tells_the_job_and_how_to_follow_it(tm: Tm, tmp_path: Path, clien
     assert f"trainmaster logs -f {job_id}" in result.stderr
 
 
-WAITS = {"allow_waiting_for_nodes": True}
+MAY_WAIT = {"allow_waiting_for_nodes": True}
 
 
 def test_submit_of_a_job_that_cannot_start_says_what_it_waits_for(tm: Tm, tmp_path: Path) -> None:
-    result = tm("submit", written(tmp_path, resource_config={"gpu_count": 512}, scheduling_config=WAITS))
+    result = tm("submit", written(tmp_path, resource_config={"gpu_count": 512}, scheduling_config=MAY_WAIT))
 
     assert result.exit_code == 0
     assert "It needs 512 × GPU" in result.stderr
@@ -203,7 +203,7 @@ def test_ps_filters_by_status_and_label(tm: Tm, submit: Submit, status: Wait) ->
 
 
 def test_ps_says_why_a_job_waits(tm: Tm, submit: Submit, status: Wait) -> None:
-    job_id = submit("true", resource_config={"gpu_count": 512}, scheduling_config=WAITS)
+    job_id = submit("true", resource_config={"gpu_count": 512}, scheduling_config=MAY_WAIT)
     waiting = status(job_id, "QUEUED")
 
     row = next(line for line in tm("ps").stdout.splitlines() if job_id in line)
@@ -504,7 +504,7 @@ def test_retry_makes_a_child_with_other_resources(tm: Tm, submit: Submit, status
 
 def test_edit_changes_one_label_and_leaves_the_others(tm: Tm, submit: Submit, client: Client) -> None:
     labels = {"a": "1", "b": "2", "c": "3"}
-    job_id = submit("true", resource_config={"gpu_count": 512}, scheduling_config=WAITS, labels=labels)
+    job_id = submit("true", resource_config={"gpu_count": 512}, scheduling_config=MAY_WAIT, labels=labels)
 
     result = tm("edit", job_id, "--priority", "9", "--label", "b=x", "--unlabel", "c")
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from spec_documents import COMMAND, CUSTOM, at, changed
+from spec_documents import COMMAND, CUSTOM, LORA, at, changed
 
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import SubmitJobRequest, parse_submit, redacted
@@ -154,9 +154,9 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "output_config.checkpoint.save_on_each_node": (False, [True], ["yes", None]),
     "output_config.checkpoint.resume_from_best": (False, [False], ["yes", True]),
     "output_config.push_to_hub": (False, [False], ["yes", True]),
-    "output_config.hub_repo_id": (None, ["org/m"], [""]),
+    "output_config.hub_repo_id": (None, [None], ["", "org/m"]),
     "output_config.hub_token": (None, [], [1, "t" * 5000]),
-    "output_config.export_format": ("safetensors", ["safetensors", "pytorch", "gguf", "adapter"], ["onnx"]),
+    "output_config.export_format": ("safetensors", ["safetensors", "adapter"], ["onnx"]),
     "output_config.merge_lora": (False, [True], ["yes"]),
     "scheduling_config.queue": ("default", ["research"], ["", None]),
     "scheduling_config.priority": (5, [0, 10], [-1, 11, "5", None]),
@@ -214,7 +214,13 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def base_for(path: str) -> dict[str, Any]:
-    return with_parts(CUSTOM, path)
+    document = with_parts(CUSTOM, path)
+    if path.endswith("greater_is_better"):
+        return changed(document, "output_config.checkpoint.metric_for_best_model", "loss")
+    if path.startswith("output_config.") and ".checkpoint." not in path:
+        # What is done with the result of a built-in trainer.
+        return changed(LORA, "output_config.output_path", "s3://bucket") if path.endswith("_name") else LORA
+    return document
 
 
 def with_parts(document: dict[str, Any], path: str) -> dict[str, Any]:

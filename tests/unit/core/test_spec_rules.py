@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND, CUSTOM, changed
+from spec_documents import COMMAND, CUSTOM, LORA, changed
 
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.spec.output import CheckpointConfig
+from trainmaster.core.spec.output import CheckpointConfig, OutputConfig
 from trainmaster.core.workloads import effective_workload
 
 
@@ -183,9 +183,62 @@ def test_merge_lora_without_training_config_is_refused() -> None:
     assert set(problems_of(changed(COMMAND, "output_config.merge_lora", True))) == {"output_config.merge_lora"}
 
 
-def test_push_to_hub_with_repository_is_accepted() -> None:
-    request = parse_submit(custom(output_config={"push_to_hub": True, "hub_repo_id": "org/m"}))
-    assert request.output_config.push_to_hub
+RESULTS: list[tuple[str, object]] = [
+    ("output_path", "/srv/results"),
+    ("output_model_name", "m"),
+    ("push_to_hub", True),
+    ("hub_repo_id", "org/m"),
+    ("export_format", "adapter"),
+    ("merge_lora", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), RESULTS)
+@pytest.mark.parametrize("document", [CUSTOM, COMMAND], ids=["custom", "command"])
+def test_what_a_trainer_does_with_its_result_is_refused_for_a_program(
+    document: dict[str, Any], name: str, value: object
+) -> None:
+    field = f"output_config.{name}"
+    together = {"hub_repo_id": "org/m"} if name == "push_to_hub" else {}
+    problems = problems_of({**document, "output_config": {name: value, **together}})
+    assert set(problems) == {field, *(f"output_config.{each}" for each in together)}
+    assert "the program" in problems[field] or "for the training types" in problems[field]
+    default = OutputConfig.model_fields[name].default
+    assert parse_submit(changed(document, field, default)).output_config == OutputConfig()
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "field"),
+    [
+        (LORA, {"output_config.output_model_name": "m"}, "output_config.output_model_name"),
+        (LORA, {"output_config.hub_repo_id": "org/m"}, "output_config.hub_repo_id"),
+        (
+            LORA,
+            {"training_config.base_model": {"model_id": "/srv/m", "revision": "v1"}},
+            "training_config.base_model.revision",
+        ),
+        (
+            CUSTOM,
+            {"training_config.base_model.tokenizer_id": "a/b", "data_config.preprocess.tokenizer_id": "c/d"},
+            "training_config.base_model.tokenizer_id",
+        ),
+        (COMMAND, {"output_config.hub_token": "t"}, "output_config.hub_token"),
+        (COMMAND, {"output_config.checkpoint.greater_is_better": True}, "output_config.checkpoint.greater_is_better"),
+        (COMMAND, {"resource_config.gpu_type": "H100"}, "resource_config.gpu_type"),
+        (COMMAND, {"resource_config.gpu_memory_min_mb": 80_000}, "resource_config.gpu_memory_min_mb"),
+        (
+            COMMAND,
+            {"workload.working_directory": "/srv/w", "workload.remove_working_directory": True},
+            "workload.remove_working_directory",
+        ),
+        (COMMAND, {"workload.index_urls": ["https://example.org/simple"]}, "workload.index_urls"),
+    ],
+)
+def test_field_that_would_change_nothing_is_refused(base: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    document = base
+    for path, value in changes.items():
+        document = changed(document, path, value)
+    assert set(problems_of(document)) == {field}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from real_server import COMMAND, RealServer, running
 from trainmaster.trainer import CustomTrainer, ScriptTrainer, ServerBackendConfig, TrainerClient
+from trainmaster.trainer.options import AllowWaitingForNodes
 
 OURS = """\
 kind: TrainingRuntime
@@ -108,9 +109,13 @@ def test_memory_that_a_runtime_gives_is_all_that_its_jobs_get(client: TrainerCli
         client.wait_for_job_status(job, timeout=60, polling_interval=1)
 
 
-def test_more_than_the_machine_has_waits_and_says_for_what(server: RealServer, client: TrainerClient) -> None:
+def test_more_than_the_machine_has_is_refused_or_waits_and_says_for_what(
+    server: RealServer, client: TrainerClient
+) -> None:
     trainer = CustomTrainer(func=who, resources_per_node={"cpu": 4096, "memory": "1Gi"})
-    job = client.train(trainer=trainer)
+    with pytest.raises(ValueError, match="no node could ever hold 4096 cores"):
+        client.train(trainer=trainer)
+    job = client.train(trainer=trainer, options=[AllowWaitingForNodes()])
     server.until(job, "QUEUED")
     shown = client.get_job(job)
     assert shown.status == "Created"

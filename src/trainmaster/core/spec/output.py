@@ -74,7 +74,7 @@ class OutputConfig(Model):
     push_to_hub: Flag = Field(default=False, description="Upload the result to the Hugging Face Hub at the end.")
     hub_repo_id: Text | None = Field(default=None, description="The repository to upload to.")
     hub_token: Annotated[SecretStr, Field(max_length=4096)] | None = Field(
-        default=None, exclude=True, description="For the upload. Sealed, and never shown."
+        default=None, exclude=True, description="For models and data of the Hub that need one. Sealed, and never shown."
     )
     export_format: Annotated[ExportFormat, null_means(ExportFormat.SAFETENSORS, ExportFormat)] = Field(
         default=ExportFormat.SAFETENSORS, description="The form of the result."
