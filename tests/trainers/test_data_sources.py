@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import socket
 import tarfile
@@ -134,7 +133,7 @@ def test_format_that_is_said_wins_over_the_name(access: Access, tmp_path: Path) 
         (Source(path="a.jsonl", type="ftp"), "unknown type 'ftp'; choices: file, local, hf"),
         (Source(path="s3://b/a.jsonl", type="hf"), "its type is hf, and its path begins with s3://"),
         (Source(path="scaidrive://a.jsonl"), "this server knows no scaidrive; its operator sets scaidrive_url"),
-        (Source(path="hf://justaname"), "write it as hf://owner/name"),
+        (Source(path="hf:///justaname"), "write it as hf://owner/name"),
     ],
 )
 def test_source_that_makes_no_sense_is_refused(source: Source, message: str, access: Access) -> None:
@@ -656,24 +655,28 @@ def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: 
 
 
 def test_hub_that_cannot_be_reached_is_told_in_two_lines(
-    hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What a job's log shows: that it is tried again, once, and what to do."""
+    """What a job shows at once: what is fetched and from where, then that it is tried again and for how long."""
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     lines: list[str] = []
-    monkeypatch.setattr(logging.getLogger("huggingface_hub").handlers[0], "emit", lambda each: lines.append(each.msg))
+    monkeypatch.setattr("trainmaster.jobs.report.doing", lines.append)
     with pytest.raises(UnavailableError) as caught:
         fetch_model({"model_id": "org/tiny"}, access)
-    assert len(lines) == 1
-    assert lines[0].startswith("The Hub is asked again for a while: '[Errno 111] Connection refused'")
+    assert lines[0] == "fetching org/tiny from http://127.0.0.1:9"
+    assert lines[1].startswith(
+        "org/tiny: the Hub at http://127.0.0.1:9 does not answer; it is asked again, for up to 2 minutes: '[Errno 111]"
+    )
+    assert len(lines) == 2
+    assert not capfd.readouterr().err
     assert str(caught.value).startswith("org/tiny: the Hub at http://127.0.0.1:9 does not answer: ")
     assert "training_config.environment.HF_ENDPOINT" in str(caught.value)
     assert "a directory of this machine, with a leading / or ./" in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     hub.repositories["models/org/tiny"] = MODEL
     assert fetch_model({"model_id": "org/tiny"}, access).is_dir()
-    assert len(lines) == 1
+    assert len(lines) == 3
 
 
 def test_offline_says_so_and_uses_what_is_there(hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def sentence(job: Job, pace: Pace) -> str:
     if job["status"] == "PREPARING":
         # What comes after the preparation may take minutes with a large model, and has no percents.
         loads = "all is there; the processes start and load the model" if percent(job) == PREPARED else ""
-        return " · ".join(part for part in (attempt, loads) if part)
+        return " · ".join(part for part in (attempt, loads or job["status_message"]) if part)
     rate = pace.rate
     parts = [
         attempt,

@@ -108,7 +108,8 @@ class PlainView(_Plain):
         """
         if job["status"] in TERMINAL:
             return
-        waits = {"QUEUED": job["pending_reason"], "SCHEDULING": job["status_message"]}.get(job["status"])
+        doing = job["status_message"]
+        waits = {"QUEUED": job["pending_reason"], "SCHEDULING": doing, "PREPARING": doing}.get(job["status"])
         told = f"{job['status']}: {waits}" if waits else job["status"]
         seen, self._seen = self._seen, _COUNTED.sub("", told)
         if self._seen != self._told and seen in ("", self._seen):

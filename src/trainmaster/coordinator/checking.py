@@ -176,8 +176,8 @@ class DataChecks:
         return {
             **inherited,
             **({} if uid is None else {"HOME": str(directory / "work")}),
-            **{name: value for name, value in check.environment.items() if name in _PASSED},
             **fetching_environment(self._settings),
+            **{name: value for name, value in check.environment.items() if name in _PASSED},
             **{TOKENS[name]: token for name, token in check.tokens.items() if name in TOKENS},
             CACHE_DIR: str(directory / "work" / ".cache"),
         }

@@ -94,6 +94,10 @@ def attempt_request(
     )
 
 
+SERVER_ENDPOINTS = ("HF_ENDPOINT",)
+"""Variables of the server's own environment that say where jobs fetch from, unless they say so themselves."""
+
+
 def fetching_environment(settings: Settings) -> dict[str, str]:
     """The variables that tell a job's processes what they may fetch, and from where."""
     services = {
@@ -105,6 +109,8 @@ def fetching_environment(settings: Settings) -> dict[str, str]:
         variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
         variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
         **{name: url for name, url in services.items() if url},
+        # Processes in containers, and those of a fork server that is older than the server, inherit none of this.
+        **{name: os.environ[name] for name in SERVER_ENDPOINTS if os.environ.get(name)},
     }
 
 

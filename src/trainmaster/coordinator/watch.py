@@ -29,7 +29,7 @@ LOOK_BYTES = 64 * LONGEST_LINE
 """What is read of a stream in one look: one job must not hold up every other."""
 MOST_BYTES = 1024 * LONGEST_LINE
 """What is ever read of a stream; nobody reports more, but for somebody who means harm."""
-_OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note")
+_OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
 Endpoint = Callable[[int, str, int], str | None]

@@ -117,6 +117,9 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
         case "capable":
             if record.get("save") and (draft.job.spec.get("workload") or {}).get("can_save") is not False:
                 draft.set(can_save=True)
+        case "doing":
+            if draft.job.status is JobStatus.PREPARING:
+                draft.set(message=reported.text(record.get("message")))
         case "note":
             draft.note("note", actor=Actor.WORKER, message=reported.text(record.get("message")) or "")
         case "grace_missed":

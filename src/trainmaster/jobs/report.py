@@ -27,6 +27,7 @@ reporter.offer_stacks()
 os.register_at_fork(after_in_child=reporter.renew_lock)
 
 checkpoint = reporter.checkpoint
+doing = reporter.doing
 exit_stopped = reporter.exit_stopped
 fail = reporter.fail
 finished = reporter.finished

@@ -126,6 +126,10 @@ class Reporter:
         """Leave a remark among the job's events; a very long one is cut."""
         self._write_event({"type": "note", "message": str(message)[:MAX_NOTE]})
 
+    def doing(self, message: str) -> None:
+        """Say what a job that still prepares is at; it is the job's status message until the next one."""
+        self._write_event({"type": "doing", "message": str(message)[:MAX_NOTE]})
+
     def finished(self) -> None:
         """Say that the work is complete: an exit with 0 after this is a success, even if a stop was asked for."""
         self._write_event({"type": "finished"})

@@ -111,7 +111,7 @@ def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: In
             f"the runtime {runtime.name} has no trainer of its own, as a BuiltinTrainer needs; list_runtimes() shows "
             "which have"
         )
-    document = training_from(trainer.config, runtime, initializer)
+    document = training_from(trainer.config, runtime, initializer, trainer.env)
     if runtime.image:
         document["workload"] = {"kind": "trainer", "image": runtime.image}
     return document

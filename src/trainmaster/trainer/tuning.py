@@ -42,8 +42,10 @@ _S3_VARIABLES = {
 }
 
 
-def training_from(config: object, runtime: TrainingRuntime, initializer: Initializer | None) -> dict[str, Any]:
-    """The part of a job document that a built-in trainer stands for.
+def training_from(
+    config: object, runtime: TrainingRuntime, initializer: Initializer | None, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The part of a job document that a built-in trainer stands for; `env` are variables of its own.
 
     Raises:
         ValueError: something is missing, cannot be read, or has no counterpart.
@@ -54,7 +56,7 @@ def training_from(config: object, runtime: TrainingRuntime, initializer: Initial
         runtime.num_nodes if config.num_nodes is None else config.num_nodes,
         config.resources_per_node or runtime.resources or None,
     )
-    environment: dict[str, str] = {}
+    environment = dict(env or {})
     hyperparameters: dict[str, Any] = {}
     if config.epochs is not None:
         hyperparameters["num_train_epochs"] = config.epochs
@@ -155,7 +157,9 @@ def _take_credentials(what: str, place: object, environment: dict[str, str]) -> 
         if value is None:
             continue
         if environment.setdefault(variable, value) != value:
-            raise ValueError(f"model and dataset have different values for {variable}; a training reads both with one")
+            raise ValueError(
+                f"the {what} has another value for {variable} than env, or than the model; a training has one for all"
+            )
 
 
 def _adapter(lora: object) -> Iterator[tuple[str, Any]]:

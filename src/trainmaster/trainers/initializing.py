@@ -26,7 +26,7 @@ from trainmaster.trainers import steps
 from trainmaster.trainers.errors import InputError, PreparingError, UnavailableError
 from trainmaster.trainers.fetching.access import Access, Remedies
 from trainmaster.trainers.fetching.cache import Cache
-from trainmaster.trainers.progress import Progress, Tell, note, say, size_text
+from trainmaster.trainers.progress import Progress, Tell, doing, note, size_text
 
 BACK_OFF_S = (2.0, 10.0, 30.0)
 """Before each further try; the clients below try again by themselves before that."""
@@ -47,7 +47,7 @@ def main(part: str) -> None:
         progress = Progress({part: 1.0})
         progress.begin(part)
         began = time.monotonic()
-        say(f"fetching {uri}")
+        doing(f"fetching {uri}")
         files = _fetch(part, spec, access, lambda share: progress.at(share, f"fetching {uri}"))
         _place(files, Path(os.environ[environment.PREPARED_DIR], part))
     except PreparingError as error:
@@ -112,11 +112,11 @@ def in_role(spec: Mapping[str, Any], access: Access) -> Access:
 
 def patiently(fetch: Callable[[], _Fetched]) -> _Fetched:
     """Try again for a while where a source does not answer. What came before is not fetched again."""
-    for wait_s in BACK_OFF_S:
+    for number, wait_s in enumerate(BACK_OFF_S, start=1):
         try:
             return fetch()
         except UnavailableError as error:
-            say(f"{error}\ntrying again in {wait_s:.0f} s")
+            doing(f"{error}; trying again in {wait_s:.0f} s, {number} of {len(BACK_OFF_S)} times")
             time.sleep(wait_s)
     return fetch()
 

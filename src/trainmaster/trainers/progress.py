@@ -66,6 +66,12 @@ def say(message: str) -> None:
     sys.stdout.flush()
 
 
+def doing(message: str) -> None:
+    """A line in the log, and the status message of the job for as long as it is true."""
+    say(message)
+    report.doing(message)
+
+
 def note(message: str) -> None:
     """A line in the log and among the job's events."""
     say(message)

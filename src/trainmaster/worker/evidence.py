@@ -16,6 +16,9 @@ TAIL_BYTES = 64 << 10
 _LINE_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:\s*[|+] ?)?")
 _HEADER = re.compile(r"Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^\s*(File "[^"]*", line \d+(?:, in .+)?)$')
+# What Python's fault handler prints when the process crashes; the innermost frame comes first.
+_CRASH = re.compile(r"^Fatal Python error: (.+)$")
+_CRASH_FRAME = re.compile(r'^\s*(File "[^"]*", line \d+) in (.+)$')
 # A syntax error of the script itself is printed without a header.
 _HEADLESS_ERROR = re.compile(r"^(?:SyntaxError|IndentationError|TabError)(?::|$)")
 
@@ -73,7 +76,10 @@ def _lines(data: bytes) -> list[str]:
 def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
     """The innermost frame and the error line of the last traceback."""
     bare = [_LINE_PREFIX.sub("", line) for line in lines]
+    crash = next((n for n in reversed(range(len(bare))) if _CRASH.match(bare[n])), None)
     start = next((n for n in reversed(range(len(bare))) if _HEADER.search(bare[n])), None)
+    if crash is not None and (start is None or crash > start):
+        return _crash(bare[crash:])
     if start is None:
         end = next((n for n in reversed(range(len(bare))) if _HEADLESS_ERROR.match(bare[n])), None)
         # The file, the line, its text and a marker come before the error.
@@ -87,3 +93,11 @@ def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
         elif frame and not line[0].isspace():
             return frame, line
     return frame, None
+
+
+def _crash(lines: list[str]) -> tuple[str | None, str]:
+    """The innermost frame of a process that crashed, and of what it did."""
+    # Other threads may be listed before the one that crashed.
+    thread = next((n for n, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    frame = next((match for line in lines[thread:] if (match := _CRASH_FRAME.match(line))), None)
+    return (f"{frame[1]}, in {frame[2]}" if frame else None), lines[0]

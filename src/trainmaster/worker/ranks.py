@@ -107,6 +107,7 @@ def rank_environment(
     local_world_size = launch.ranks_per_node
     variables = {
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a Python that crashes says where
         **inherited,
         **request.environment,
         **launch.environment,

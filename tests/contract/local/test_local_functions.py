@@ -187,3 +187,16 @@ def test_what_only_containers_have_is_refused_where_none_run(server: LocalServer
         assert error["message"] == (
             f"workload.{field}: the backend local runs no containers; this server has none that does{remedy}"
         )
+
+
+def test_crash_of_python_itself_is_told_with_the_line_that_did_it(server: LocalServer) -> None:
+    source = """
+        def train():
+            import ctypes
+            ctypes.string_at(0)
+    """
+    error = server.until(submit(server, source))["error"]
+    assert error["signal"] == "SIGSEGV"
+    assert "Fatal Python error: Segmentation fault" in error["error_message"]
+    assert "string_at" in error["frame"]
+    assert any('trainmaster_function.py", line 4 in train' in line for line in error["last_lines"])

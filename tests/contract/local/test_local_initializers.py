@@ -233,3 +233,18 @@ def assert_nowhere(server: LocalServer, secret: str) -> None:
         except OSError:
             continue
         assert secret.encode() not in shown
+
+
+def test_hub_that_does_not_answer_is_told_while_the_job_prepares(server: LocalServer) -> None:
+    nobody = "http://127.0.0.1:9"
+    initializers = {"dataset": {"type": "huggingface", "storage_uri": "hf://squad"}}
+    workload = {"argv": ["true"], "initializers": initializers, "environment": {"HF_ENDPOINT": nobody}}
+    job_id = server.submit_workload("command", workload)
+
+    def told() -> str | None:
+        job = server.job(job_id)
+        return str(job["status_message"]) if job["status"] == "PREPARING" and job["status_message"] else None
+
+    message = wait_for(lambda: (said := told()) and "asked again" in said and said, "a word of the Hub")
+    assert message.startswith(f"squad: the Hub at {nobody} does not answer; it is asked again, for up to 2 minutes")
+    server.control(job_id, "cancel")

@@ -414,6 +414,15 @@ def test_control_says_nothing_until_something_is_wanted() -> None:
     assert (control.stop, control.grace_s) == (StopCause.CANCEL, 10.0)
 
 
+def test_job_says_what_it_prepares_until_it_trains() -> None:
+    job = told(placed(new_job()), {"type": "claimed", "t": NOW}, {"type": "doing", "t": NOW, "message": "fetching"})
+    assert (job.status, job.message) == (JobStatus.PREPARING, "fetching")
+    job = told(job, {"type": "doing", "t": NOW, "message": "asked again"})
+    assert job.message == "asked again"
+    job = told(job, {"type": "started", "t": NOW}, {"type": "doing", "t": NOW, "message": "too late"})
+    assert (job.status, job.message) == (JobStatus.TRAINING, None)
+
+
 def test_illegal_phase_is_noted_and_changes_nothing() -> None:
     job = told(training(new_job()), {"type": "phase", "phase": "exporting", "t": NOW})
     job = told(job, {"type": "phase", "phase": "training", "t": NOW})

@@ -171,7 +171,7 @@ def test_good_initializers_are_accepted(part: dict[str, Any]) -> None:
         ({"dataset": {**S3, "secret_access_key": None}}, "dataset.secret_access_key", "a key has two halves"),
         ({"dataset": {**S3, "endpoint": "store:9000"}}, "dataset.endpoint", "must be an http or https URL"),
         ({"dataset": {**S3, "acces_key_id": "x"}}, "dataset.acces_key_id", "unknown field"),
-        ({"model": {**HUB, "storage_uri": "hf://model"}}, "model.storage_uri", "must be hf://owner/name"),
+        ({"model": {**HUB, "storage_uri": "hf:///model"}}, "model.storage_uri", "must be hf://owner/name"),
         ({"model": {**HUB, "storage_uri": "org/model"}}, "model.storage_uri", "must be hf://owner/name"),
         ({"model": {**HUB, "access_token": "two\nlines"}}, "model.access_token", "must be one line"),
         ({"model": CACHE}, "model.type", "unknown type 'cache'; choices: huggingface, s3"),

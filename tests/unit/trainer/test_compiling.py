@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -323,6 +324,23 @@ def test_what_the_client_says_goes_with_every_job() -> None:
     tuned = BuiltinTrainer(TorchTuneConfig())
     tuned_in = compiled(tuned, runtime=TUNING, initializer=Initializer(DATA, MODEL), common=common)
     assert tuned_in["workload"] == {"kind": "trainer", **common}
+
+
+def test_built_in_trainer_takes_variables_of_its_own() -> None:
+    tuned = BuiltinTrainer(TorchTuneConfig(), env={"NCCL_DEBUG": "WARN", "HF_ENDPOINT": "https://mirror.test"})
+    noisy = replace(TUNING, environment={"NCCL_DEBUG": "INFO", "OTHER": "1"})
+    document = compiled(tuned, runtime=noisy, initializer=Initializer(DATA, MODEL))
+    assert document["training_config"]["environment"] == {
+        "NCCL_DEBUG": "WARN",
+        "OTHER": "1",
+        "HF_ENDPOINT": "https://mirror.test",
+    }
+    with pytest.raises(ValueError, match="another value for HF_TOKEN than env"):
+        compiled(
+            BuiltinTrainer(TorchTuneConfig(), env={"HF_TOKEN": "a"}),
+            runtime=TUNING,
+            initializer=Initializer(DATA, HuggingFaceModelInitializer("hf://org/model", access_token="b")),
+        )
 
 
 def test_without_a_trainer_the_runtimes_command_runs() -> None:

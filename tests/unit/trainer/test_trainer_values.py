@@ -45,10 +45,8 @@ def test_hugging_face_uri_is_taken_as_it_is(make: Callable[[str], Any], uri: str
 
 
 @pytest.mark.parametrize("make", HUGGING_FACE)
-@pytest.mark.parametrize(
-    "uri", ["", "hf://", "hf://owner", "hf://owner/", "owner/name", "s3://a/b", "hf:///b", "hf://a b/c", None, 3]
-)
-def test_hugging_face_uri_without_owner_and_name_is_refused(make: Callable[[Any], Any], uri: Any) -> None:
+@pytest.mark.parametrize("uri", ["", "hf://", "owner/name", "s3://a/b", "hf:///b", "hf://a b/c", None, 3])
+def test_hugging_face_uri_without_a_name_is_refused(make: Callable[[Any], Any], uri: Any) -> None:
     with pytest.raises(ValueError, match="hf://OWNER/REPOSITORY"):
         make(uri)
 
@@ -226,3 +224,9 @@ def test_tpu_nodes_follow_from_the_topology(slices: int, topology: str, chips: i
 def test_tpu_nodes_of_wrong_values_are_refused(slices: Any, topology: Any, chips: Any, blamed: str) -> None:
     with pytest.raises(ValueError, match=blamed):
         get_tpu_num_nodes(slices, topology, chips)
+
+
+@pytest.mark.parametrize("uri", ["hf://gpt2", "hf://squad@main", "hf://owner/name", "hf://owner/name/path"])
+def test_hugging_face_uri_may_have_no_owner(uri: str) -> None:
+    assert HuggingFaceDatasetInitializer(uri).storage_uri == uri
+    assert HuggingFaceModelInitializer(uri).storage_uri == uri

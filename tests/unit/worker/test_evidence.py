@@ -110,3 +110,25 @@ def test_read_tail_reads_the_end_only(tmp_path) -> None:
     assert tail.endswith(b"aend")
     assert len(tail) < 1 << 20
     assert read_tail(str(tmp_path / "missing")) == b""
+
+
+CRASHED = b"""\
+step 3
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f10 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f11 (most recent call first):
+  File "train.py", line 7 in poke
+  File "train.py", line 12 in main
+  File "train.py", line 30 in <module>
+
+Extension modules: numpy.core._multiarray_umath (total: 1)
+"""
+
+
+def test_crash_of_python_itself_is_told_with_its_innermost_frame() -> None:
+    found = evidence_from(CRASHED, b"")
+    assert found.error == "Fatal Python error: Segmentation fault"
+    assert found.frame == 'File "train.py", line 7, in poke: Fatal Python error: Segmentation fault'

@@ -72,6 +72,19 @@ def test_environment_over_http_names_an_owner_url(tmp_path: Path) -> None:
     assert "TRAINMASTER_OWNER_FILE" not in variables
 
 
+def test_environment_has_the_servers_endpoints_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+    request = request_of(tmp_path, environment={"HF_ENDPOINT": "https://mirror.test"})
+    assert environment_of(request, HF_ENDPOINT="https://older.test")["HF_ENDPOINT"] == "https://mirror.test"
+    own = {"HF_ENDPOINT": "https://own.test"}
+    assert environment_of(request, own=own)["HF_ENDPOINT"] == "https://own.test"
+
+
+def test_python_that_crashes_says_where_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+    request = request_of(tmp_path)
+    assert environment_of(request)["PYTHONFAULTHANDLER"] == "1"
+    assert environment_of(request, own={"PYTHONFAULTHANDLER": ""})["PYTHONFAULTHANDLER"] == ""
+
+
 def test_environment_of_service_has_the_port_where_it_wants_it(tmp_path: Path) -> None:
     launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), port_environment="LISTEN_ON")
     assert environment_of(request_of(tmp_path, launch=launch))["LISTEN_ON"] == "8080"

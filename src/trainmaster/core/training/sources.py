@@ -46,7 +46,7 @@ SOURCE_TYPES: Mapping[str, str] = MappingProxyType(
 _ARTIFACTS = f"{ModelSource.ARTIFACTS}:"
 """Jobs show what they leave like this, so that it can be named like this too."""
 _HUB = re.compile(
-    r"(?:datasets/)?(?P<repo>[^/@]+/[^/@]+)(?:@(?P<early>[^/]+))?(?:/(?P<path>.*?))?(?:@(?P<late>[^@]+))?"
+    r"(?:datasets/)?(?P<repo>[^/@]+(?:/[^/@]+)?)(?:@(?P<early>[^/]+))?(?:/(?P<path>.*?))?(?:@(?P<late>[^@]+))?"
 )
 _LOCAL_START = re.compile(r"/|\.{1,2}(/|$)|~")
 
@@ -108,6 +108,8 @@ def hub_name(uri: str) -> HubName | None:
 
     >>> hub_name("hf://owner/name/data/*.parquet@v1")
     HubName(repo='owner/name', path='data/*.parquet', revision='v1')
+    >>> hub_name("hf://gpt2")
+    HubName(repo='gpt2', path='', revision=None)
     """
     found = _HUB.fullmatch(uri.removeprefix("hf://").rstrip("/"))
     if found is None:

@@ -47,7 +47,9 @@ _NOT_FETCHED = ("type", "image", "timeout_s")
 
 def _hub_uri(value: str) -> str:
     if not value.startswith("hf://") or hub_name(value) is None:
-        raise PydanticCustomError("rule", "must be hf://owner/name, hf://owner/name/path, or either with @revision")
+        raise PydanticCustomError(
+            "rule", "must be hf://owner/name, hf://name or hf://owner/name/path, each with @revision or not"
+        )
     return value
 
 
@@ -108,7 +110,9 @@ class HubInitializer(InitializerSpec):
     """A repository of the Hugging Face Hub, or a part of one."""
 
     type: Literal["huggingface"] = Field(description="The Hugging Face Hub.")
-    storage_uri: HubUri = Field(description="hf://owner/name, with /path for a part of it, and @revision at its end.")
+    storage_uri: HubUri = Field(
+        description="hf://owner/name or hf://name, with /path for a part of it, and @revision at its end."
+    )
     ignore_patterns: Patterns | None = Field(default=None, description="Files to leave out, such as *.bin.")
     access_token: Secret | None = Field(
         default=None, description="For the Hub; HF_TOKEN of the environment when null. Sealed, and never shown."

@@ -30,8 +30,8 @@ class BaseInitializer(ABC):
 
 
 class _HuggingFace:
-    uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY, with a /PATH or a @REVISION behind it where needed"
-    uri_pattern: ClassVar[str] = r"hf://[\w.-]+/[\w.-]+(@[^\s/]+)?(/.*)?"
+    uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY or hf://REPOSITORY, with a /PATH or a @REVISION where needed"
+    uri_pattern: ClassVar[str] = r"hf://[\w.-]+(/[\w.-]+)?(@[^\s/]+)?(/.*)?"
 
 
 class _S3:

@@ -134,6 +134,8 @@ class BuiltinTrainer:
     """A built-in trainer, which needs parameters only."""
 
     config: TorchTuneConfig
+    env: dict[str, str] | None = None
+    """Variables for the training and its preparation, over those of the runtime; kubeflow's own has none."""
 
 
 @dataclass

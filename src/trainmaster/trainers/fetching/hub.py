@@ -41,7 +41,9 @@ def name_of(uri: str) -> HubName:
     """
     found = hub_name(uri)
     if found is None:
-        raise InputError(f"{uri}: write it as hf://owner/name, hf://owner/name/path, or with @revision at its end")
+        raise InputError(
+            f"{uri}: write it as hf://owner/name, hf://name or hf://owner/name/path, with @revision at its end or not"
+        )
     return found
 
 

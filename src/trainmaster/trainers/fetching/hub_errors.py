@@ -10,9 +10,12 @@ from typing import Any
 
 from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.trainers.fetching.access import Access
+from trainmaster.trainers.progress import doing
 
 _ASKING = "huggingface_hub.utils._http"
 """The client's logger of requests that it makes again."""
+_CLIENT_PATIENCE = "2 minutes"
+"""The client tries six times, waits for up to 10 s each time, and for up to 8 s in between."""
 
 
 @contextlib.contextmanager
@@ -27,7 +30,8 @@ def translated(shown: str, access: Access) -> Iterator[None]:
 
     token = "the token that was sent" if access.hub_token or os.environ.get("HF_TOKEN") else "no token was sent"
     try:
-        with _trying_again_told_once():
+        doing(f"fetching {shown} from {endpoint()}")
+        with _trying_again_told_once(shown):
             yield
     except errors.GatedRepoError as error:
         raise CredentialsError(
@@ -82,17 +86,19 @@ def _unavailable(shown: str, what: str, error: BaseException, access: Access) ->
 
 
 @contextlib.contextmanager
-def _trying_again_told_once() -> Iterator[None]:
+def _trying_again_told_once(shown: str) -> Iterator[None]:
     """Let the client say only once that it tries again; how that ended is ours to say."""
     logger, told = logging.getLogger(_ASKING), False
+    doing_so = f"{shown}: the Hub at {endpoint()} does not answer; it is asked again, for up to {_CLIENT_PATIENCE}"
 
     def first(record: logging.LogRecord) -> bool:
         nonlocal told
         if record.levelno != logging.WARNING:
             return True
-        told, again = True, told
-        record.msg, record.args = f"The Hub is asked again for a while: {record.getMessage()}", ()
-        return not again
+        if not told:
+            told = True
+            doing(f"{doing_so}: {record.getMessage()}")
+        return False
 
     logger.addFilter(first)
     try:
