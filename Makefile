@@ -38,6 +38,7 @@ docs: setup-dev  ## write the generated pages
 	$(PY) scripts/make_docs.py
 	$(PY) scripts/compatibility.py
 	PYTHONPATH=tests $(PY) tests/blackbox/outcomes.py
+	PYTHONPATH=tests $(PY) tests/fields/page.py
 
 clean:  ## remove what the other targets made
 	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,8 +33,7 @@ def job_fields_page() -> str:
     """A table for every part of a submission."""
     schema = SubmitJobRequest.model_json_schema()
     lines = [INTRODUCTION]
-    # Several kinds may have a part in common.
-    for title, part in dict(_parts(schema)).items():
+    for title, part in parts(schema):
         lines += [f"## {title}", "", part["description"], ""]
         if not part["properties"]:
             continue
@@ -48,8 +47,18 @@ def job_fields_page() -> str:
     return "\n".join(lines)
 
 
+def parts(schema: Schema) -> list[tuple[str, Schema]]:
+    """Every object of a submission: its title, and its schema with the definitions that it refers to."""
+    # Several kinds may have a part in common.
+    return list(dict(_parts(schema)).items())
+
+
+def holds_objects(field: Schema, schema: Schema) -> bool:
+    """Whether a field is an object or a list of objects, which are parts of their own."""
+    return any(True for _ in _objects(field, schema))
+
+
 def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every object of a submission: its title and its schema."""
     yield "The submission", schema
     shared = WorkloadSpec.model_json_schema()
     yield "`workload`, every kind", shared
@@ -73,7 +82,7 @@ def _below(part: Schema, prefix: str, schema: Schema) -> Iterator[tuple[str, Sch
             seen.append(found)
             path = f"{prefix}{name}{'[]' if inside else ''}"
             chosen = found["properties"].get("type", {}).get("const")
-            yield f"`{path}` of type `{chosen}`" if chosen else f"`{path}`", found
+            yield f"`{path}` of type `{chosen}`" if chosen else f"`{path}`", {**found, "$defs": schema["$defs"]}
             yield from _below(found, f"{path}.", schema)
 
 

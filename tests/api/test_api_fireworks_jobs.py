@@ -99,11 +99,6 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
     ),
     ({"extraValues": {"precision": "float32"}}, {}, lambda job, told: told["precision"] == "float32"),
     ({"forwardOnly": True}, {"forwardOnly": True}, lambda job, told: told["mode"] == "forward_only"),
-    (
-        {"hotLoadDeploymentId": "d-1"},
-        {"hotLoadDeploymentId": "d-1"},
-        lambda job, told: told["extra"]["hot_load_deployment_id"] == "d-1",
-    ),
     ({"displayName": "mine"}, {"displayName": "mine"}, lambda job, told: job.name == "mine"),
     ({"preemptible": True}, {"preemptible": True}, lambda job, told: job.preemptible),
     ({"purpose": "pilot"}, {"purpose": "pilot"}, lambda job, told: job.labels["purpose"] == "pilot"),
@@ -141,12 +136,6 @@ def test_reservation_is_the_name_of_a_queue(door: Door, world: World) -> None:
     assert "reservationTarget" in door.create("job-r", 400, reservationTarget="nobodys")["message"]
 
 
-def test_image_tag_is_kept_with_a_warning(door: Door) -> None:
-    made = door.create("job-i", config_customImageTag="7")
-    assert made["trainingConfig"]["customImageTag"] == "7"
-    assert made["statusMessage"].startswith("Warning:")
-
-
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -156,6 +145,14 @@ def test_image_tag_is_kept_with_a_warning(door: Door) -> None:
         ({"extraValues": {"no_such": "1"}}, "--no-such"),
         ({"config_projectionHeadDim": 4}, "projection head"),
         ({"config_epochs": 2}, "trainingConfig.epochs"),
+        (
+            {"config_customImageTag": "7"},
+            "trainingConfig.customImageTag: trainers run with the packages of this server",
+        ),
+        ({"hotLoadDeploymentId": "d-1"}, "hotLoadDeploymentId: is not available: this server has no deployments"),
+        ({"rolloutDeploymentName": "d-1"}, "this server has no deployments"),
+        ({"query": {"deploymentId": "d-1"}}, "deploymentId: is not available: this server has no deployments"),
+        ({"useReservation": False, "reservationTarget": "team"}, "reservationTarget: names a queue"),
         ({"config_loraRank": -1}, "trainingConfig.loraRank: must be at least 0"),
         ({"config_nobodys": 1}, "trainingConfig.nobodys: unknown field"),
         ({"dataset": "d"}, "dataset"),
@@ -175,14 +172,6 @@ def test_wrong_field_is_refused_by_its_name(door: Door, sent: dict[str, Any], sa
 
 def test_wrong_id_is_refused(door: Door) -> None:
     assert "rlorTrainerJobId" in door.create("Not_An_Id", 400)["message"]
-
-
-def test_linked_deployment_is_named_once(door: Door) -> None:
-    door.create("job-d", 200, query={"skipValidations": "true", "deploymentId": "d-1"}, hotLoadDeploymentId="d-1")
-    door.create("job-e", 200, query={"skipValidations": "true", "deploymentId": "d-1"})
-    assert door.get("job-e")["hotLoadDeploymentId"] == "d-1"
-    query = {"skipValidations": "true", "deploymentId": "d-1"}
-    assert "d-2" in door.create("job-g", 400, query=query, hotLoadDeploymentId="d-2")["message"]
 
 
 def test_id_is_given_out_once(door: Door, world: World) -> None:
@@ -223,7 +212,7 @@ def test_shape_says_where_a_trainer_runs(door: Door) -> None:
     assert made["trainingShape"] == f"accounts/{door.account_id}/trainingShapes/gang/versions/2"
     config = made["trainingConfig"]
     assert (config["acceleratorType"], config["acceleratorCount"]) == ("NVIDIA_H100_80GB", 4)
-    assert (config["region"], config["customImageTag"]) == ("eu-1", "trainer-7")
+    assert config["region"] == "eu-1"
     # What the model was made for is less than what the shape could do.
     assert config["maxContextLength"] == 512
     assert service_of(job)["precision"] == "bfloat16"

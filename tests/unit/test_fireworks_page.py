@@ -31,10 +31,8 @@ REFERENCE = {
 }
 """What the public reference of the service lists; the classes of the clients have more."""
 WITHOUT_EFFECT = {
-    "use_reservation": "no effect",
     "skip_validations": "Without one no effect",
-    "custom_image_tag": "no effect",
-    "hot_load_deployment_id": "no effect yet",
+    "hot_load_deployment_id": "refused",
     "projection_head_dim": "refused",
 }
 """Fields that do less than their name says, and how the page has to say so."""

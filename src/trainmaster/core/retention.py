@@ -114,7 +114,7 @@ def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: 
         checkpoints: all of them, the oldest first.
         in_use: those that jobs which have not ended go on from.
     """
-    limit = _limit(job)
+    limit = checkpoint_limit(job)
     if limit is None:
         return []
     apart = {*in_use, job.best_checkpoint_id, job.resume_checkpoint_id}
@@ -124,7 +124,9 @@ def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: 
 
 def prune(job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float) -> Change | None:
     """Remove checkpoints beyond the job's limit."""
-    return _without(job, doomed, others, actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {_limit(job)}")
+    return _without(
+        job, doomed, others, actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {checkpoint_limit(job)}"
+    )
 
 
 def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
@@ -237,7 +239,7 @@ def _without(
     return draft.change()
 
 
-def _limit(job: Job) -> int | None:
+def checkpoint_limit(job: Job) -> int | None:
     """How many checkpoints a job keeps; None: all that it makes."""
     # A service saves what its users ask it to. Jobs that were stored before had the field without an effect.
     if job.is_service or job.spec_version < _PRUNED_SINCE:

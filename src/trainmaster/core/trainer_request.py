@@ -37,7 +37,6 @@ class WantedTrainer:
     forward_only: bool = False
     extra_args: tuple[str, ...] = ()
     display_name: str | None = None
-    hot_load_deployment_id: str | None = None
     inactivity_timeout_s: float = 0.0
     disable_inactivity_cleanup: bool = False
     preemptible: bool = False
@@ -54,7 +53,14 @@ class WantedTrainer:
 
 
 def by_hand(wanted: WantedTrainer) -> SubmitJobRequest:
-    """The job of a trainer whose client says itself where it runs."""
+    """The job of a trainer whose client says itself where it runs.
+
+    Raises:
+        RefusedError: it names an image, which shapes alone may have.
+    """
+    if wanted.custom_image_tag is not None:
+        message = "trainers run with the packages of this server, and in no image of their own; leave it out"
+        raise RefusedError.because([Problem(field="trainingConfig.customImageTag", message=message)])
     node_count = wanted.node_count or 1
     count = wanted.accelerator_count
     if count is None and wanted.accelerator_type is not None:
@@ -66,7 +72,6 @@ def by_hand(wanted: WantedTrainer) -> SubmitJobRequest:
         workload={
             "max_context_length": wanted.max_context_length,
             "accelerator_type": wanted.accelerator_type,
-            "custom_image_tag": wanted.custom_image_tag,
         },
     )
 
@@ -104,7 +109,6 @@ def on_shape(wanted: WantedTrainer, chosen: Chosen, *, account_id: str, chosen_b
         workload={
             "max_context_length": wanted.max_context_length or version.max_context_length,
             "accelerator_type": version.accelerator_type,
-            "custom_image_tag": version.image_tag or wanted.custom_image_tag,
             "precision": version.precision,
             "training_shape": chosen.name_for(account_id),
         },
@@ -152,7 +156,6 @@ def _request(
                 "gradient_accumulation_steps": wanted.gradient_accumulation_steps,
                 "forward_only": wanted.forward_only,
                 "extra_args": wanted.extra_args,
-                "hot_load_deployment_id": wanted.hot_load_deployment_id,
                 "inactivity_timeout_s": wanted.inactivity_timeout_s,
                 "disable_inactivity_cleanup": wanted.disable_inactivity_cleanup,
                 **workload,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,7 +54,6 @@ class Configuration:
     """How many models may be loaded at a time."""
     keep_results_s: float = 600.0
     """How long results can be fetched again."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -99,7 +98,6 @@ class Configuration:
             precision=read.optional("precision", str) or default.precision,
             max_adapters=read.least("max_adapters", 1, default.max_adapters),
             keep_results_s=read.optional("keep_results_s", float) or default.keep_results_s,
-            extra=dict(document.get("extra") or {}),
         )
         if not made.model_path.is_dir():
             raise ConfigurationError(f"model_path: {made.model_path} is no directory")

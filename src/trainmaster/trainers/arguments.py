@@ -43,13 +43,26 @@ def sft_arguments(document: Document, prepared: Prepared, *, scratch: Path, worl
     Raises:
         DocumentError: an option is not known, cannot be used here, or contradicts another.
     """
+    options = trl_options(document, prepared, scratch=scratch, world_size=world_size)
+    try:
+        return SFTConfig(**options)
+    except (TypeError, ValueError) as error:
+        raise DocumentError(f"the training cannot be set up like this: {error}") from error
+
+
+def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
+    """Those arguments by their names.
+
+    Raises:
+        DocumentError: an option is not known, or cannot be used here.
+    """
     parameters, data, output = document.hyperparameters, document.data, document.output
     options = _options(document)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)
     arguments: dict[str, Any] = {name: getattr(parameters, name) for name in _SHARED}
     if parameters.optim:
         arguments["optim"] = parameters.optim
-    arguments |= {
+    return arguments | {
         "output_dir": str(scratch),
         "per_device_train_batch_size": data.batch_size,
         "per_device_eval_batch_size": data.batch_size,
@@ -74,10 +87,6 @@ def sft_arguments(document: Document, prepared: Prepared, *, scratch: Path, worl
         **_distribution(document, world_size=world_size, cuda=cuda),
         **options,
     }
-    try:
-        return SFTConfig(**arguments)
-    except (TypeError, ValueError) as error:
-        raise DocumentError(f"the training cannot be set up like this: {error}") from error
 
 
 def _options(document: Document) -> dict[str, Any]:

@@ -29,8 +29,6 @@ FIELDS: dict[str, Any] = {
     "node_count": 2,
     "trainer_replica_count": 3,
     "display_name": "mine",
-    "hot_load_deployment_id": "d-1",
-    "custom_image_tag": "tag-7",
     "extra_args": ["--max-adapters 3", "--precision=float32"],
     "extra_values": {"keep_results_s": "60"},
     "accelerator_type": "NVIDIA_H100_80GB",
@@ -48,7 +46,12 @@ FIELDS: dict[str, Any] = {
     "reservation_target": "default",
 }
 """Every field of a TrainerJobConfig, but the model's name, the region and those that are refused."""
-REFUSED: dict[str, Any] = {"projection_head_dim": 4, "disable_inactivity_cleanup": True}
+REFUSED: dict[str, Any] = {
+    "projection_head_dim": 4,
+    "disable_inactivity_cleanup": True,
+    "hot_load_deployment_id": "d-1",
+    "custom_image_tag": "tag-7",
+}
 
 
 def fields() -> Any:

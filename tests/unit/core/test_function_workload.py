@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND
 
+from spec_documents import COMMAND
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.coordinator.accepting import check_backend
 from trainmaster.core.errors import RefusedError, SpecError

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from spec_documents import COMMAND, CUSTOM, LORA, at, changed
 
+from spec_documents import COMMAND, CUSTOM, LORA, at, changed
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import SubmitJobRequest, parse_submit, redacted
 from trainmaster.core.workloads import WorkloadSpec

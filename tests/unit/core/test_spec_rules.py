@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND, CUSTOM, LORA, changed
 
+from spec_documents import COMMAND, CUSTOM, LORA, changed
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.spec.output import CheckpointConfig, OutputConfig

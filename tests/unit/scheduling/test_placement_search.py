@@ -61,11 +61,12 @@ def test_unhealthy_gpu_is_never_given() -> None:
 def test_minima_and_capabilities_rule_nodes_out() -> None:
     nodes = [
         node("small", 1, cpu_cores=2),
+        node("full", 1, given_capabilities=("nvlink",), storage_mb=500),
         node("no-tag", 1),
         node("good", 1, given_capabilities=("nvlink",)),
         node("drained", 1, capabilities=("nvlink",), state=NodeState.DRAINED),
     ]
-    needs = {"cpu_cores": 4, "capabilities": ("nvlink",)}
+    needs = {"cpu_cores": 4, "storage_mb": 1000, "capabilities": ("nvlink",)}
     view = view_of(nodes, waiting("one", 1, needs=needs), waiting("two", 1, at=NOW + 1, needs=needs))
     assert where(view) == {"one": ["good"]}
 

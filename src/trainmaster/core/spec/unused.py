@@ -13,6 +13,7 @@ from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.training.sources import ModelSource, model_source
 from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads.base import PackagedSpec
+from trainmaster.core.workloads.service import Serving
 from trainmaster.core.workloads.trainer import configs_of, is_training
 
 _INSTEAD = {
@@ -22,6 +23,7 @@ _INSTEAD = {
 }
 _WITH_REVISIONS = (ModelSource.HUGGINGFACE, ModelSource.SCAIATLAS)
 _SAVED_BY_TRAINERS = ("save_strategy", "save_steps", "save_on_each_node")
+_KEPT = CheckpointConfig.model_fields["save_total_limit"].default
 _OUTPUT = "what it writes to TRAINMASTER_OUTPUT_DIR is what `trainmaster download` fetches"
 _RESULT_OF_TRAINERS = {
     "output_path": f"{_OUTPUT}; to have it elsewhere, let the program copy it there",
@@ -85,6 +87,9 @@ def _unused_beside(request: SubmitJobRequest) -> Iterator[Problem]:
                 field=f"output_config.checkpoint.{name}",
                 message=f"has no effect on a workload of kind {kind}: the program decides when it saves; leave it out",
             )
+    if isinstance(request.workload, Serving) and checkpoint.save_total_limit != _KEPT:
+        message = f"has no effect on a workload of kind {kind}: what its clients save stays until they delete it"
+        yield Problem(field="output_config.checkpoint.save_total_limit", message=message)
     yield from _unused_result(request, f"a workload of kind {kind}")
     if request.output_config.hub_token is not None:
         message = f"has no effect on a workload of kind {kind}: pass the token in workload.environment"

@@ -72,15 +72,9 @@ class TrainerServiceSpec(Serving):
     accelerator_type: Name | None = Field(
         default=None, description="As it was asked for; resource_config says what that means here."
     )
-    hot_load_deployment_id: Name | None = Field(
-        default=None, description="The deployment that is to serve what it saves for sampling."
-    )
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
         default=SAVE_ALL_WITHIN_S,
         description="Between being asked to stop and being killed; all its models are saved then, one after another.",
-    )
-    custom_image_tag: Name | None = Field(
-        default=None, description="The trainer's image; without an effect on backends that run no images."
     )
 
     @property
@@ -145,7 +139,6 @@ def service_document(spec: TrainerServiceSpec) -> dict[str, Any]:
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         "precision": spec.precision,
         **options,
-        "extra": {"hot_load_deployment_id": spec.hot_load_deployment_id} if spec.hot_load_deployment_id else {},
     }
 
 

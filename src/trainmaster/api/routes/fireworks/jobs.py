@@ -32,7 +32,7 @@ from trainmaster.api.routes.fireworks.finding import (
 )
 from trainmaster.api.routing import StrictRoute
 from trainmaster.api.wire.fireworks.filtering import Comparison, masked, read_filter, read_order
-from trainmaster.api.wire.fireworks.jobs import MEMBERS, CreateJobBody, job_document
+from trainmaster.api.wire.fireworks.jobs import MEMBERS, NO_DEPLOYMENTS, CreateJobBody, job_document
 from trainmaster.api.wire.fireworks.states import IDLE_AFTER_S, RUNS, state_of
 from trainmaster.coordinator.explain import explain
 from trainmaster.core.errors import (
@@ -102,10 +102,8 @@ async def create(
     body = parse(CreateJobBody, parse_json(await read_body(request)))
     if not body.service_mode:
         raise RefusedError("serviceMode: only trainers in service mode are made here; set it to true")
-    if deployment_id and body.hot_load_deployment_id not in (None, deployment_id):
-        raise RefusedError(f"deploymentId is {deployment_id}, and hotLoadDeploymentId {body.hot_load_deployment_id}")
     if deployment_id:
-        body = body.model_copy(update={"hot_load_deployment_id": deployment_id})
+        raise RefusedError(f"deploymentId: {NO_DEPLOYMENTS}")
     wanted = body.wanted(job_id or f"rlor-{secrets.token_hex(6)}")
 
     def prepare(connection: Connection) -> SubmitJobRequest:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from trainmaster.api.wire.fireworks.base import (
     ONE_LINE,
@@ -22,7 +22,7 @@ from trainmaster.api.wire.fireworks.base import (
 )
 from trainmaster.api.wire.fireworks.states import code_of, state_of
 from trainmaster.api.wire.reported import clean
-from trainmaster.core.fields import MAX_INTEGER, MAX_NODES
+from trainmaster.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
 from trainmaster.core.job import Job
 from trainmaster.core.reasons import CONSEQUENCES
 from trainmaster.core.resources import REGION
@@ -73,6 +73,7 @@ MEMBERS = frozenset(
 """What a job may show."""
 MAX_INACTIVITY_S = 3 * 3600.0
 """As the clients have it; whoever means longer disables the clean-up."""
+NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for jobs that train by themselves; here the client's own loop says what is trained"
 
 Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
@@ -125,7 +126,6 @@ class CreateJobBody(Body):
     node_count: Annotated[Whole, Field(ge=0, le=MAX_NODES), AfterValidator(lambda value: value or None)] | None = None
     trainer_replica_count: Annotated[Whole, Field(ge=0, le=MAX_NODES)] | None = None
     forward_only: bool = False
-    hot_load_deployment_id: MaybeLine = None
     extra_values: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
     purpose: MaybeLine = None
     preemptible: bool = False
@@ -138,7 +138,8 @@ class CreateJobBody(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "keep_alive": "has no meaning for a trainer in service mode; it runs until its inactivity timeout",
         "use_purpose": "is not available: there are no dedicated resources; use a queue (reservationTarget)",
-        "rollout_deployment_name": "is not available: link a deployment with hotLoadDeploymentId",
+        "rollout_deployment_name": NO_DEPLOYMENTS,
+        "hot_load_deployment_id": NO_DEPLOYMENTS,
         **dict.fromkeys(
             (
                 "dataset",
@@ -154,6 +155,12 @@ class CreateJobBody(Body):
         ),
     }
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.reservation_target and not self.use_reservation:
+            refuse([Broken(("reservationTarget",), "names a queue, and useReservation is false; set one of them")])
+        return self
+
     def wanted(self, job_id: str) -> WantedTrainer:
         """What is asked for, under an id."""
         config = self.training_config
@@ -168,7 +175,6 @@ class CreateJobBody(Body):
             forward_only=self.forward_only,
             extra_args=(*config.extra_args, *overrides),
             display_name=self.display_name,
-            hot_load_deployment_id=self.hot_load_deployment_id,
             inactivity_timeout_s=self.inactivity_timeout or 0.0,
             disable_inactivity_cleanup=self.disable_inactivity_cleanup,
             preemptible=self.preemptible,
@@ -203,7 +209,7 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
     spec = request.workload
     if not isinstance(spec, TrainerServiceSpec):
         raise TypeError(f"job {job.job_id} is no trainer service")
-    code, message = code_of(job), clean(_message(job, spec, waits_for))
+    code, message = code_of(job), clean(_message(job, waits_for))
     return present(
         {
             "name": job_name(job),
@@ -220,7 +226,6 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
             "dataset": "",
             "forwardOnly": spec.mode is Mode.FORWARD_ONLY,
             "nodeCount": job.needs.node_count,
-            "hotLoadDeploymentId": spec.hot_load_deployment_id,
             "trainingShape": spec.training_shape,
             "preemptible": job.preemptible,
             "purpose": job.labels.get(PURPOSE),
@@ -247,7 +252,6 @@ def _training_config(job: Job, request: SubmitJobRequest, spec: TrainerServiceSp
             "region": _region(request.scheduling_config.required_capabilities),
             "acceleratorType": spec.accelerator_type,
             "acceleratorCount": needs.gpus_per_node,
-            "customImageTag": spec.custom_image_tag,
             "extraArgs": list(spec.extra_args) or None,
         }
     )
@@ -261,16 +265,10 @@ def _accelerator_seconds(job: Job) -> dict[str, str] | None:
     return {job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None
 
 
-def _message(job: Job, spec: TrainerServiceSpec, waits_for: str | None) -> str:
+def _message(job: Job, waits_for: str | None) -> str:
     if waits_for is not None:
         return waits_for
     if code_of(job) != "OK":
         advice = CONSEQUENCES[job.reason].advice_for(service=True) if job.reason is not None else ""
         return "; ".join(part for part in (job.message, advice) if part)
-    if spec.custom_image_tag is not None:
-        # No backend runs images yet. Clients show what begins like this to their users.
-        return (
-            f"Warning: customImageTag {spec.custom_image_tag} is kept and has no effect: the backend {job.backend} "
-            "runs the trainer that is installed with this server"
-        )
     return job.message or ""

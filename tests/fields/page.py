@@ -1,0 +1,38 @@
+"""docs/fields.md: every field of every request, its effect, and the test that shows it. `python tests/fields/page.py`
+writes it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from field_tables import fields_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
+TABLES = {"job": "A job: `POST /v1/jobs`, and the job file"}
+"""Table -> its title."""
+
+INTRODUCTION = """\
+# Every field, its effect, and the test that shows it
+
+This page is made from the tables in `tests/fields` by `make docs`. Its tests fail when a field is in no row, when
+changing a field changes nothing, or when the test that a row names is not there. Types and defaults are in
+[job-fields.md](job-fields.md). The fields of a `TrainerJobConfig` are in
+[fireworks.md](fireworks.md#fields-of-a-trainer).
+"""
+
+
+def page() -> str:
+    """The page, as it should be."""
+    lines = [INTRODUCTION]
+    for table, title in TABLES.items():
+        lines += [f"## {title}", ""]
+        for part, fields in groupby(fields_of(table), key=lambda field: field.part):
+            lines += [f"### {part}", "", "| field | effect | test |", "|---|---|---|"]
+            lines += [f"| `{field.name}` | {field.effect} | `{field.test.partition('::')[2]}` |" for field in fields]
+            lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
