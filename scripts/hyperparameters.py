@@ -21,7 +21,7 @@ fails when it is out of date.
 Python of the workers; where a package is missing the job is FAILED with ADMISSION, and says which.
 """
 EXCLUDED = """
-What is empty is refused with 400. DEEPSPEED and MEGATRON are FAILED with ADMISSION, with the reason.
+What is empty is refused with 400, and the error says what to use instead.
 """
 HYPERPARAMETERS_BEGIN = """
 ## Hyperparameters

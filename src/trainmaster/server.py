@@ -28,7 +28,7 @@ from trainmaster.backends import capabilities_of, check_names, names_from
 from trainmaster.backends.local.inventory import parse_simulated
 from trainmaster.configuration.declared import Declared
 from trainmaster.connections import BoundedProtocol
-from trainmaster.coordinator.admission import SERVICES, Admission
+from trainmaster.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.coordinator.capacity import Capacity
 from trainmaster.coordinator.checking import DataChecks
@@ -213,6 +213,8 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
             artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
             models=models,
+            # Without that role the workers are elsewhere, and the leader there looks when it admits a job.
+            installed=importable if Role.COORDINATOR in settings.roles else lambda _: True,
         )
         if Role.COORDINATOR in settings.roles:
             role = CoordinatorRole(

@@ -43,10 +43,18 @@ def test_training_that_names_a_file_which_is_not_there_says_so_before_anything_i
 
 def test_training_that_is_refused_at_admission_says_so_while_its_owner_looks(tm: Tm, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
-    result = tm("submit", written(tmp_path, framework={"type": "DEEPSPEED"}))
+    result = tm("submit", written(tmp_path, base_model={"model_id": str(tmp_path / "no-model")}))
     assert result.exit_code == 4
     assert "is FAILED" in result.stdout
-    assert "framework DEEPSPEED is not installed" in result.stderr
+    assert "training_config.base_model.model_id" in result.stderr
+
+
+def test_training_with_a_framework_that_nobody_has_is_refused_with_one_that_works(tm: Tm, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    result = tm("submit", written(tmp_path, framework={"type": "DEEPSPEED"}))
+    assert result.exit_code == 1
+    assert "framework DEEPSPEED is not available in this version" in result.stderr
+    assert "use HF_TRAINER" in result.stderr
 
 
 def test_training_is_shown_by_its_model_its_type_and_its_data(tm: Tm, tmp_path: Path) -> None:

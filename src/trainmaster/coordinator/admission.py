@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from trainmaster.coordinator.base_models import CONFIG, BaseModel, BaseModels
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import Problem, RefusedError, TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
 from trainmaster.core.spec import SubmitJobRequest, load_stored
@@ -20,6 +20,7 @@ from trainmaster.core.training.sources import SOURCE_TYPES, ModelSource, file_pa
 from trainmaster.core.training.support import missing, missing_options
 from trainmaster.core.training.types import FrameworkType
 from trainmaster.core.workloads import WorkloadSpec, effective_workload
+from trainmaster.core.workloads.base import initializers_of
 from trainmaster.core.workloads.script import ScriptSpec
 from trainmaster.core.workloads.trainer import configs_of, is_training, local_paths, models_from
 from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
@@ -27,6 +28,13 @@ from trainmaster.protocol.backends import CONTAINER, LOCAL
 
 SERVICES = ("scaidrive", "scaiatlas")
 """Schemes, and sources of models, that lead to a service whose address a server has to know."""
+
+INITIALIZER_PACKAGES = {
+    "huggingface": ("huggingface_hub", "hub"),
+    "s3": ("obstore", "s3"),
+    "cache": ("pyiceberg", "cache"),
+}
+"""What each type of initializer imports, and the extra that has it."""
 
 
 def importable(package: str) -> bool:
@@ -55,7 +63,17 @@ class Admission:
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
         self._models = models or BaseModels()
-        self._installed = installed
+        self._is_installed = installed
+        self._found: set[str] = set()
+
+    def require_packages(self, request: SubmitJobRequest, backend: str) -> None:
+        """See that the workers' Python has what a job needs of it; what an image has, nobody knows before it runs.
+
+        Raises:
+            RefusedError: something is not installed; the message says how to install it.
+        """
+        if backend == LOCAL and (absent := next(self._not_installed(request), None)) is not None:
+            raise RefusedError.because([absent])
 
     def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
         """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
@@ -125,11 +143,9 @@ class Admission:
 
     def _wrong_training(self, job: Job, request: SubmitJobRequest, workload: WorkloadSpec) -> Iterator[str]:
         training, data = configs_of(request)
-        if training.framework.type is not FrameworkType.CUSTOM and job.backend == LOCAL:
-            parameters = training_document(request)["training_config"]["hyperparameters"]
-            absent = missing(training.framework.type, self._installed) or missing_options(parameters, self._installed)
-            if absent is not None:
-                yield absent
+        if job.backend == LOCAL:
+            # They were there when it was submitted; the workers may be elsewhere, or have changed since.
+            yield from (problem.message for problem in self._not_installed(request))
         for field, path in local_paths(request):
             where = Path(workload.working_directory or "", path)
             if where.is_absolute() and not field.endswith("custom_script_path"):
@@ -149,6 +165,32 @@ class Admission:
         output = file_path(request.output_config.output_path or "")
         if output:
             yield from self._outside(output, "output_config.output_path:")
+
+    def _not_installed(self, request: SubmitJobRequest) -> Iterator[Problem]:
+        if is_training(request.workload):
+            training = configs_of(request)[0]
+            if training.framework.type is FrameworkType.CUSTOM:
+                return
+            parameters = training_document(request)["training_config"]["hyperparameters"]
+            if (absent := missing(training.framework.type, self._installed)) is not None:
+                yield Problem(field="training_config.framework.type", message=absent)
+            elif (absent := missing_options(parameters, self._installed)) is not None:
+                yield Problem(field="training_config.hyperparameters", message=absent)
+        elif (initializers := initializers_of(request.workload)) is not None:
+            for part, spec in initializers.named():
+                module, extra = INITIALIZER_PACKAGES[spec.type]
+                if spec.image is None and not self._installed(module):
+                    message = (
+                        f"the workers' Python has no {module}, which an initializer of type {spec.type} needs: run "
+                        f"`pip install 'trainmaster[{extra}]'` there, and submit the job again"
+                    )
+                    yield Problem(field=f"workload.initializers.{part}.type", message=message)
+
+    def _installed(self, package: str) -> bool:
+        """Whether the workers' Python has a package; to look for one takes time, so that it is found once."""
+        if package not in self._found and self._is_installed(package):
+            self._found.add(package)
+        return package in self._found
 
     def _not_left(self, field: str, name: str) -> Iterator[str]:
         wanted = left_by_job(name)

@@ -287,7 +287,9 @@ class Commands:
                 "a model; its operator can allow that with the setting allow_trust_remote_code"
             )
         request = self._models.named(request, scope.account)
-        check_backend(request, request.backend or self.default_backend, self.backends)
+        backend = request.backend or self.default_backend
+        check_backend(request, backend, self.backends)
+        self._admission.require_packages(request, backend)
         change = submit(
             request,
             account_id=scope.account,

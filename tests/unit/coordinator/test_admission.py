@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from trainmaster.coordinator.admission import Admission, importable
+from trainmaster.core.errors import RefusedError
 from trainmaster.core.job import Job
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.core.submission import new_job_id, submit
@@ -139,18 +141,41 @@ def test_results_outside_the_data_roots_are_refused(root: Path) -> None:
     assert decided(training(root, output_config={"output_path": "s3://bucket/model"}), root=root).status == "QUEUED"
 
 
-@pytest.mark.parametrize("framework", ["DEEPSPEED", "MEGATRON"])
-def test_framework_that_is_not_installed_is_refused_with_the_reason(root: Path, framework: str) -> None:
-    document = training(root, training_config={"framework": {"type": framework}})
-    assert "is not installed" in refusal(document, root=root, installed=lambda _: False)
-    assert "not supported in this version" in refusal(document, root=root)
-
-
 def test_training_without_its_packages_is_refused_with_how_to_install_them(root: Path) -> None:
     said = refusal(training(root), root=root, installed=lambda package: package != "trl")
     assert "has no trl" in said
     assert "pip install 'trainmaster[train]'" in said
     assert decided(training(root), root=root, backend="elsewhere", installed=lambda _: False).status == "QUEUED"
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "extra"),
+    [
+        (
+            {"type": "cache", "storage_uri": "cache://a/b", "metadata_loc": "/t/a.metadata.json", "num_data_nodes": 2},
+            "pyiceberg",
+            "cache",
+        ),
+        ({"type": "huggingface", "storage_uri": "hf://org/data"}, "huggingface_hub", "hub"),
+        ({"type": "s3", "storage_uri": "s3://bucket/data"}, "obstore", "s3"),
+    ],
+)
+def test_initializer_without_its_extra_is_refused_at_submission(spec: dict[str, Any], module: str, extra: str) -> None:
+    workload = {**COMMAND["workload"], "initializers": {"dataset": spec}}
+    request = parse_submit({**COMMAND, "workload": workload})
+    lacking = Admission(installed=lambda package: package != module)
+    with pytest.raises(RefusedError, match=re.escape(f"pip install 'trainmaster[{extra}]'")) as caught:
+        lacking.require_packages(request, "local")
+    assert caught.value.problems[0].field == "workload.initializers.dataset.type"
+    lacking.require_packages(request, "container")
+    Admission(installed=lambda _: True).require_packages(request, "local")
+
+
+def test_training_without_its_packages_is_refused_at_submission(root: Path) -> None:
+    request = parse_submit(training(root))
+    with pytest.raises(RefusedError, match="has no trl, which the built-in trainers need"):
+        Admission(installed=lambda package: package != "trl").require_packages(request, "local")
+    Admission(installed=lambda _: True).require_packages(request, "local")
 
 
 def test_hyperparameter_without_its_package_is_refused(root: Path) -> None:

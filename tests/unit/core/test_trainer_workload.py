@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from spec_documents import CUSTOM, LORA, changed
 
 from trainmaster.core.errors import RefusedError, SpecError
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.core.training.types import FrameworkType, TrainingType
 from trainmaster.core.workloads import compile_launch, effective_workload
 from trainmaster.protocol.launch import Launch, Step
 
@@ -220,7 +222,10 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
             "validation_split",
         ),
         (
-            {"output_config__checkpoint": {"metric_for_best_model": "eval_los"}},
+            {
+                "output_config__checkpoint": {"metric_for_best_model": "eval_los"},
+                "data_config__validation_split": 0.5,
+            },
             "output_config.checkpoint.metric_for_best_model",
             "did you mean 'eval_loss'?",
         ),
@@ -268,9 +273,83 @@ def test_refusal_of_a_type_stands_alone_whatever_else_the_job_says(changes: dict
     assert "merge_lora" not in caught.value.message
 
 
+@pytest.mark.parametrize("training_type", list(TrainingType))
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    # FSDP with one rank is wrong by itself.
+    [(each, ranks) for each in FrameworkType for ranks in (1, 2) if (each, ranks) != (FrameworkType.FSDP, 1)],
+)
+def test_every_choice_that_a_refusal_offers_is_accepted(
+    framework: FrameworkType, training_type: TrainingType, ranks: int
+) -> None:
+    """Whatever is asked for, the job is accepted with each framework and each training type that the error names."""
+
+    def asking(framework: str, training_type: str) -> dict[str, Any]:
+        named: dict[str, Any] = {"type": framework}
+        if framework == "CUSTOM":
+            named["custom_script_path"] = "/srv/train.py"
+        document = with_values(LORA, training_config__framework=named, training_config__training_type=training_type)
+        return {**document, "resource_config": {"gpu_count": ranks}}
+
+    def message(document: dict[str, Any]) -> str | None:
+        try:
+            parse_submit(document)
+        except (RefusedError, SpecError) as error:
+            return error.message
+        return None
+
+    said = message(asking(framework, training_type))
+    if said is None:
+        assert framework not in (FrameworkType.DEEPSPEED, FrameworkType.MEGATRON)
+        return
+    words = set(re.findall(r"[A-Z_]{3,}", said.partition("(with several GPUs")[0]))
+    offered = [(str(each), str(training_type)) for each in FrameworkType if each in words - {framework}]
+    offered += [(str(framework), str(each)) for each in TrainingType if each in words - {training_type}]
+    assert offered
+    for choice in offered:
+        assert message(asking(*choice)) is None, f"{said} -> {choice}"
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "base"),
+    [
+        ("training_config.framework.type", "DEEPSEED", LORA),
+        ("training_config.training_type", "QLORAA", LORA),
+        ("training_config.training_type", "QLORAA", CUSTOM),
+        ("output_config.export_format", "gguff", LORA),
+        ("output_config.export_format", "gguf", LORA),
+        ("output_config.export_format", "gguf", changed(LORA, "training_config.training_type", "SFT")),
+        ("output_config.export_format", "pytorch", changed(LORA, "output_config.merge_lora", True)),
+        ("output_config.checkpoint.metric_for_best_model", "accuracy", LORA),
+        (
+            "output_config.checkpoint.metric_for_best_model",
+            "accuracy",
+            changed(LORA, "data_config.validation_split", 0.5),
+        ),
+        ("training_config.framework.distributed.strategy", "zero3", LORA),
+        ("training_config.framework.distributed.backend", "mpi", LORA),
+        ("data_config.sources[0].type", "hugging", LORA),
+    ],
+)
+def test_every_value_that_an_error_offers_is_accepted(field: str, wrong: str, base: dict[str, Any]) -> None:
+    document = changed(base, "resource_config.gpu_count", 2)
+    with pytest.raises((RefusedError, SpecError)) as caught:
+        parse_submit(changed(document, field, wrong))
+    offer = re.split(r"hoices: |; use |: use |must be one of ", caught.value.message)[-1]
+    offered = re.findall(r"\b(?!or\b|leave\b|it\b|out\b)[A-Za-z_]+\b", offer)
+    assert offered
+    assert wrong not in offered
+    for value in offered:
+        other = changed(document, field, value)
+        if value == "CUSTOM":
+            other = changed(other, "training_config.framework.custom_script_path", "/srv/train.py")
+        parse_submit(other)
+
+
 @pytest.mark.parametrize("framework", ["DEEPSPEED", "MEGATRON"])
-def test_framework_that_has_to_be_looked_for_is_left_to_admission(framework: str) -> None:
-    assert parse_submit(with_values(LORA, training_config__framework={"type": framework}))
+def test_framework_without_a_trainer_is_refused_at_submission(framework: str) -> None:
+    with pytest.raises(RefusedError, match=f"framework {framework} is not available in this version, installed or not"):
+        parse_submit(with_values(LORA, training_config__framework={"type": framework}))
 
 
 @pytest.mark.parametrize(

@@ -132,16 +132,6 @@ def test_built_in_frameworks_do_every_built_in_type(framework: FrameworkType) ->
     assert all(unavailable(framework, training_type) is None for training_type in BUILT_IN)
 
 
-@pytest.mark.parametrize("framework", [FrameworkType.DEEPSPEED, FrameworkType.MEGATRON])
-def test_framework_that_is_not_supported_says_why_installed_or_not(framework: FrameworkType) -> None:
-    absent, there = missing(framework, lambda _: False), missing(framework, lambda _: True)
-    assert absent is not None
-    assert there is not None
-    assert "is not installed (there is no package" in absent
-    assert "is not supported in this version" in there
-    assert "use FSDP" in absent
-
-
 def test_missing_packages_are_named_with_how_to_install_them() -> None:
     said = missing(FrameworkType.HF_TRAINER, lambda package: package not in ("trl", "peft"))
     assert said is not None

@@ -13,7 +13,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainmaster.core.errors import Problem
+from trainmaster.core.spec.output import ExportFormat
 from trainmaster.core.suggest import choice_message, nearest, shown
+from trainmaster.core.training.support import FRAMEWORKS, LATER
+from trainmaster.core.training.types import LORA_TYPES, FrameworkType
 from trainmaster.core.workloads.base import WorkloadSpec
 from trainmaster.core.workloads.registry import kinds, module_for
 
@@ -56,6 +59,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel], document: object) -> 
     location = detail["loc"]
     if detail["type"] == "extra_forbidden":
         message = _unknown_field(location, model, document)
+    elif detail["type"] in ("enum", "literal_error"):
+        message = _choice(detail, _not_working(field_path(location), document))
     else:
         message = _WORDS.get(detail["type"], _own_words)(detail)
     return Problem(field=field_path(location), message=message)
@@ -108,8 +113,24 @@ def _own_words(detail: ErrorDetails) -> str:
     return detail["msg"]
 
 
-def _choice(detail: ErrorDetails) -> str:
-    choices = re.findall(r"'([^']*)'", str(detail["ctx"]["expected"]))
+def _not_working(field: str, document: object) -> frozenset[str]:
+    """Values of a field that are known by name, and would be refused in this document."""
+    training = _item(document, "training_config")
+    custom = _item(_item(training, "framework"), "type") == FrameworkType.CUSTOM
+    match field:
+        case "training_config.framework.type":
+            return frozenset(name for name, framework in FRAMEWORKS.items() if not framework.types)
+        case "training_config.training_type" if not custom:
+            return frozenset(LATER)
+        case "output_config.export_format":
+            adapts = _item(training, "training_type") in LORA_TYPES
+            return frozenset(ExportFormat) - {ExportFormat.SAFETENSORS, *([ExportFormat.ADAPTER] if adapts else [])}
+    return frozenset()
+
+
+def _choice(detail: ErrorDetails, unoffered: frozenset[str]) -> str:
+    expected = re.findall(r"'([^']*)'", str(detail["ctx"]["expected"]))
+    choices = [choice for choice in expected if choice not in unoffered]
     if not isinstance(detail["input"], str):
         return f"must be one of {', '.join(choices)}, not {_noun(detail['input'])}"
     last = detail["loc"][-1]
@@ -163,8 +184,6 @@ _TEXT = _must_be("text")
 _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "missing": _says("required"),
     "invalid_key": _says("names of fields must be text; put it in quotes"),
-    "enum": _choice,
-    "literal_error": _choice,
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
     "dict_type": _OBJECT,

@@ -50,8 +50,6 @@ class Framework:
     """What `framework.distributed.strategy` may say, beside nothing."""
     packages: tuple[str, ...] = ()
     """What has to be installed where its ranks run."""
-    instead: str = ""
-    """For one that does nothing in this version: what to use."""
 
 
 FRAMEWORKS: Mapping[FrameworkType, Framework] = MappingProxyType(
@@ -71,44 +69,46 @@ FRAMEWORKS: Mapping[FrameworkType, Framework] = MappingProxyType(
         FrameworkType.CUSTOM: Framework(
             types=frozenset(TrainingType), meaning="a script of your own, which is handed data and configuration"
         ),
-        FrameworkType.DEEPSPEED: Framework(
-            types=frozenset(), packages=("deepspeed",), instead="FSDP", meaning="not in this version: refused"
-        ),
-        FrameworkType.MEGATRON: Framework(
-            types=frozenset(), packages=("megatron",), instead="FSDP", meaning="not in this version: refused"
-        ),
+        FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not in this version: refused"),
+        FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not in this version: refused"),
     }
 )
 
 
-def unavailable(framework: FrameworkType, training_type: TrainingType) -> str | None:
-    """Why no server of this version has a framework do a training type, and what to use instead; None when it can."""
-    if training_type not in BUILT_IN and framework is not FrameworkType.CUSTOM:
+def unavailable(framework: FrameworkType, training_type: TrainingType, *, ranks: int = 1) -> str | None:
+    """Why no server of this version has a framework do a training type, and what to use instead; None when it can.
+
+    Every choice that is offered is one that works, for a training with so many ranks.
+    """
+    known = FRAMEWORKS[framework]
+    if training_type in known.types:
+        return None
+    custom = f"framework type {FrameworkType.CUSTOM} with a script of your own"
+    if known.types:
         return (
             f"training_type {training_type} is not available in this version with a built-in framework; "
-            f"{LATER[training_type]}, or framework type CUSTOM with a script of your own. "
-            f"Available: {', '.join(sorted(BUILT_IN))}"
+            f"{LATER[training_type]}, or use {custom}. Available: {', '.join(sorted(BUILT_IN))}"
         )
-    known = FRAMEWORKS[framework]
-    if training_type in known.types or known.instead:
-        return None
-    able = [str(name) for name, other in FRAMEWORKS.items() if training_type in other.types]
-    return f"framework {framework} does not do {training_type}; use {' or '.join(able)}"
+    why = f"framework {framework} is not available in this version, installed or not"
+    if training_type not in BUILT_IN:
+        return f"{why}, and {training_type} has no built-in trainer; use {custom}"
+    instead = (
+        f"{FrameworkType.FSDP}, which spreads model, gradients and optimizer over the ranks"
+        if ranks > 1
+        else f"{FrameworkType.HF_TRAINER} (with several GPUs {FrameworkType.FSDP}, which spreads the model over them)"
+    )
+    return f"{why}; use {instead}, or {custom}. Leave out options that are {framework}'s own"
 
 
 def missing(framework: FrameworkType, installed: Callable[[str], bool]) -> str | None:
     """Why a framework cannot train where `installed` says which packages can be imported; None when it can."""
-    known = FRAMEWORKS[framework]
-    absent = [package for package in known.packages if not installed(package)]
-    if known.instead:
-        why = f"is not installed (there is no package {absent[0]})" if absent else "is not supported in this version"
-        return f"framework {framework} {why}; use {known.instead}, or CUSTOM with a script of your own"
-    if absent:
-        return (
-            f"the workers' Python has no {', '.join(absent)}, which the built-in trainers need: "
-            f"run `{TRAIN_EXTRA}` there, and submit the job again"
-        )
-    return None
+    absent = [package for package in FRAMEWORKS[framework].packages if not installed(package)]
+    if not absent:
+        return None
+    return (
+        f"the workers' Python has no {', '.join(absent)}, which the built-in trainers need: "
+        f"run `{TRAIN_EXTRA}` there, and submit the job again"
+    )
 
 
 def missing_options(hyperparameters: Mapping[str, object], installed: Callable[[str], bool]) -> str | None:

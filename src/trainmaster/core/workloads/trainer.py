@@ -70,7 +70,7 @@ def is_training(workload: WorkloadSpec | None) -> bool:
 def validate(request: SubmitJobRequest) -> None:
     """Check what the tables say: training type, framework, hyperparameters, results."""
     training, data = configs_of(request)
-    if (why := unavailable(training.framework.type, training.training_type)) is not None:
+    if (why := unavailable(training.framework.type, training.training_type, ranks=request.world_size)) is not None:
         raise RefusedError(why)
     problems = [*_not_available(request, training, data), *_not_possible(request, training, data)]
     if problems:
@@ -162,7 +162,8 @@ def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: Da
     """What has its place among the fields, and nobody does it yet."""
     output, framework = request.output_config, training.framework
     if output.export_format not in _EXPORTS:
-        message = f"{output.export_format} is not available in this version; use {' or '.join(_EXPORTS)}"
+        working = _EXPORTS if training.training_type in LORA_TYPES and not output.merge_lora else _EXPORTS[:1]
+        message = f"{output.export_format} is not available in this version; use {' or '.join(working)}"
         yield Problem(field="output_config.export_format", message=message)
     if output.push_to_hub:
         message = "is not available in this version; upload what `trainmaster download` fetches"
@@ -174,16 +175,15 @@ def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: Da
     known = FRAMEWORKS[framework.type]
     where = "training_config.framework.distributed"
     strategy = framework.distributed.strategy
-    if not known.instead and strategy is not None and strategy not in known.strategies:
+    if strategy is not None and strategy not in known.strategies:
         message = f"'{strategy}' is not one of framework {framework.type}: use {known.strategies[0]}, or leave it out"
         yield Problem(field=f"{where}.strategy", message=message)
     if framework.distributed.backend not in _BACKENDS:
         message = f"is not available with built-in trainers; use {' or '.join(_BACKENDS)}"
         yield Problem(field=f"{where}.backend", message=message)
-    if not known.instead:
-        refused = refused_options(framework.type, framework.config, framework.distributed.config)
-        for field, message in islice(refused, _MAX_PROBLEMS):
-            yield Problem(field=f"training_config.{field}", message=message)
+    refused = refused_options(framework.type, framework.config, framework.distributed.config)
+    for field, message in islice(refused, _MAX_PROBLEMS):
+        yield Problem(field=f"training_config.{field}", message=message)
     for name, message in islice(refused_fields(data.preprocess.field_mapping), _MAX_PROBLEMS):
         yield Problem(field=f"data_config.preprocess.field_mapping.{name}", message=message)
 
@@ -221,7 +221,8 @@ def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator
     metric = request.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
     if metric and metric.removeprefix("eval_") not in MEASURED:
-        known = [prefix + name for prefix in ("", "eval_") for name in MEASURED]
+        evaluates = data.validation_split and strategy != "no"
+        known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in MEASURED]
         message = choice_message("metric", metric, known)
         yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
         metric = ""
