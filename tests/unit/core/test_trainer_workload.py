@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from spec_documents import CUSTOM, LORA, changed
 
+from spec_documents import CUSTOM, LORA, changed
 from trainmaster.core.errors import RefusedError, SpecError
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.training.types import FrameworkType, TrainingType
