@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +57,19 @@ def test_request_is_what_was_laid_out(worker: Worker, world: World) -> None:
     request = AttemptRequest.from_json(worker.call("GET", "request"))
     assert request == world.directory(worker.job).request()
     assert request.attempt_id == worker.attempt_id
+
+
+def test_request_of_a_job_with_thousands_of_files_is_served_whole(api: Api, served: Served, world: World) -> None:
+    content = b"content"
+    digest = hashlib.sha256(content).hexdigest()
+    api.call("PUT", f"/v1/blobs/{digest}", 201, content=content)
+    files = [{"path": f"package/module_{number:05}/main.py", "sha256": digest} for number in range(8192)]
+    job_id = api.submit(workload={"kind": "command", "argv": ["x"], "files": files})
+    world.queue(job_id)
+    worker = Worker(api, served, world.place(job_id))
+    with worker.http:
+        request = AttemptRequest.from_json(worker.call("GET", "request"))
+    assert len(request.launch.blobs) == 8192
 
 
 def test_token_of_another_attempt_is_refused(worker: Worker, api: Api, served: Served, world: World) -> None:

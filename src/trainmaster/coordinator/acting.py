@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from trainmaster.coordinator.pools import Pool, close_pools
 from trainmaster.coordinator.watch import look
 from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait
 from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
-from trainmaster.core.job import Change, Checkpoint, Job
+from trainmaster.core.job import Attempt, Change, Checkpoint, Job
 from trainmaster.core.sight import Liveness, Sight
 from trainmaster.core.states import JobStatus
 from trainmaster.core.stopping import control_for
@@ -74,9 +74,17 @@ class _Memory:
     wait_told_at: float = float("-inf")
     claim_awaited_from: float | None = None
     """The first launch by this process, or the last time that its backend was not ready for it."""
+    stop_seen_at: float | None = None
+    """When a stop was first seen that was asked for later than now, because the clock was set back since."""
     refusal: LaunchError | None = None
     """Why a launch failed of which nothing runs."""
     handle: str | None = None
+
+    def restart_waits(self) -> None:
+        """Wait from now on: what was remembered is by a clock that was set back."""
+        self.not_before = 0.0
+        self.wait_told_at = float("-inf")
+        self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,9 @@ class Acting:
         self._memory: dict[str, _Memory] = {}
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
+        self._unclaimed: dict[str, int] = {}
+        """Launches of a job in a row that no worker claimed in time."""
+        self._acted_at = float("-inf")
         self._pool = pool or Pool("act")
         self._tidying = pool or Pool("tidy")
         self._slow_pools = {name: pool or Pool(f"sweep {name}") for name in backends}
@@ -142,11 +153,17 @@ class Acting:
     def act(self, view: ClusterView, now: float) -> None:
         """Start the acts that the committed jobs call for."""
         live: set[str] = set()
+        if now < self._acted_at:
+            for memory in self._memory.values():
+                memory.restart_waits()
+        self._acted_at = now
         for job in view.holding.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
             live.add(attempt_id)
             if job.live.claimed:
                 self._refusals.pop(job.job_id, None)
+            if len(job.live.claimed) == len(job.live.shares):
+                self._unclaimed.pop(job.job_id, None)
             memory = self._memory.setdefault(attempt_id, _Memory())
             if memory.busy or now < memory.not_before:
                 continue
@@ -154,8 +171,9 @@ class Acting:
             if act is not None:
                 memory.busy = True
                 self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
-        if self._refusals:
-            self._refusals = {job_id: count for job_id, count in self._refusals.items() if job_id in view.jobs}
+        for counts in (self._refusals, self._unclaimed):
+            for job_id in counts.keys() - view.jobs.keys():
+                del counts[job_id]
         if len(self._memory) > len(live):
             for attempt_id in self._memory.keys() - live:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
@@ -182,7 +200,7 @@ class Acting:
                     memory.lost.add(node)
                     alive = Liveness.UNKNOWN
             liveness[node] = alive
-        return look(
+        sight = look(
             job,
             directory,
             liveness,
@@ -190,6 +208,7 @@ class Acting:
             roots=self._roots,
             endpoint=functools.partial(backend.endpoint, request),
         )
+        return replace(sight, unclaimed_launches=self._unclaimed.get(job.job_id, 0))
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
         """What a launch that was carried out, or refused, makes of its job."""
@@ -229,7 +248,8 @@ class Acting:
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
             act = self._next_for_unclaimed(job, view, memory, now)
-            if act is not None or attempt.stop is None:
+            # A worker may die right after its claim: that node is swept, though nobody has reported the claim.
+            if act is not None or (attempt.stop is None and not memory.lost):
                 return act
         control = control_for(job)
         if control is None:
@@ -240,8 +260,7 @@ class Acting:
             return _Act(lambda: backend.stop(self._prepared(job, view, memory), control))
         if memory.lost:
             return _Act(lambda: self._sweep(backend, job, view, memory), slow=True)
-        overdue = attempt.stop_at is not None and now > attempt.stop_at + attempt.stop_grace_s + STOP_OVERDUE_S
-        if overdue and not memory.killed:
+        if _stop_is_overdue(attempt, memory, now) and not memory.killed:
             memory.killed = True
             return _Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
         return None
@@ -253,6 +272,8 @@ class Acting:
             if memory.revoked:
                 return None
             memory.revoked = True
+            if job.live.stop is None:
+                self._unclaimed[job.job_id] = self._unclaimed.get(job.job_id, 0) + 1
             return _Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
         again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
         if memory.launched_at is not None and now - memory.launched_at < again_s:
@@ -377,6 +398,15 @@ def _readable(directory: RunDirectory) -> AttemptRequest | None:
         return directory.request()
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
         return None
+
+
+def _stop_is_overdue(attempt: Attempt, memory: _Memory, now: float) -> bool:
+    asked_at = attempt.stop_at
+    if asked_at is not None and asked_at > now:
+        if memory.stop_seen_at is None:
+            memory.stop_seen_at = now
+        asked_at = memory.stop_seen_at
+    return asked_at is not None and now > asked_at + attempt.stop_grace_s + STOP_OVERDUE_S
 
 
 def _same(one: Control, other: Control | None) -> bool:

@@ -107,6 +107,8 @@ def prune(connection: Connection, job: Job) -> Job:
 
     Their files go with the next sweep (`coordinator.retention`).
     """
+    if not retention.has_limit(job):
+        return job
     scope = Scope(job.account_id)
     present = checkpoints.of_job(connection, scope, job.job_id)
     surplus = retention.surplus_checkpoints(job, present, in_use=())

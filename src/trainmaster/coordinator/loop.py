@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from trainmaster.coordinator.waking import Alarm
 from trainmaster.core import observations, stopping, timers
 from trainmaster.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Change, Job, merge
-from trainmaster.core.states import RUNNING, JobStatus
+from trainmaster.core.states import JobStatus
 from trainmaster.scheduling.draining import drain
 from trainmaster.scheduling.health import occupied
 from trainmaster.scheduling.schedule import Plan, schedule
@@ -50,6 +50,8 @@ class Pace:
     """A pause between two looks that is longer means that the machine slept, or that nobody led."""
     occupied_s: float = 2.0
     """The inventory, while a GPU is only waiting for its memory to be freed."""
+    behind_s: float = 0.1
+    """Between two looks at an attempt that reports more than one look takes, whatever hints come."""
 
 
 PLACEMENTS_PER_PASS = 256
@@ -57,6 +59,10 @@ PLACEMENTS_PER_PASS = 256
 REST_FACTOR = 4.0
 """After a pass, new jobs wait so many times as long as it took: a thousand of them need no thousand passes."""
 REST_MAX_S = 0.05
+DROP_AFTER = 3
+"""Reports that could not be committed so often are dropped: they must not keep their job from ending."""
+FAILED_WAIT_S = 5.0
+"""Before a job whose change could not be committed is looked at again."""
 STUCK_AFTER_S = 60.0
 """A loop that led and finished no pass for so long is no use to anybody."""
 
@@ -92,8 +98,13 @@ class Coordinator:
         self._cursor = 0
         self._cluster_cursor = 0
         self._polled_at: float | None = None
+        self._polled_now = 0.0
         self._inventory_at: float | None = None
         self._awake_since = 0.0
+        self._next_looks: dict[str, float] = {}
+        """Attempts that are not looked at before a time, by the monotonic clock."""
+        self._uncommitted: Counter[str] = Counter()
+        """How often in a row a change of a job could not be committed."""
         self._finished_at = time.monotonic()
 
     @property
@@ -132,7 +143,7 @@ class Coordinator:
         rest_s = 0.0
         while not self._alarm.stopped:
             try:
-                hinted = self._alarm.wait(rest_s)
+                hinted = self._alarm.wait(rest_s, self._next_look_in_s()) | self._due_looks()
                 began = time.thread_time()
                 self.run_pass(hinted)
                 rest_s = min(REST_FACTOR * (time.thread_time() - began), REST_MAX_S)
@@ -184,9 +195,10 @@ class Coordinator:
         tick = time.monotonic()
         if self._polled_at is not None and tick - self._polled_at < self._pace.poll_s:
             return False
-        if self._polled_at is None or tick - self._polled_at > self._pace.gap_s:
+        set_back = now < self._polled_now
+        if self._polled_at is None or tick - self._polled_at > self._pace.gap_s or set_back:
             self._awake_since = now
-        self._polled_at = tick
+        self._polled_at, self._polled_now = tick, now
         every_s = self._pace.occupied_s if occupied(self._view.nodes.values()) else self._pace.inventory_s
         if self._inventory_at is None or tick - self._inventory_at >= every_s:
             self._inventory_at = tick
@@ -194,7 +206,14 @@ class Coordinator:
         return True
 
     def _take_over(self, epoch: int) -> None:
-        """Rebuild the view from the database; nothing of an earlier reign is trusted."""
+        """Begin to lead: nothing of an earlier reign is trusted."""
+        self._rebuild_view()
+        self._acting.forget()
+        self._polled_at = self._inventory_at = None
+        self._epoch = epoch
+
+    def _rebuild_view(self) -> None:
+        """Read the view from the database."""
         with self._database.read() as connection:
             self._cursor = events.last_id(connection, _EVERYTHING)
             self._cluster_cursor = cluster_events.last_id(connection, _EVERYTHING)
@@ -202,9 +221,6 @@ class Coordinator:
             known = nodes.all(connection, _EVERYTHING)
             there = queues.all(connection, _EVERYTHING)
         self._view = ClusterView().with_nodes(known).with_queues(there).with_jobs(unfinished)
-        self._acting.forget()
-        self._polled_at = self._inventory_at = None
-        self._epoch = epoch
 
     def _catch_up(self) -> set[str]:
         """Take in what others committed; which jobs that were."""
@@ -236,9 +252,10 @@ class Coordinator:
             attempt_id = f"{job.job_id}.{job.live.number}"
             if not everything and attempt_id not in hinted:
                 continue
-            change = self._observe_one(job, now)
+            waits = time.monotonic() < self._next_looks.get(attempt_id, 0.0)
+            change = None if waits else self._observe_one(job, now)
             latest = change.job if change else job
-            if everything and latest.status in RUNNING:
+            if everything and latest.attempt is not None:
                 timed = timers.due(
                     latest,
                     now=now,
@@ -252,13 +269,30 @@ class Coordinator:
                 changes[job.job_id] = change
         return changes
 
+    def _next_look_in_s(self) -> float | None:
+        """When the first of the looks is due that wait for their time."""
+        return max(0.0, min(self._next_looks.values()) - time.monotonic()) if self._next_looks else None
+
+    def _due_looks(self) -> frozenset[str]:
+        """Take those looks that are due."""
+        due = frozenset(attempt_id for attempt_id, at in self._next_looks.items() if at <= time.monotonic())
+        for attempt_id in due:
+            del self._next_looks[attempt_id]
+        return due
+
     def _observe_one(self, job: Job, now: float) -> Change | None:
         try:
             told = self._acting.take_outcome(job, now)
             if told is not None:
                 return told
             sight = self._acting.look(job, self._view)
-            return observations.observe(job, sight, now=now) if sight else None
+            if sight is None:
+                return None
+            if sight.behind:
+                self._next_looks[f"{job.job_id}.{job.live.number}"] = time.monotonic() + self._pace.behind_s
+            if self._uncommitted[job.job_id] >= DROP_AFTER:
+                sight = sight.without_reports(f"reports could not be stored {DROP_AFTER} times in a row; dropped")
+            return observations.observe(job, sight, now=now)
         except Exception:
             # One unreadable run directory must not hold up every other job.
             _log.exception("job %s could not be observed", job.job_id)
@@ -335,17 +369,20 @@ class Coordinator:
 
         try:
             applied = self._database.write_now(work)
+            for change in wanted:
+                del self._uncommitted[change.job.job_id]
         except (NotLeaderError, StoreUnavailableError):
             raise
         except Exception:
-            _log.exception("a commit failed; its changes are tried one by one, and the view is built anew")
+            _log.exception("a commit failed; its changes are committed one by one, and the view is built anew")
             applied = self._commit_singly(epoch, wanted)
-            self._epoch = None
+            self._rebuild_view()
         self._view = self._view.with_jobs(applied)
         if len(applied) < len(wanted):
             self.hint("")
 
     def _commit_singly(self, epoch: int, wanted: list[Change]) -> list[Job]:
+        """Commit each change in a transaction of its own: one that fails is its own job's trouble."""
         applied = []
         for change in wanted:
 
@@ -353,13 +390,19 @@ class Coordinator:
                 leases.check(connection, _EVERYTHING, epoch)
                 return _apply(connection, change)
 
+            job_id = change.job.job_id
             try:
                 if (job := self._database.write_now(work)) is not None:
                     applied.append(job)
+                del self._uncommitted[job_id]
             except (NotLeaderError, StoreUnavailableError):
                 raise
             except Exception:
-                _log.exception("a change of job %s cannot be committed", change.job.job_id)
+                _log.exception("a change of job %s cannot be committed", job_id)
+                self._uncommitted[job_id] += 1
+                before = self._view.holding.get(job_id)
+                if before is not None:
+                    self._next_looks[f"{job_id}.{before.live.number}"] = time.monotonic() + FAILED_WAIT_S
         return applied
 
     def _last_use(self) -> Mapping[str, float]:

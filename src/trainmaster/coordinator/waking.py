@@ -35,19 +35,25 @@ class Alarm:
             self.stopped = True
             self._condition.notify()
 
-    def wait(self, rest_s: float = 0.0) -> frozenset[str]:
+    def wait(self, rest_s: float = 0.0, within_s: float | None = None) -> frozenset[str]:
         """Wait for a hint, a foreign write or the next poll; what was hinted at.
 
-        For the first `rest_s` only a hint at an attempt counts.
+        For the first `rest_s` only a hint at an attempt counts. `within_s` is for a poll that is due sooner.
         """
-        deadline = time.monotonic() + self._poll_s
+        deadline = time.monotonic() + (self._poll_s if within_s is None else min(self._poll_s, within_s))
         with self._condition:
             self._condition.wait_for(lambda: self._hinted or self.stopped, rest_s)
-            while not (self._rung or self.stopped):
-                left = deadline - time.monotonic()
-                if left <= 0 or self._written_by_others():
+        while True:
+            with self._condition:
+                if self._rung or self.stopped:
                     break
-                self._condition.wait(min(left, self._foreign_s))
+            # The database may hang: it is asked without the lock, which `hint` takes on the event loop.
+            left = deadline - time.monotonic()
+            if left <= 0 or self._written_by_others():
+                break
+            with self._condition:
+                self._condition.wait_for(lambda: self._rung or self.stopped, min(left, self._foreign_s))
+        with self._condition:
             hinted = frozenset(self._hinted)
             self._hinted.clear()
             self._rung = False

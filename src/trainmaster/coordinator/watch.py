@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.coordinator.launching import checkpoints_home
@@ -12,23 +13,35 @@ from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.core.workloads.trainer_service import KIND as TRAINER_SERVICE
+from trainmaster.protocol.disks import disk_is_full
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import (
     RunDirectory,
     endpoint_document,
     events_stream,
     exit_document,
     metrics_stream,
-    read_lines,
+    parse_lines,
     worker_stream,
 )
 from trainmaster.storage import ARTIFACTS, URI, Location, Roots
 
 LONGEST_LINE = 1 << 20
-"""A longer one is passed over: no report needs it, and one must not stop all that come after it."""
-LOOK_BYTES = 64 * LONGEST_LINE
-"""What is read of a stream in one look: one job must not hold up every other."""
-MOST_BYTES = 1024 * LONGEST_LINE
-"""What is ever read of a stream; nobody reports more, but for somebody who means harm."""
+"""A longer line is skipped: no report needs it, and it must not block the lines after it."""
+LOOK_LINES = 256
+"""Lines that one look takes from all event streams of an attempt together: other jobs wait meanwhile."""
+LEAST_LINES = 16
+"""Lines that each stream gets in one look, however many streams share it."""
+LOOK_S = 0.2
+"""After this time a look starts no further stream; the next look goes on there."""
+MOST_LINES = 50_000
+"""Lines that are ever taken from one event stream of an attempt: each may become a row of the database."""
+MOST_BYTES = 64 * LONGEST_LINE
+"""Bytes that are ever read from one event stream of an attempt."""
+METRICS_BYTES = 1 << 20
+METRICS_LINES = 1000
+"""The newest part of the metrics that one look parses. A job shows last values only; the series is read from the file
+itself."""
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
@@ -59,55 +72,107 @@ def look(
     `liveness` must have been taken before the call: a worker that was found gone has written all it
     ever will, so nothing that it said can be missed here.
     """
-    streams = _Streams(directory, job.live)
+    streams = _Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
         _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
         for node, alive in enumerate(liveness)
     ]
     # After the exit of node 0 was looked for: they are complete when that is there.
-    metrics, passed_over = streams.fresh(metrics_stream(0, 0))
-    nodes[0] = replace(nodes[0], records=[*nodes[0].records, *passed_over])
+    metrics = streams.newest(metrics_stream(0, 0))
     return Sight(
-        attempt=job.live.number, nodes=nodes, offsets=streams.offsets, progress=_progress(job.progress, metrics)
+        attempt=job.live.number,
+        nodes=nodes,
+        offsets=streams.offsets,
+        progress=_progress(job.progress, metrics),
+        behind=streams.behind,
     )
 
 
 class _Streams:
-    """Reads streams on from where they were taken in, and remembers how far it came."""
+    """Reads streams on from where the last look stopped, within the limits of one look."""
 
-    def __init__(self, directory: RunDirectory, attempt: Attempt) -> None:
+    def __init__(self, directory: RunDirectory, attempt: Attempt, *, count: int) -> None:
         self._directory = directory
+        self._lines_each = max(LOOK_LINES // count, LEAST_LINES)
+        self._deadline = time.monotonic() + LOOK_S
         self.offsets = dict(attempt.offsets)
         self.behind = False
-        """There is more than one look takes in."""
+        """Some stream has more than this look took."""
 
-    def fresh(self, stream: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The whole lines that a stream has beyond what was taken in, and a note on each that was passed over."""
-        start = self.offsets.get(stream, 0)
-        until = min(start + LOOK_BYTES, MOST_BYTES)
-        records: list[dict[str, Any]] = []
+    def fresh(self, stream: str) -> _Fresh:
+        """The next lines of an event stream, and a note on each that was skipped."""
+        start, taken = self.offsets.get(stream, 0), self.offsets.get(_lines_of(stream), 0)
+        if start >= MOST_BYTES:
+            return _NOTHING
+        if time.monotonic() > self._deadline:
+            status = self._directory.status(stream)
+            behind = status is not None and status.st_size > start
+            self.behind |= behind
+            return _Fresh(behind=behind)
+        # One byte back: unless it ends a line, this is the middle of one that is being skipped.
+        back = 1 if start else 0
+        data = self._directory.read(stream, start - back, back + LONGEST_LINE)
+        unread = data[back:]
+        lines: list[bytes] = []
         notes: list[dict[str, Any]] = []
-        while start < until:
-            # One byte back: unless it ends a line, this is the middle of one that is being passed over.
-            back = 1 if start else 0
-            data = self._directory.read(stream, start - back, back + LONGEST_LINE)
-            unread = data[back:]
-            if back and data[:1] != b"\n":
-                length = unread.find(b"\n") + 1 or len(unread)
-            else:
-                found, length = read_lines(unread)
-                records += found
-                if not length and len(unread) == LONGEST_LINE:
-                    length = len(unread)
-                    notes.append(_note(f"a report of more than {LONGEST_LINE} bytes was passed over, in {stream}"))
-            if not length:
-                return records, notes
-            start += length
-            self.offsets[stream] = start
-            if start >= MOST_BYTES:
-                notes.append(_note(f"more than {MOST_BYTES} bytes were reported; the rest is ignored, in {stream}"))
-        self.behind |= start < MOST_BYTES
-        return records, notes
+        if back and data[:1] != b"\n":
+            length = unread.find(b"\n") + 1 or len(unread)
+        else:
+            *lines, rest = unread.split(b"\n", min(self._lines_each, MOST_LINES - taken))
+            length = len(unread) - len(rest)
+            if not lines and len(unread) == LONGEST_LINE:
+                length = LONGEST_LINE
+                notes.append(_note(f"a report of more than {LONGEST_LINE} bytes was skipped, in {stream}"))
+        if not length:
+            return _NOTHING
+        start, taken = start + length, taken + len(lines)
+        if start >= MOST_BYTES or taken >= MOST_LINES:
+            start = max(start, MOST_BYTES)
+            notes.append(
+                {
+                    "type": "reports_cut",
+                    "message": f"{stream} has more than {MOST_LINES} lines or {MOST_BYTES >> 20} MiB; the rest of it "
+                    "is ignored, and with it the checkpoints and phases that it reports",
+                }
+            )
+        self.offsets[stream], self.offsets[_lines_of(stream)] = start, taken
+        behind = start < MOST_BYTES and (len(unread) == LONGEST_LINE or b"\n" in unread[length:])
+        self.behind |= behind
+        return _Fresh(records=parse_lines(lines), notes=notes, behind=behind)
+
+    def newest(self, stream: str) -> list[dict[str, Any]]:
+        """The last lines that a stream has beyond what was read before; earlier ones are skipped."""
+        status = self._directory.status(stream)
+        start = self.offsets.get(stream, 0)
+        if status is None or status.st_size <= start:
+            return []
+        start = max(start, status.st_size - METRICS_BYTES)
+        back = 1 if start else 0
+        data = self._directory.read(stream, start - back, back + METRICS_BYTES)
+        first = 0 if not back else data.find(b"\n") + 1  # what precedes it is the end of a line that was cut
+        end = data.rfind(b"\n") + 1
+        if end <= first:
+            return []
+        self.offsets[stream] = start - back + end
+        return parse_lines(data[first : end - 1].rsplit(b"\n", METRICS_LINES)[-METRICS_LINES:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fresh:
+    """What one look takes from one event stream."""
+
+    records: Sequence[dict[str, Any]] = ()
+    notes: Sequence[dict[str, Any]] = ()
+    behind: bool = False
+    """There is more."""
+
+
+_NOTHING = _Fresh()
+
+
+def _lines_of(stream: str) -> str:
+    """The key, beside a stream's offset, for the number of lines that were taken from it."""
+    return f"{stream}#lines"
 
 
 def _look_at_node(
@@ -123,21 +188,26 @@ def _look_at_node(
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    said_by_worker, notes = streams.fresh(worker_stream(node))
+    said = streams.fresh(worker_stream(node))
+    notes, behind = [*said.notes], said.behind
     # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
-    records = [record for record in said_by_worker if record.get("type") != "checkpoint"]
+    records = [record for record in said.records if record.get("type") != "checkpoint"]
     for local_rank in range(ranks_per_node):
         rank = node * ranks_per_node + local_rank
-        said, passed_over = streams.fresh(events_stream(node, rank))
-        records += [located for record in said if (located := _located(record, rank, roots, job)) is not None]
-        notes += passed_over
+        said = streams.fresh(events_stream(node, rank))
+        records += [located for record in said.records if (located := _located(record, rank, roots, job)) is not None]
+        notes += said.notes
+        behind |= said.behind
     records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
     endpoint = None
     # Over HTTP the document may arrive after the word that it is there.
     unknown = node in attempt.started and job.endpoint is None
     if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
         endpoint = _endpoint(directory, node, reached)
-    if streams.behind:
+    if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
+        message = f"the worker of node {node} died without a word, and the disk of its run directory is full"
+        ended = {"reason": Reason.DISK_FULL, "message": message}
+    if behind:
         # Its end would cut off what it said before; that is taken in first.
         ended, alive = None, Liveness.UNKNOWN
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)

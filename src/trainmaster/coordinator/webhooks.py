@@ -146,7 +146,8 @@ class Deliveries:
             key = _key(webhook)
             if key in self._running or max(webhook.cursor, self._passed.get(key, 0)) >= end:
                 continue
-            if webhook.not_before > now:
+            # A later time is by a clock that was set back since.
+            if now < webhook.not_before <= now + LONGEST_RETRY_S:
                 waits.append(webhook.not_before - now)
                 continue
             task = asyncio.create_task(self._tell(webhook, poster, epoch))

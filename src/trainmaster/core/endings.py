@@ -12,12 +12,14 @@ from trainmaster.core.reasons import CONSEQUENCES, Outcome
 from trainmaster.core.reported import ending
 from trainmaster.core.sight import Liveness, NodeSight
 from trainmaster.core.states import Actor, Desired, JobStatus, Trigger
-from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
 
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0
 LAUNCH_BACKOFF_MAX_S = 60.0
 """An engine that is back is noticed as soon."""
+MOST_UNCLAIMED_LAUNCHES = 3
+"""Launches in a row that no worker claims in time; then something is wrong that waiting does not mend."""
 
 
 def refuse_launch(
@@ -92,6 +94,10 @@ def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
             case _:
                 return
     ended = ending(document, since=attempt.created_at, now=draft.now)
+    if ended["reason"] == Reason.WORKER_LOST and attempt.stop is not None and _missed_its_stop(attempt, draft.now):
+        # It was killed because it did not stop: that is how it ended, and no loss.
+        ended["reason"], ended["stop_cause"] = REASON_OF_STOP[attempt.stop], attempt.stop
+        ended["message"] = f"stopped ({attempt.stop}): its worker did not react within the grace period and was killed"
     draft.set_attempt(
         exits={**attempt.exits, node: ended},
         # Where nobody heard that it had started, its end still says when.
@@ -99,8 +105,16 @@ def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
     )
 
 
-def settle(draft: Draft) -> None:
-    """End the attempt when every node has; when one failed, have the others stopped."""
+def _missed_its_stop(attempt: Attempt, now: float) -> bool:
+    """Whether the grace period is over, or began by a clock that was set back since."""
+    return attempt.stop_at is not None and not attempt.stop_at <= now <= attempt.stop_at + attempt.stop_grace_s
+
+
+def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
+    """End the attempt when every node has; when one failed, have the others stopped.
+
+    `unclaimed_launches` is how many launches of the job in a row no worker claimed in time.
+    """
     attempt = draft.job.live
     failed = [node for node, ended in attempt.exits.items() if ended["reason"] != Reason.SUCCEEDED]
     if len(attempt.exits) < len(attempt.shares):
@@ -113,7 +127,11 @@ def settle(draft: Draft) -> None:
     }
     # What the last node held was free no earlier.
     ended_at = max(float(ended["ended_at"]) for ended in attempt.exits.values())
-    _finish(draft, Reason(cause["reason"]), str(cause["message"]), evidence, ended_at)
+    reason, message = Reason(cause["reason"]), str(cause["message"])
+    gives_up = reason is Reason.NEVER_STARTED and unclaimed_launches >= MOST_UNCLAIMED_LAUNCHES
+    if gives_up:
+        message = f"no worker started in {unclaimed_launches} launches in a row"
+    _finish(draft, reason, message, evidence, ended_at, gives_up=gives_up)
 
 
 def _cause(attempt: Attempt) -> Mapping[str, Any]:
@@ -134,8 +152,13 @@ def _cause(attempt: Attempt) -> Mapping[str, Any]:
     return min(attempt.exits.values(), key=rank)
 
 
-def _finish(draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any], ended_at: float) -> None:
-    """End the attempt and send the job where the reason, the user's wish and the budgets lead."""
+def _finish(
+    draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any], ended_at: float, *, gives_up: bool
+) -> None:
+    """End the attempt and send the job where the reason, the user's wish and the budgets lead.
+
+    `gives_up`: an attempt that never started is the last one.
+    """
     job = draft.job
     unwanted = job.desired in (Desired.STOP, Desired.DELETE)
     if unwanted and reason is Reason.NEVER_STARTED:
@@ -152,6 +175,9 @@ def _finish(draft: Draft, reason: Reason, message: str, evidence: Mapping[str, A
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):
         _park(draft, reason, message)
+    elif outcome is Outcome.NOT_STARTED and gives_up:
+        last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
+        draft.move(last, reason=reason, message=message)
     elif outcome is Outcome.NOT_STARTED:
         # No budget is charged: nothing failed that ran. The other nodes of a gang may have begun already.
         draft.set(not_before=draft.now + BACKOFF_S)

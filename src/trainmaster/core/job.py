@@ -233,6 +233,13 @@ class Job:
         """Serves until it is stopped."""
         return self.lifetime is Lifetime.SERVICE
 
+    def in_backoff(self, now: float) -> bool:
+        """Whether it may not be placed yet.
+
+        A back-off that began in the future, because the clock was set back since, is over.
+        """
+        return self.not_before > now and self.status_at <= now
+
     @property
     def order_key(self) -> float:
         """The place in its queue: earlier is smaller. Constant while it waits, so it can be indexed."""

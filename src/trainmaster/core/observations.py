@@ -84,7 +84,7 @@ def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
     endpoint = next((seen.endpoint for seen in sight.nodes if seen.endpoint), None)
     if endpoint and endpoint != job.endpoint:
         draft.set(endpoint=endpoint)
-    settle(draft)
+    settle(draft, unclaimed_launches=sight.unclaimed_launches)
     return draft.change()
 
 
@@ -98,10 +98,15 @@ def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
 
 def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) -> None:
     # Whoever speaks has claimed: over HTTP a rank's record may arrive before its worker's.
-    draft.set_attempt(claimed=draft.job.live.claimed | {node})
-    _advance(draft)
+    if node not in draft.job.live.claimed:
+        draft.set_attempt(claimed=draft.job.live.claimed | {node})
+        _advance(draft)
     attempt = draft.job.live
     match record.get("type"):
+        case "step_started":
+            # Told before the ranks start: from then on they might keep their worker from telling anything.
+            if record.get("starts_ranks") and attempt.started_at is None:
+                draft.set_attempt(started_at=at)
         case "started":
             draft.set_attempt(started_at=at if attempt.started_at is None else attempt.started_at)
             if not draft.job.is_service and not record.get("reports_phases"):
@@ -122,6 +127,8 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
                 draft.set(message=reported.text(record.get("message")))
         case "note":
             draft.note("note", actor=Actor.WORKER, message=reported.text(record.get("message")) or "")
+        case "reports_cut":
+            draft.note("reports_cut", actor=Actor.COORDINATOR, message=reported.text(record.get("message")) or "")
         case "grace_missed":
             grace_s = reported.number(record.get("grace_s"))
             draft.note(

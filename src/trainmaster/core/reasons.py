@@ -129,7 +129,12 @@ def _rows() -> dict[Reason, Consequence]:
             "the backend's engine did not answer; retry when it does",
             "the backend's engine did not answer; resume it when it does",
         ),
-        Reason.NEVER_STARTED: row(Outcome.NOT_STARTED, Fault.PLATFORM, "it is placed again by itself"),
+        Reason.NEVER_STARTED: row(
+            Outcome.NOT_STARTED,
+            Fault.PLATFORM,
+            "it is placed again by itself; where it has failed, look for the cause in the server's log, then retry",
+            "it is placed again by itself; where it has failed, look for the cause in the server's log, then resume it",
+        ),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -41,8 +41,18 @@ class Sight:
     attempt: int
     nodes: Sequence[NodeSight]
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Where each stream will have been taken in up to."""
+    """How far each stream will have been read, and how many of its lines were taken."""
     progress: Progress | None = None
+    behind: bool = False
+    """The streams have more than this look took."""
+    unclaimed_launches: int = 0
+    """How many launches of the job in a row, this one among them, no worker claimed in time."""
+
+    def without_reports(self, note: str) -> Sight:
+        """The same, with a note in the place of everything that the attempt reported."""
+        cut = [{"type": "reports_cut", "message": note}]
+        nodes = [replace(node, records=cut if number == 0 else ()) for number, node in enumerate(self.nodes)]
+        return replace(self, nodes=nodes, progress=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

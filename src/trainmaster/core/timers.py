@@ -13,6 +13,8 @@ STALLED_AFTER_S = 900.0
 """Without a step, and never before the first one."""
 DUMP_PATIENCE_S = 10.0
 """Between asking for stacks and stopping a stalled attempt."""
+RUNTIME_MARGIN_S = 15.0
+"""A worker stops its ranks by itself when their time is up. One that has not done so by then is told, then killed."""
 
 
 def due(
@@ -23,16 +25,29 @@ def due(
     stalled_after_s: float = STALLED_AFTER_S,
     awake_since: float = 0.0,
 ) -> Change | None:
-    """What the passing of time does to a job: stalls, and services that nobody uses.
+    """What the passing of time does to a job: time that is up, stalls, and services that nobody uses.
 
-    Time before `awake_since` does not count: the machine slept then, or nobody led.
+    Time before `awake_since` does not count for the latter two: the machine slept then, or nobody led. Nor do times
+    that lie in the future, because the clock was set back since.
     """
-    if job.status not in RUNNING or job.attempt is None or job.attempt.stop is not None:
+    if job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
+    began_at = job.attempt.started_at
+    if began_at is not None and job.max_runtime_s is not None and now - began_at > job.max_runtime_s + RUNTIME_MARGIN_S:
+        request_stop(draft, StopCause.TIMEOUT, save=True)
+        draft.note(
+            "stopping",
+            actor=Actor.COORDINATOR,
+            reason=Reason.TIMEOUT,
+            message=f"runs for longer than {job.max_runtime_s:g} s, and its worker has not stopped it",
+        )
+        return draft.change()
+    if job.status not in RUNNING:
+        return None
     step_at = job.progress.step_at
     if job.status is JobStatus.TRAINING and not job.is_service and step_at is not None:
-        quiet_s = now - max(step_at, job.status_at, awake_since)
+        quiet_s = now - max((at for at in (step_at, job.status_at, awake_since) if at <= now), default=now)
         if job.stalled_at is None and quiet_s > stalled_after_s:
             draft.set(stalled_at=now)
             draft.set_attempt(stack_dump=True)
@@ -48,7 +63,8 @@ def due(
                 "stopping", actor=Actor.COORDINATOR, reason=Reason.STALLED, message="stalled: stopped for another try"
             )
     if job.is_service and job.desired is Desired.RUN and job.inactivity_timeout_s is not None:
-        used_at = max(last_activity_at or 0.0, job.last_activity_at or 0.0, job.attempt.started_at or 0.0, awake_since)
+        uses = (last_activity_at, job.last_activity_at, began_at, awake_since)
+        used_at = max((at for at in uses if at is not None and at <= now), default=now)
         if now - used_at > job.inactivity_timeout_s:
             draft.set(desired=Desired.PAUSE)
             request_stop(draft, StopCause.INACTIVE, save=True)

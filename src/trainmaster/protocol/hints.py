@@ -8,6 +8,10 @@ from pathlib import Path
 
 from trainmaster.protocol.sockets import reachable
 
+_MOST_AT_ONCE = 1000
+"""Any process of the same user may send hints without end."""
+_LONGEST_SUBJECT = 256
+
 
 def send_hint(path: str | None, subject: str) -> None:
     """Tell whoever listens at `path` that `subject` changed. Never blocks, never fails."""
@@ -37,13 +41,12 @@ class HintListener:
         return self._socket.fileno()
 
     def drain(self) -> set[str]:
-        """All subjects that were hinted at since the last call."""
+        """The subjects that were hinted at since the last call; of a flood, the first ones."""
         subjects: set[str] = set()
-        while True:
-            try:
-                subjects.add(self._socket.recv(4096).decode(errors="replace"))
-            except BlockingIOError:
-                return subjects
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_MOST_AT_ONCE):
+                subjects.add(self._socket.recv(_LONGEST_SUBJECT).decode(errors="replace"))
+        return subjects
 
     def close(self) -> None:
         """Stop listening."""

@@ -35,7 +35,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -300,18 +300,22 @@ class RunDirectory:
 
 
 def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The whole JSON lines of a piece of a stream, and how many bytes they took.
-
-    A line that is no JSON object (a torn write of a full disk) is passed over.
-    """
+    """The whole JSON lines of a piece of a stream, and how many bytes they took."""
     end = data.rfind(b"\n") + 1
+    return parse_lines(data[:end].split(b"\n")), end
+
+
+def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of some lines. A line that is none (a torn write of a full disk) is skipped."""
     records = []
-    for line in data[:end].splitlines():
+    for line in lines:
+        if not line:
+            continue
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):
                 records.append(record)
-    return records, end
+    return records
 
 
 def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None) -> None:

@@ -136,7 +136,7 @@ class _Case:
 
     def explain(self, thorough: bool) -> Explanation:
         job, way = self._job, self._way
-        if job.not_before > self._now:
+        if job.in_backoff(self._now):
             wait = about(job.not_before - self._now)
             last = job.message or "the last one failed"
             return self._told(PendingCode.BACKOFF, f"waits {wait} more before its next try ({last})", f"{wait} passed")

@@ -108,7 +108,8 @@ class LotState:
         at = self._at
         while at < len(entries):
             entry = entries[at]
-            if entry[3].not_before <= now and entry[3].desired is Desired.RUN and at not in self._done:
+            job = entry[3]
+            if not job.in_backoff(now) and job.desired is Desired.RUN and at not in self._done:
                 self._at = at
                 return entry
             at += 1

@@ -120,7 +120,7 @@ class _Pass:
         for (*_, job), asked in self._lines.room:
             if len(self._placements) >= self._limit:
                 break
-            if job.not_before <= self._now and job.desired is Desired.RUN and asked.wish.possible:
+            if not job.in_backoff(self._now) and job.desired is Desired.RUN and asked.wish.possible:
                 self._try(job, key_of(job), asked, self._lines.lines[job.queue, job.host_backend])
         self._go_through_the_queues()
         while self._gave_way and len(self._placements) < self._limit:

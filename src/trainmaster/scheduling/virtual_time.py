@@ -98,7 +98,7 @@ class VirtualCluster:
         self._leaving: dict[str, float] = {}
         """When each attempt lets go; what the heap says otherwise is out of date."""
         self._leaves: list[tuple[float, str]] = []
-        self._backoffs = sorted((job.not_before for job in view.queued() if job.not_before > now), reverse=True)
+        self._backoffs = sorted((job.not_before for job in view.queued() if job.in_backoff(now)), reverse=True)
         self._plan = Plan()
         self._again = bool(view.jobs)
         """The last pass may have left something undone."""

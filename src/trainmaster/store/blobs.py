@@ -11,11 +11,10 @@ from sqlalchemy import Connection
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Job
 from trainmaster.store import schema
+from trainmaster.store.portions import portions
 from trainmaster.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
-_DIGESTS_PER_QUERY = 500
-"""Databases bound the number of a query's parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +49,8 @@ def missing(connection: Connection, scope: Scope, digests: Iterable[str]) -> lis
     """Those of the digests of which the account has no blob."""
     wanted = sorted(set(digests))
     kept: set[str] = set()
-    for start in range(0, len(wanted), _DIGESTS_PER_QUERY):
-        some = _blobs.c.sha256.in_(wanted[start : start + _DIGESTS_PER_QUERY])
-        query = sa.select(_blobs.c.sha256).where(some, _blobs.c.account_id == scope.account)
+    for some in portions(wanted):
+        query = sa.select(_blobs.c.sha256).where(_blobs.c.sha256.in_(some), _blobs.c.account_id == scope.account)
         kept.update(connection.execute(query).scalars())
     return [sha256 for sha256 in wanted if sha256 not in kept]
 

@@ -15,6 +15,7 @@ from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import COMMITTED, DELETING
 from trainmaster.core.states import TERMINAL, JobStatus
 from trainmaster.store import schema
+from trainmaster.store.portions import portions
 from trainmaster.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, checkpoint_to_row
 from trainmaster.store.scope import Scope
 
@@ -31,13 +32,12 @@ def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequen
     if not checkpoints:
         return
     by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in checkpoints}
-    present = connection.execute(
-        select(_checkpoints.c.checkpoint_id).where(
-            _checkpoints.c.checkpoint_id.in_(by_id), _checkpoints.c.account_id == job.account_id
+    for some in portions(by_id):
+        present = select(_checkpoints.c.checkpoint_id).where(
+            _checkpoints.c.checkpoint_id.in_(some), _checkpoints.c.account_id == job.account_id
         )
-    )
-    for checkpoint_id in present.scalars():
-        del by_id[checkpoint_id]
+        for checkpoint_id in connection.execute(present).scalars():
+            del by_id[checkpoint_id]
     if by_id:
         connection.execute(_INSERT, [checkpoint_to_row(job, checkpoint) for checkpoint in by_id.values()])
 
@@ -103,7 +103,8 @@ def pin(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, p
 def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collection[str]) -> None:
     """Let nobody see some checkpoints of a job any more; their files are to go."""
     scope.require(job.account_id)
-    connection.execute(update(_checkpoints).where(*_of(job, checkpoint_ids)).values(status=DELETING))
+    for some in portions(checkpoint_ids):
+        connection.execute(update(_checkpoints).where(*_of(job, some)).values(status=DELETING))
 
 
 def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
@@ -148,10 +149,12 @@ def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str])
                     & (_attempts.c.account_id == _jobs.c.account_id),
                 )
             )
-            .where(wanted.in_(checkpoint_ids), _jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
+            .where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
         )
-        for checkpoint_id, job_id in connection.execute(scope.limit(query, _jobs.c.account_id)):
-            found.setdefault(checkpoint_id, set()).add(job_id)
+        for some in portions(checkpoint_ids):
+            rows = connection.execute(scope.limit(query.where(wanted.in_(some)), _jobs.c.account_id))
+            for checkpoint_id, job_id in rows:
+                found.setdefault(checkpoint_id, set()).add(job_id)
     return found
 
 

@@ -12,14 +12,13 @@ from trainmaster.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.states import ACTIVE, TERMINAL, JobStatus
 from trainmaster.store import allocations, attempts, checkpoints, events, schema, secrets, usage
+from trainmaster.store.portions import portions
 from trainmaster.store.prepared import Prepared
 from trainmaster.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
 from trainmaster.store.scope import Scope
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
 """Never changes; an update leaves it out, and with it the indexes over it."""
-_IDS_PER_QUERY = 500
-"""Databases bound the number of a query's parameters."""
 
 
 def insert(connection: Connection, scope: Scope, change: Change) -> None:
@@ -125,9 +124,8 @@ def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
 def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
     """Those of the named jobs that are there, deleted or not, in no particular order."""
     found: list[Job] = []
-    for start in range(0, len(job_ids), _IDS_PER_QUERY):
-        rows = connection.execute(_BY_IDS, {"keys": list(job_ids[start : start + _IDS_PER_QUERY])})
-        found += map(job_from_row, rows)
+    for some in portions(job_ids):
+        found += map(job_from_row, connection.execute(_BY_IDS, {"keys": some}))
     return [job for job in found if scope.admits(job.account_id)]
 
 

@@ -24,6 +24,7 @@ from trainmaster.core.tinker import (
 )
 from trainmaster.core.workloads.trainer_service import Mode
 from trainmaster.store import schema
+from trainmaster.store.portions import portions
 from trainmaster.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, dumps
 from trainmaster.store.scope import Scope
 
@@ -34,8 +35,6 @@ _checkpoints = schema.checkpoints
 DOOR = "tinker"
 """What checkpoints say that were asked for through this door."""
 
-_AT_ONCE = 500
-"""Values in one statement: databases take some tens of thousands."""
 
 _SESSIONS = select(*(_sessions.c[name] for name in TinkerSession.__dataclass_fields__))
 _RUNS = select(*(_runs.c[name] for name in TinkerRun.__dataclass_fields__))
@@ -351,8 +350,8 @@ def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
         connection.execute(delete(table).where(condition, table.c.account_id == gone.account_id))
 
     remove(_samplers, _samplers.c.session_id == gone.session_id)
-    for start in range(0, len(gone.model_ids), _AT_ONCE):
-        remove(_runs, _runs.c.model_id.in_(gone.model_ids[start : start + _AT_ONCE]))
+    for some in portions(gone.model_ids):
+        remove(_runs, _runs.c.model_id.in_(some))
     if gone.whole:
         remove(_sessions, _sessions.c.session_id == gone.session_id)
 
@@ -360,11 +359,12 @@ def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
 def _models_with_weights(connection: Connection, job_ids: set[str]) -> set[tuple[str, str]]:
     """The runs of some jobs that saved something which is still there: their accounts and ids."""
     saved = select(_checkpoints.c.account_id, _checkpoints.c.attributes).where(
-        _checkpoints.c.job_id.in_(job_ids), _checkpoints.c.status == COMMITTED, _checkpoints.c.kind != ""
+        _checkpoints.c.status == COMMITTED, _checkpoints.c.kind != ""
     )
     return {
         (account_id, str(json.loads(attributes).get("model_id")))
-        for account_id, attributes in connection.execute(saved)
+        for some in portions(job_ids)
+        for account_id, attributes in connection.execute(saved.where(_checkpoints.c.job_id.in_(some)))
     }
 
 

@@ -67,8 +67,19 @@ _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
 
-def run_courier(server_url: str, token: str, attempt_id: str, node: int, directory: str | os.PathLike[str]) -> None:
-    """Run one node of an attempt for a server that is reached by HTTP; return when all is delivered."""
+def run_courier(
+    server_url: str,
+    token: str,
+    attempt_id: str,
+    node: int,
+    directory: str | os.PathLike[str],
+    *,
+    delivers_only: bool = False,
+) -> None:
+    """Run one node of an attempt for a server that is reached by HTTP; return when all is delivered.
+
+    With `delivers_only` it starts no worker: a courier before it has died, and what that left is delivered.
+    """
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -76,7 +87,7 @@ def run_courier(server_url: str, token: str, attempt_id: str, node: int, directo
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # Another courier is at it.
-    _Courier(server_url, token, attempt_id, node, home, lock).run()
+    _Courier(server_url, token, attempt_id, node, home, lock, delivers_only=delivers_only).run()
     with contextlib.suppress(OSError):
         remove_tree(home)
     with contextlib.suppress(OSError):
@@ -88,13 +99,16 @@ class _StopAskedError(Exception):
 
 
 class _Courier:
-    def __init__(self, server_url: str, token: str, attempt_id: str, node: int, home: Path, lock: int) -> None:
+    def __init__(
+        self, server_url: str, token: str, attempt_id: str, node: int, home: Path, lock: int, *, delivers_only: bool
+    ) -> None:
         self._server_url = server_url
         self._token = token
         self._attempt_id = attempt_id
         self._node = node
         self._home = home
         self._lock = lock
+        self._delivers_only = delivers_only
         self._uplink = Uplink(server_url, token)
         self._route = f"/v1/worker/attempts/{attempt_id}"
         self._run = RunDirectory(home / "run")
@@ -156,6 +170,9 @@ class _Courier:
             self._worker_end = "died with the courier before this one"
             self._inherited = True
             _kill(ProcessIdentity.from_json(claim))
+            return
+        if self._delivers_only:
+            self._worker_end = "was never started, as the courier before this one died"
             return
         self._worker = self._fork_worker(self._fetch(request, blobs))
 

@@ -6,7 +6,7 @@ connection is closed.
 
     {"op": "hello"}                                                     -> {"version", "executable", "prefix", "pid"}
     {"op": "start", "run_dir", "node"}                                  -> {"pid", "start_time", "boot_id"}
-    {"op": "start-courier", "server_url", "token", "attempt_id", "node", "directory"}   -> the same
+    {"op": "start-courier", "server_url", "token", "attempt_id", "node", "directory", "delivers_only"}   -> the same
     {"op": "sweep", "attempt_id", "node"?}                              -> {"killed"}, once none is left
     {"op": "retire"}                                                    -> {}, and it is gone
 
@@ -195,13 +195,22 @@ class _ForkServer:
         return self._fork(lambda: run_worker(Path(run_dir), node, given, place))
 
     def _start_courier(
-        self, _: socket.socket, server_url: str, token: str, attempt_id: str, node: int, directory: str
+        self,
+        _: socket.socket,
+        server_url: str,
+        token: str,
+        attempt_id: str,
+        node: int,
+        directory: str,
+        delivers_only: bool = False,
     ) -> dict[str, Any]:
         # Imported here, in the parent: whoever works on shared files alone needs no HTTP client, and from
         # the second courier on it is there already.
         from trainmaster.worker.courier import run_courier
 
-        return self._fork(lambda: run_courier(server_url, token, attempt_id, node, directory))
+        return self._fork(
+            lambda: run_courier(server_url, token, attempt_id, node, directory, delivers_only=delivers_only)
+        )
 
     def _sweep(self, connection: socket.socket, attempt_id: str, node: int | None = None) -> None:
         """In a child, because it waits for processes to end."""

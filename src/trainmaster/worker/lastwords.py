@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from trainmaster.protocol.disks import FULL, disk_is_full
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import CONTROL, RunDirectory, read_lines, worker_stream
-from trainmaster.worker.records import FULL
 
 
 def of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, Any]:
@@ -15,8 +15,11 @@ def of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, An
     records, _ = read_lines(directory.read(worker_stream(node), 0))
     started = [record["t"] for record in records if record.get("type") == "started"]
     steps = [record["step"] for record in records if record.get("type") == "step_started"]
+    reason, message = Reason.WORKER_LOST, f"the worker of node {node} {end} without reporting an end"
+    if disk_is_full(directory.path):
+        reason, message = Reason.DISK_FULL, f"{message}; the disk of its run directory is full"
     return {
-        **_document(Reason.WORKER_LOST, f"the worker of node {node} {end} without reporting an end"),
+        **_document(reason, message),
         "step": steps[-1] if steps else None,
         "stop_cause": (directory.document(CONTROL) or {}).get("stop"),
         "started_at": started[0] if started else None,

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainmaster.protocol.control import Control
+from trainmaster.protocol.disks import FULL, disk_is_full
 from trainmaster.protocol.handing import handed_back
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
@@ -43,7 +44,7 @@ from trainmaster.worker.ranks import (
     step_environment,
 )
 from trainmaster.worker.readiness import ReadinessProbe
-from trainmaster.worker.records import FULL, Heartbeat, Journal, RunDirectoryGoneError, disk_is_full
+from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.stacks import StackDump
 from trainmaster.worker.staging import StagingError
 from trainmaster.worker.stopping import TERM_S, Stopping
@@ -190,7 +191,7 @@ class NodeRun:
         """Run one step to its end, until nothing of it is left."""
         self._attend()
         self._begin(step, ranks)
-        self._journal.record("step_started", step=step.name)
+        self._journal.record("step_started", step=step.name, starts_ranks=not self._prepares)
         pids = {}
         try:
             for rank in ranks:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.disks import FULL, LEAST_FREE_BYTES
 from trainmaster.protocol.rundir import RunDirectory, beat_document, exit_document, worker_stream
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The errors of a disk that takes no more."""
-
-_RESERVE_BYTES = 64 << 10
-"""More than any exit document takes."""
 _RETRY_S = 0.5
 
 
@@ -29,9 +23,8 @@ class Journal:
     """The worker's own stream. While the disk is full, records wait in memory."""
 
     def __init__(self, directory: RunDirectory, node: int) -> None:
-        self._descriptor = os.open(
-            directory.path / worker_stream(node), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._path = directory.path / worker_stream(node)
+        self._descriptor: int | None = None
         self._unwritten = b""
 
     def record(self, kind: str, **fields: object) -> None:
@@ -43,6 +36,9 @@ class Journal:
     def flush(self) -> None:
         """Write what waits, as far as the disk lets us; a line that was cut off is completed later."""
         try:
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
         except OSError as error:
@@ -85,7 +81,7 @@ class ExitRecord:
         with contextlib.suppress(OSError):
             descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+                os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)
             finally:
                 os.close(descriptor)
 
@@ -119,13 +115,3 @@ class ExitRecord:
             os.ftruncate(descriptor, len(data))
         finally:
             os.close(descriptor)
-
-
-def disk_is_full(path: Path) -> bool:
-    """Whether nothing more can be written where `path` lies."""
-    try:
-        usage = os.statvfs(path)
-    except OSError:
-        return False
-    free = usage.f_bavail if os.geteuid() else usage.f_bfree
-    return free * usage.f_frsize < _RESERVE_BYTES

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.disks import FULL
 from trainmaster.protocol.handing import handed
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
@@ -76,7 +77,9 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
         request = within.amend(directory.request(), node)
         run = NodeRun(directory, request, node, secrets, journal, heartbeat, prepares_only=bool(within.onward))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=f"the worker cannot read its request: {error!r}")
+        full = isinstance(error, OSError) and error.errno in FULL
+        reason = Reason.DISK_FULL if full else Reason.LAUNCH_REFUSED
+        verdict = Verdict(reason=reason, message=f"the worker cannot read its request: {error!r}")
     except CannotBecomeError as error:
         verdict = Verdict(reason=Reason.LAUNCH_REFUSED, message=str(error))
     else:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.rundir import CONTROL, RunDirectory, read_document, read_lines
+from trainmaster.protocol.rundir import CONTROL, RunDirectory, parse_lines, read_document
 from trainmaster.worker.logcap import LogCap
 from trainmaster.worker.verdict import Failure
 
@@ -90,24 +91,32 @@ class RankWatch:
             log.look(last=last)
         for cap in self._caps:
             cap.look()
-        news = [(rank, event) for rank, watch in self._events.items() for event in watch.look()]
-        for rank, event in news:
-            match event.get("type"):
-                case "capable":
-                    self.can_save |= bool(event.get("save"))
-                    if event.get("stacks"):
-                        self.dump_stacks.add(rank)
-                case "finished":
-                    self.has_finished = True
-                case "failed":
-                    if (failure := Failure.from_json(event)) is not None:
-                        self.failures[rank] = failure
-        return bool(news)
+        news = False
+        for rank, watch in self._events.items():
+            for event in watch.look():
+                self._take(rank, event)
+            news |= watch.grew
+        return news
+
+    def _take(self, rank: int, event: dict[str, Any]) -> None:
+        match event.get("type"):
+            case "capable":
+                self.can_save |= bool(event.get("save"))
+                if event.get("stacks"):
+                    self.dump_stacks.add(rank)
+            case "finished":
+                self.has_finished = True
+            case "failed":
+                if (failure := Failure.from_json(event)) is not None:
+                    self.failures[rank] = failure
 
 
 _CHUNK_BYTES = 1 << 20
-_MOST_CHUNKS = 64
+_MOST_CHUNKS = 16
 """A rank that reports without end must not keep its worker from all else."""
+_LINES_PER_CHUNK = 1000
+_OF_INTEREST = re.compile(rb'"(?:capable|finished|failed)"')
+"""Lines that a worker parses; all others are for the server."""
 
 
 class EventWatch:
@@ -116,9 +125,17 @@ class EventWatch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._read = 0
+        self.grew = False
+        """Whether the last look found anything, of interest or not."""
 
     def look(self) -> list[dict[str, Any]]:
-        """The events that were added since the last look."""
+        """The events of interest that were added since the last look."""
+        before = self._read
+        found = self._look()
+        self.grew = self._read > before
+        return found
+
+    def _look(self) -> list[dict[str, Any]]:
         try:
             if os.stat(self._path).st_size <= self._read:
                 return []
@@ -132,8 +149,10 @@ class EventWatch:
         found: list[dict[str, Any]] = []
         for _ in range(_MOST_CHUNKS):
             chunk = file.read(_CHUNK_BYTES)
-            records, taken = read_lines(chunk)
-            found += records
+            taken = chunk.rfind(b"\n") + 1
+            if _OF_INTEREST.search(chunk, 0, taken):
+                lines = [line for line in chunk[:taken].split(b"\n") if _OF_INTEREST.search(line)]
+                found += parse_lines(lines[-_LINES_PER_CHUNK:])
             if not taken and len(chunk) < _CHUNK_BYTES:
                 break
             # A line that is longer than any report is passed over.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 from store_records import (
     ACME,
     EVERYTHING,
@@ -124,3 +127,32 @@ def test_another_account_can_neither_pin_nor_hide(database: Database, job: Job) 
         with pytest.raises(NotFoundError):
             database.write_now(refused)
     assert names(database, job) == ["c1", "c2"]
+
+
+@pytest.fixture
+def longest_statement() -> Iterator[list[int]]:
+    """The numbers of parameters of the statements that are executed meanwhile, one row at a time."""
+    counts = [0]
+
+    def count(connection: object, cursor: object, sql: str, parameters: Any, context: object, many: bool) -> None:
+        counts.append(0 if many else len(parameters))
+
+    event.listen(Engine, "before_cursor_execute", count)
+    yield counts
+    event.remove(Engine, "before_cursor_execute", count)
+
+
+def test_thousands_of_checkpoints_need_no_long_statement(
+    database: Database, job: Job, longest_statement: list[int]
+) -> None:
+    many = [checkpoint_of(job, f"many-{number}", number) for number in range(1500)]
+    known = [checkpoint_of(job, "c1", 7), *many]  # registered before: stays as it is
+    job = apply(database, change_of(job, checkpoints=tuple(known)))
+    assert len(names(database, job)) == 1502
+    ids = [each.checkpoint_id for each in many]
+    going_on = apply(database, change_of(job, resume_checkpoint_id=ids[-1]))
+    with database.read() as connection:
+        assert checkpoints.users(connection, ACME, ids) == {ids[-1]: {job.job_id}}
+    database.write_now(lambda connection: checkpoints.hide(connection, ACME, going_on, ids))
+    assert names(database, job) == ["c1", "c2"]
+    assert max(longest_statement) < 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def noted(sight: Sight) -> list[str]:
     return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "note"]
 
 
+def cut(sight: Sight) -> list[str]:
+    return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "reports_cut"]
+
+
 def seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[Sight, Job]:
     """What is to be seen, and the job once that is taken in."""
     sight = look(
@@ -106,16 +111,25 @@ def seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[Sight, Job]:
     return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
 
 
-def test_line_that_is_too_long_is_passed_over_with_one_note(job: Job, directory: RunDirectory, roots: Roots) -> None:
+def all_seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[list[Sight], Job]:
+    """Every look that it takes until nothing is left to read."""
+    sights = []
+    while not sights or sights[-1].behind:
+        sight, job = seen(job, directory, roots)
+        sights.append(sight)
+    return sights, job
+
+
+def test_line_that_is_too_long_is_skipped_with_one_note(job: Job, directory: RunDirectory, roots: Roots) -> None:
     stream = events_stream(0, 0)
     line = b'{"type": "note", "message": "' + b"x" * 3 * LONGEST_LINE + b'"}\n'
     end = directory.append(stream, 0, b'{"type": "note", "message": "before"}\n' + line)
     directory.append(stream, end, b'{"type": "note", "message": "after"}\n')
-    sight, job = seen(job, directory, roots)
-    before, after, passed_over = noted(sight)
+    sights, job = all_seen(job, directory, roots)
+    before, skipped, after = [message for sight in sights for message in noted(sight)]
     assert (before, after) == ("before", "after")
-    assert stream in passed_over
-    assert sight.offsets[stream] == dict(directory.streams())[stream]
+    assert stream in skipped
+    assert sights[-1].offsets[stream] == dict(directory.streams())[stream]
     assert noted(seen(job, directory, roots)[0]) == []
 
 
@@ -136,7 +150,6 @@ def test_line_that_is_too_long_may_come_in_pieces(job: Job, directory: RunDirect
 def test_stream_without_end_is_read_in_portions_and_not_for_ever(
     job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_BYTES", LONGEST_LINE)
     monkeypatch.setattr(watch, "MOST_BYTES", 3 * LONGEST_LINE)
     directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
     stream = directory.path / events_stream(0, 0)
@@ -154,7 +167,7 @@ def test_stream_without_end_is_read_in_portions_and_not_for_ever(
             roots=roots,
             endpoint=partial(endpoint_on_node, directory.request()),
         )
-        told += noted(sight)
+        told += noted(sight) + cut(sight)
         exits.append(sight.nodes[0].exit is not None)
         job = job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
         if exits[-1]:
@@ -163,14 +176,15 @@ def test_stream_without_end_is_read_in_portions_and_not_for_ever(
     assert exits[-1]
     assert len(exits) > 1
     assert told[0] == "before"
-    assert "the rest is ignored" in told[-1]
+    assert "the rest of it is ignored" in told[-1]
 
 
 def test_line_that_just_fits_is_read(job: Job, directory: RunDirectory, roots: Roots) -> None:
     line = b'{"type": "note", "message": "x"' + b" " * (LONGEST_LINE - 33) + b"}\n"
     assert len(line) == LONGEST_LINE
     directory.append(events_stream(0, 0), 0, line * 2)
-    assert noted(seen(job, directory, roots)[0]) == ["x", "x"]
+    sights, _ = all_seen(job, directory, roots)
+    assert [message for sight in sights for message in noted(sight)] == ["x", "x"]
 
 
 def test_line_of_metrics_that_is_too_long_does_not_hide_the_next(
@@ -181,7 +195,68 @@ def test_line_of_metrics_that_is_too_long_does_not_hide_the_next(
     sight, _ = seen(job, directory, roots)
     assert sight.progress is not None
     assert sight.progress.step == 2
-    assert len(noted(sight)) == 1
+
+
+NOTE = b'{"type":"note","message":"m"}\n'
+
+
+@pytest.mark.parametrize("line", [NOTE, b"\n", b"{}\n", b"nonsense\n", b"\r\n"])
+def test_flood_is_taken_in_small_portions(line: bytes, job: Job, directory: RunDirectory, roots: Roots) -> None:
+    directory.append(events_stream(0, 0), 0, line * 10_000)
+    directory.append(worker_stream(0), 0, b'{"type":"started"}\n')
+    sight, job = seen(job, directory, roots)
+    assert sight.behind
+    assert len(noted(sight)) <= watch.LOOK_LINES
+    assert sight.offsets[events_stream(0, 0)] <= watch.LOOK_LINES * len(line)
+    assert "started" in [record["type"] for record in sight.nodes[0].records]  # other streams do not wait
+
+
+def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
+    job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MOST_LINES", 300)
+    end = directory.append(events_stream(0, 0), 0, NOTE * 1000)
+    sights, job = all_seen(job, directory, roots)
+    assert sum(len(noted(sight)) for sight in sights) == 300
+    assert [message for sight in sights for message in cut(sight)] == cut(sights[-1]) != []
+    directory.append(events_stream(0, 0), end, NOTE)
+    directory.append(worker_stream(0), 0, NOTE)
+    sight, job = seen(job, directory, roots)
+    assert (len(noted(sight)), cut(sight), sight.behind) == (1, [], False)
+
+
+def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    gang = job.evolve(attempt=job.live.evolve(shares=(Share(node_id="n"), Share(node_id="m"))))
+    directory.append(events_stream(0, 0), 0, NOTE * 1000)
+    (directory.path / "nodes/1").mkdir()
+    for node in (0, 1):
+        directory.put_document(exit_document(node), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
+    sight = look(
+        gang,
+        directory,
+        [Liveness.GONE, Liveness.GONE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+    )
+    assert [node.exit is not None for node in sight.nodes] == [False, True]
+
+
+def test_metrics_flood_is_skipped_up_to_its_newest_lines(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    flood = b'{"step":1}\n' + b"{}\n" * (1 << 19)
+    last = b'{"step":7,"values":{"loss":0.5}}\n'
+    directory.append(metrics_stream(0, 0), 0, flood + last)
+    began = time.thread_time()
+    sight, job = seen(job, directory, roots)
+    assert time.thread_time() - began < 1.0  # every line of it takes several seconds
+    assert sight.progress is not None
+    assert (sight.progress.step, sight.progress.metrics) == (7, {"loss": 0.5})
+    assert sight.offsets[metrics_stream(0, 0)] == len(flood + last)
+    assert not sight.behind
+    directory.append(metrics_stream(0, 0), len(flood + last), b'{"step":8}\n{"step"')
+    sight, job = seen(job, directory, roots)
+    assert sight.progress is not None
+    assert sight.progress.step == 8
 
 
 def test_line_nested_too_deeply_is_passed_over(job: Job, directory: RunDirectory, roots: Roots) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +25,8 @@ from trainmaster.protocol.secrets import Secrets
 COURIER = """
 import sys
 from trainmaster.worker.courier import run_courier
-url, token, attempt_id, node, directory = sys.argv[1:]
-run_courier(url, token, attempt_id, int(node), directory)
+url, token, attempt_id, node, directory, *how = sys.argv[1:]
+run_courier(url, token, attempt_id, int(node), directory, delivers_only=bool(how))
 """
 OUT = "nodes/0/logs/main.0.out"
 TOKEN = "attempt-token"
@@ -69,8 +70,9 @@ class Site:
     def home(self, node: int = 0) -> Path:
         return self.root / "couriers" / str(node)
 
-    def courier(self, node: int = 0, token: str = TOKEN) -> subprocess.Popen[bytes]:
+    def courier(self, node: int = 0, token: str = TOKEN, *, delivers_only: bool = False) -> subprocess.Popen[bytes]:
         arguments = [self.server.url, token, self.server.request.attempt_id, str(node), str(self.home(node))]
+        arguments += ["delivers only"] if delivers_only else []
         courier = subprocess.Popen([sys.executable, "-c", COURIER, *arguments])
         self._couriers.append(courier)
         return courier
@@ -469,3 +471,31 @@ def test_directory_that_cannot_be_laid_out_is_reported(site: Site) -> None:
     end = site.deliver()
     assert end["reason"] == Reason.STORAGE_UNAVAILABLE
     assert not site.home().exists()
+
+
+def test_courier_that_died_while_it_fetched_files_is_followed_by_an_end_and_no_second_run(site: Site) -> None:
+    data = b"x"
+    digest = hashlib.sha256(data).hexdigest()
+    server = site.serve("touch", str(site.left_by_ranks / "ran"), blobs=(BlobFile(path="f", sha256=digest),))
+    server.blobs[digest] = data
+    asked = threading.Event()
+
+    def hang(method: str, path: str) -> str | None:
+        if path.startswith("/v1/blobs/"):
+            asked.set()
+            return LOSE_REQUEST
+        return None
+
+    server.fault = hang
+    first = site.courier()
+    assert asked.wait(60)
+    first.kill()
+    first.wait()
+    assert server.run.claimant(0) is not None
+    server.fault = lambda method, path: None
+    assert site.courier(delivers_only=True).wait(60) == 0
+    end = server.exit()
+    assert end is not None
+    assert end["reason"] == Reason.WORKER_LOST
+    assert "never started" in end["message"]
+    assert not (site.left_by_ranks / "ran").exists()

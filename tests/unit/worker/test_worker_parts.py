@@ -279,3 +279,16 @@ def test_kubeflow_status_is_read_tolerantly() -> None:
 def test_kubeflow_status_of_another_shape_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match="trainerStatus"):
         metrics_from_status(document, now=0.0)
+
+
+@pytest.mark.parametrize("line", [b'{"type":"note"}\n', b"\n", b"nonsense\n", b'{"type":"finished"}\n'])
+def test_flood_of_events_takes_little_of_the_workers_time(line: bytes, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.write_bytes(line * ((8 << 20) // len(line)) + b'{"type":"failed","reason":"BAD_INPUT","message":"m"}\n')
+    watch = RankWatch(RunDirectory(tmp_path))
+    watch.follow([], {0: str(events)})
+    began = time.thread_time()
+    assert watch.look()
+    assert time.thread_time() - began < 1.5  # to parse every line takes several seconds
+    assert watch.failures[0].message == "m"
+    assert not watch.look()

@@ -41,7 +41,7 @@ from trainmaster.api.wire.worker import (
 from trainmaster.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.core.job import Attempt
 from trainmaster.core.spec import parse
-from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
+from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError, read_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.storage import run_directory
 from trainmaster.store import attempts, jobs
@@ -145,7 +145,8 @@ Rank = Annotated[Attempt, Depends(_rank)]
 @router.get("/request", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
 async def get_request(worker: Worker) -> Response:
     """Fetch what the attempt is asked to do."""
-    document = await run_in_threadpool(worker.directory.document, REQUEST)
+    # The server's own document, as large as the job's parameters and its list of files make it.
+    document = await run_in_threadpool(read_document, worker.directory.path / REQUEST)
     if document is None:
         raise NotFoundError("the run directory of this attempt is gone")
     return ok_document(document)

@@ -145,7 +145,7 @@ class LocalBackend:
     def _deliver(self, request: AttemptRequest, node: int) -> None:
         """Let a new courier bring what a dead one left in its directory."""
         directory = self._run_directory(request)
-        self._fork_server.ask(self._order(request, node))
+        self._fork_server.ask({**self._order(request, node), "delivers_only": True})
         deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
         while directory.document(exit_document(node)) is None:
             if self._closed.wait(0.05):
