@@ -107,7 +107,7 @@ def prune(connection: Connection, job: Job) -> Job:
 
     Their files go with the next sweep (`coordinator.retention`).
     """
-    if not retention.has_limit(job):
+    if retention.checkpoint_limit(job) is None:
         return job
     scope = Scope(job.account_id)
     present = checkpoints.of_job(connection, scope, job.job_id)

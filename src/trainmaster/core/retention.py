@@ -104,11 +104,6 @@ def delete_checkpoint(
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
 
 
-def has_limit(job: Job) -> bool:
-    """Whether a job keeps only some of its checkpoints."""
-    return _limit(job) is not None
-
-
 def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str]) -> list[Checkpoint]:
     """The checkpoints of a job beyond its `save_total_limit`, the oldest first.
 

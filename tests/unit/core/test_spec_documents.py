@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND, CUSTOM, changed
 
+from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.core.errors import NewerSpecError, SpecError
 from trainmaster.core.spec import (
     SPEC_VERSION,

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND, CUSTOM, changed
 
+from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit, secret_values
 from trainmaster.core.workloads import (
