@@ -156,6 +156,13 @@ def leave_a_file() -> str:
     return os.path.abspath("file.txt")
 
 
+def leave_early(shape: tuple[int, int]) -> None:
+    import sys
+
+    print(shape)
+    sys.exit(0)
+
+
 def return_what_json_cannot_hold() -> object:
     return {1, 2}
 
@@ -437,6 +444,15 @@ def test_nodes_are_steps_with_logs_of_their_own(client: TrainerClient) -> None:
     assert list(client.get_job_logs(name)) == ["rank 0 of 2"]
     assert list(client.get_job_logs(name, step="node-1", follow=True)) == ["rank 1 of 2"]
     assert client.get_job_result(name) == "2"
+
+
+def test_function_that_exits_has_tuples_and_no_result(client: TrainerClient) -> None:
+    name = client.train(trainer=CustomTrainer(func=leave_early, func_args={"shape": (2, 3)}))
+    finished(client, name)
+    assert list(client.get_job_logs(name)) == ["(2, 3)"]
+    with pytest.raises(RuntimeError, match=r"its function did not return, as after sys.exit\(\)"):
+        client.get_job_result(name)
+    assert client.wait_for_job_status(name, {"Running"}, timeout=2, polling_interval=1).status == "Complete"
 
 
 def test_value_that_json_cannot_hold_does_not_fail_the_job(client: TrainerClient) -> None:

@@ -15,7 +15,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +25,7 @@ SOURCE_MODULE = "trainmaster_function"
 SOURCE_FILE = f"{SOURCE_MODULE}.py"
 """The module that defines the function."""
 CALL_FILE = "function.json"
-"""The function's `name`, and its `arguments`."""
+"""The function's `name`, its `arguments`, and which of those are `tuples`."""
 RESULT_FILE = "result.json"
 """What it returned on rank 0; among the job's results."""
 
@@ -100,7 +100,7 @@ def run() -> None:
     with open(os.path.join(inputs, CALL_FILE), encoding="utf-8") as file:
         call = json.load(file)
     function = getattr(importlib.import_module(SOURCE_MODULE), call["name"])
-    value = call_with(function, call["arguments"])
+    value = call_with(function, with_tuples(call["arguments"], call.get("tuples", ())))
     if inspect.iscoroutine(value):
         import asyncio
 
@@ -145,6 +145,16 @@ def make_room_for_mpi() -> bool:
     except ConnectionError as error:
         sys.exit(str(error))
     return True
+
+
+def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[str, Any]:
+    """Arguments in which the lists at these places are tuples; inner ones come before those around them."""
+    for *way, last in paths:
+        inside: Any = arguments
+        for step in way:
+            inside = inside[step]
+        inside[last] = tuple(inside[last])
+    return arguments
 
 
 def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:

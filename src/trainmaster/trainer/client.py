@@ -19,7 +19,7 @@ from trainmaster.trainer.choosing import Backend, choose, surroundings
 from trainmaster.trainer.compiling import RUNTIME_LABEL, job_document
 from trainmaster.trainer.configs import AnyBackendConfig
 from trainmaster.trainer.connecting import connect
-from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE
+from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
 from trainmaster.trainer.directories import files_of
 from trainmaster.trainer.jobs import Jobs, named
 from trainmaster.trainer.naming import random_name
@@ -243,7 +243,8 @@ class TrainerClient:
             ValueError: an argument is wrong.
             NotFoundError: there is no such job.
             RuntimeError: it failed, and that was not waited for; the message has the reason and its last lines.
-            TimeoutError: it has none of them in time, or has ended and will not have one.
+            TimeoutError: it has none of them in time, or has ended and will not have one. Where Running is waited for,
+                a job that is Complete by the next look is returned: it has run.
         """
         wait = Wait(status, timeout, polling_interval)
         with contextlib.closing(wait.looks()) as looks:
@@ -260,6 +261,8 @@ class TrainerClient:
                     callback(shown)
                 if shown.status in wait.wanted:
                     return shown
+                if job["status"] == "COMPLETED" and TRAINJOB_RUNNING in wait.wanted:
+                    return shown  # it has run, between two looks
                 if job["status"] == "COMPLETED":
                     raise TimeoutError(f"job {name} is Complete, and will not be {wait.words()}")
                 if job["status"] in TERMINAL:

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
-from trainmaster.trainer.functions import check_arguments, source_of
+from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
 from trainmaster.trainer.naming import check_name
+from trainmaster.trainer.options.train_job_spec import take_train_job_fields
 from trainmaster.trainer.resources import Nodes, nodes_from
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
 from trainmaster.trainer.tuning import training_from
@@ -103,6 +104,7 @@ def _apply(options: object, document: dict[str, Any], trainer: object, backend: 
         if not callable(option) or isinstance(option, type):
             raise ValueError(f"{option!r} is no option; trainmaster.trainer.options has them, such as Name('first')")
         option(document, trainer, backend)
+        take_train_job_fields(document, trainer, backend)
 
 
 def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: Initializer | None) -> dict[str, Any]:
@@ -166,7 +168,14 @@ def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str])
     if isinstance(trainer, CustomTrainer):
         source = source_of(trainer.func)
         arguments = check_arguments(trainer.func, trainer.func_args)
-        function = {"kind": "function", "source": source, "name": trainer.func.__name__, "arguments": arguments}
+        function: dict[str, Any] = {
+            "kind": "function",
+            "source": source,
+            "name": trainer.func.__name__,
+            "arguments": arguments,
+        }
+        if tuples := list(tuple_paths(arguments)):
+            function["tuples"] = tuples
         return {**function, **in_image, **_packages(trainer, runtime)}
     if isinstance(trainer, ScriptTrainer):
         if MPI_LAUNCHER in runtime.environment:

@@ -69,6 +69,22 @@ def check_arguments(function: Callable[..., Any], arguments: object) -> dict[str
     return plain
 
 
+def tuple_paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[list[str | int]]:
+    """The ways to the tuples in a value, which JSON has as lists; the inner ones first.
+
+    >>> list(tuple_paths({"shape": (1, (2, 3)), "rows": [(4, 5)]}))
+    [['shape', 1], ['shape'], ['rows', 0]]
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from tuple_paths(inner, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from tuple_paths(inner, (*path, index))
+        if isinstance(value, tuple):
+            yield list(path)
+
+
 def _text(function: Callable[..., Any]) -> str:
     name = function.__name__
     try:

@@ -85,7 +85,10 @@ class Jobs:
             if result.exists():
                 return json.loads(result.read_text("utf-8"))
         if job["kind"] == "function":
-            raise RuntimeError(f"JSON cannot hold what the function of job {name} returned; its log says more")
+            raise RuntimeError(
+                f"job {name} has no result: its function did not return, as after sys.exit(), or JSON cannot hold what "
+                "it returned, and then its log says so"
+            )
         return None
 
     def warn(self, name: str) -> None:

@@ -101,7 +101,12 @@ def preparing_steps(job: sdk.Job) -> list[str]:
 
 
 def log_filter(job: sdk.Job, step: str) -> dict[str, Any] | None:
-    """Which lines of a job's log are a step's; None where it has no such step."""
+    """Which lines of a job's log are a step's; None where it has no such step.
+
+    A built-in trainer fetches model and data in one step, which both initializers of Kubeflow's stand for.
+    """
+    if step in (DATASET_INITIALIZER, MODEL_INITIALIZER) and job["kind"] == "trainer":
+        return {"step": PREPARE}
     if step in preparing_steps(job):
         return {"step": step}
     kind, _, number = step.rpartition("-")

@@ -17,8 +17,9 @@ from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.workloads import compile_launch
 from trainmaster.core.workloads.function import MAX_ARGUMENTS, MAX_SOURCE
 from trainmaster.protocol import function_runner
-from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with
+from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
 from trainmaster.protocol.launch import Launch, Lifetime, Step, launch_from_json, launch_to_json
+from trainmaster.trainer.functions import tuple_paths
 
 SOURCE = "def train(lr=1):\n    return lr\n"
 FUNCTION: dict[str, Any] = {"kind": "function", "source": SOURCE, "name": "train"}
@@ -42,7 +43,7 @@ def test_function_compiles_to_a_runner_with_its_source_and_its_call() -> None:
     assert (compiled.image, compiled.ranks_per_node) == ("team/image:1", 2)
     assert compiled.inputs.keys() == {RUNNER_FILE, SOURCE_FILE, CALL_FILE}
     assert compiled.inputs[SOURCE_FILE] == SOURCE
-    assert json.loads(compiled.inputs[CALL_FILE]) == {"name": "train", "arguments": {"lr": 0.5}}
+    assert json.loads(compiled.inputs[CALL_FILE]) == {"name": "train", "arguments": {"lr": 0.5}, "tuples": []}
     assert launch_from_json(json.loads(json.dumps(launch_to_json(compiled)))) == compiled
 
 
@@ -70,6 +71,8 @@ def test_launch_of_an_older_server_has_neither_image_nor_inputs_as_programs() ->
         ({"name": "a.b"}, "workload.name"),
         ({"arguments": [1]}, "workload.arguments"),
         ({"arguments": {"text": "x" * MAX_ARGUMENTS}}, "workload.arguments"),
+        ({"arguments": {"a": [1]}, "tuples": [["b"]]}, "workload.tuples.0"),
+        ({"arguments": {"a": [1]}, "tuples": [["a"], ["a", 0]]}, "workload.tuples.1"),
         ({"arguments": {"loss": float("nan")}}, "workload.arguments"),
         ({"arguments": {"what": object()}}, "workload.arguments"),
         ({"arguments": {"half": "\ud800"}}, "workload.arguments"),
@@ -196,6 +199,15 @@ def test_backend_that_cannot_run_a_job_refuses_it_and_names_one_that_can() -> No
     assert caught.value.message == (
         "backend: the backend local cannot run a service workload; this server has none that does"
     )
+
+
+def test_tuples_among_the_arguments_are_tuples_again() -> None:
+    arguments = {"shape": (1, (2, [3])), "rows": [(4,), [5]], "plain": [6]}
+    paths = list(tuple_paths(arguments))
+    travelled = json.loads(json.dumps(arguments))
+    call = json.loads(launch(arguments=travelled, tuples=paths).inputs[CALL_FILE])
+    assert call["tuples"] == [["shape", 1], ["shape"], ["rows", 0]]
+    assert with_tuples(call["arguments"], call["tuples"]) == arguments
 
 
 def test_arguments_reach_a_function_by_name_or_as_one_dict() -> None:

@@ -175,6 +175,12 @@ def test_logs_of_a_step_are_what_the_launch_calls_so() -> None:
     assert log_filter(whole(kind="command"), "node-0") == {"step": "main", "node": 0}
 
 
+@pytest.mark.parametrize("step", ["dataset-initializer", "model-initializer", "prepare"])
+def test_initializers_of_a_built_in_trainer_are_the_step_that_fetches(step: str) -> None:
+    assert log_filter(whole(kind="trainer"), step) == {"step": "prepare"}
+    assert log_filter(whole(kind="command"), step) is None
+
+
 WORKLOADS: list[dict[str, Any]] = [
     {
         "kind": "function",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -71,3 +72,29 @@ def test_every_name_that_is_listed_is_there_once(module: Any) -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         trainmaster.trainer.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("api", "TrainerClient"),
+        ("api.trainer_client", "TrainerClient"),
+        ("backends.localprocess", "LocalProcessBackendConfig"),
+        ("backends.localprocess.types", "LocalProcessBackendConfig"),
+        ("backends.container", "ContainerBackendConfig"),
+        ("backends.container.types", "ContainerBackendConfig"),
+        ("backends.container.types", "TrainingRuntimeSource"),
+        ("types.types", "CustomTrainer"),
+        ("constants.constants", "DATASET_PATH"),
+    ],
+)
+def test_name_is_where_kubeflow_has_it(module: str, name: str) -> None:
+    assert getattr(import_module(f"trainmaster.trainer.{module}"), name) is getattr(trainmaster.trainer, name)
+
+
+def test_options_are_where_kubeflow_has_them() -> None:
+    from trainmaster.trainer.options import common, kubernetes
+
+    assert common.Name is options.Name
+    for name in kubernetes.__all__:
+        assert getattr(kubernetes, name) is getattr(options, name)

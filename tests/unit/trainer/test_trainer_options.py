@@ -10,6 +10,8 @@ import pytest
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.trainer import CustomTrainer, CustomTrainerContainer
 from trainmaster.trainer import options as o
+from trainmaster.trainer.compiling import job_document
+from trainmaster.trainer.runtimes.reading import built_in
 
 
 def job(kind: str = "container") -> dict[str, Any]:
@@ -216,3 +218,59 @@ def test_options_make_a_job_that_the_server_takes() -> None:
         option(document, CustomTrainerContainer(image="localhost/x"), "container")
     request = SubmitJobRequest.model_validate(document)
     assert (request.handle, request.priority, request.max_retries) == ("first", 9, 2)
+
+
+def set_of_a_train_job(job_spec: dict[str, Any], trainer: object, backend: object) -> None:
+    """An option as users of Kubeflow write one."""
+    metadata = job_spec.setdefault("metadata", {})
+    metadata.setdefault("labels", {})["team"] = "a"
+    metadata["annotations"] = {"note": "try 2"}
+    metadata["name"] = "mine"
+    spec = job_spec.setdefault("spec", {})
+    spec["activeDeadlineSeconds"] = 60
+    spec.setdefault("trainer", {})["env"] = [{"name": "NCCL_DEBUG", "value": "WARN"}]
+
+
+def test_option_written_for_kubeflow_is_taken() -> None:
+    document = compiled(CustomTrainer(func=nothing), [set_of_a_train_job, o.Labels({"team": "b"})])
+    assert (document["name"], document["handle"]) == ("mine", "mine")
+    assert document["labels"]["team"] == "b"  # the last one counts
+    assert document["labels"]["annotations/note"] == "try 2"
+    assert document["scheduling_config"]["max_runtime_seconds"] == 60
+    assert document["workload"]["environment"] == {"NCCL_DEBUG": "WARN"}
+    assert not {"metadata", "spec"} & document.keys()
+
+
+def test_command_of_an_option_written_for_kubeflow_is_taken() -> None:
+    def command(job_spec: dict[str, Any], trainer: object, backend: object) -> None:
+        job_spec.setdefault("spec", {}).setdefault("trainer", {}).update(command=["python"], args=["train.py"])
+
+    document = compiled(CustomTrainerContainer(image="image:1"), [command])
+    assert (document["workload"]["argv"], document["workload"]["args"]) == (["python"], ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"metadata": {"namespace": "team"}}, "sets metadata.namespace of a TrainJob, which has no counterpart here"),
+        ({"metadata": "a"}, "it must have fields"),
+        ({"metadata": {"labels": {"a": 1}}}, "labels must be a dictionary from text to text"),
+        ({"spec": {"suspend": True}}, "spec.suspend of a TrainJob, which has no counterpart here: suspend_job"),
+        ({"spec": {"trainer": {"numNodes": 2}}}, "give num_nodes to the trainer"),
+        ({"spec": {"runtimePatches": []}}, "the objects of a Kubernetes cluster"),
+        ({"spec": {"trainer": {"env": [{"name": "A", "valueFrom": {}}]}}}, "it needs a name and a value"),
+    ],
+)
+def test_field_of_a_train_job_without_a_counterpart_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compiled(CustomTrainer(func=nothing), [lambda job_spec, trainer, backend: job_spec.update(fields)])
+
+
+def nothing() -> None:
+    """A training."""
+
+
+def compiled(trainer: object, options: list[Any]) -> dict[str, Any]:
+    runtime = built_in().get("torch-distributed")
+    assert runtime is not None
+    return job_document(name="job-1", runtime=runtime, trainer=trainer, options=options)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, Strict, StringConstraints, model_validator
 
 from trainmaster.core.fields import Broken, JsonObject, Matches, refuse
 from trainmaster.core.workloads.base import PackagedSpec, launch_of, spec_of
@@ -38,6 +38,11 @@ FunctionName = Annotated[
 ]
 
 
+TuplePath = Annotated[
+    tuple[Annotated[str, Strict()] | Annotated[int, Strict()], ...], Field(min_length=1, max_length=64)
+]
+
+
 class FunctionSpec(PackagedSpec):
     """A Python function; what it returns on rank 0 is kept as `result.json` among the job's results."""
 
@@ -49,9 +54,16 @@ class FunctionSpec(PackagedSpec):
         description="It is called with these as keywords; with the one object, where it takes no such keywords.",
     )
 
+    tuples: Annotated[tuple[TuplePath, ...], Field(max_length=10_000)] = Field(
+        default=(),
+        description='Which lists of the arguments are tuples in Python: the way to each, such as `["shape"]` or '
+        '`["rows", 0]`, inner ones first.',
+    )
+
     @model_validator(mode="after")
     def _arguments_in_bounds(self) -> Self:
         refuse(_wrong_arguments(self.arguments))
+        refuse(_wrong_tuples(self.arguments, self.tuples))
         return self
 
 
@@ -68,7 +80,7 @@ def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
     inputs = {
         RUNNER_FILE: _text_of(function_runner),
         SOURCE_FILE: spec.source,
-        CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments}) + "\n",
+        CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments, "tuples": spec.tuples}) + "\n",
     }
     if request.resource_config.node_count > 1:
         inputs[MPI_FILE] = _text_of(mpi_nodes)
@@ -88,3 +100,15 @@ def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:
     else:
         if length > MAX_ARGUMENTS:
             yield Broken(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
+
+
+def _wrong_tuples(arguments: JsonObject, paths: Iterable[tuple[str | int, ...]]) -> Iterator[Broken]:
+    for index, path in enumerate(paths):
+        found: Any = arguments
+        try:
+            for step in path:
+                found = found[step]
+        except (LookupError, TypeError):
+            found = None
+        if not isinstance(found, list):
+            yield Broken(("tuples", index), "leads to no list of the arguments")

@@ -1,4 +1,7 @@
-"""`RuntimePatch` and its parts: what it changes in the objects of a Kubernetes cluster, from the inside out."""
+"""`RuntimePatch` and its parts: what it changes in the objects of a Kubernetes cluster, from the inside out.
+
+Kubeflow has its other options here, too, and programs import them from here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainmaster.trainer.options.base import JobDocument, Option, require
+from trainmaster.trainer.options.common import ActiveDeadlineSeconds, Annotations, Labels
+from trainmaster.trainer.options.containers import TrainerArgs, TrainerCommand
+
+__all__ = [
+    "ActiveDeadlineSeconds",
+    "Annotations",
+    "ContainerPatch",
+    "JobSetSpecPatch",
+    "JobSetTemplatePatch",
+    "JobSpecPatch",
+    "JobTemplatePatch",
+    "Labels",
+    "PodSpecPatch",
+    "PodTemplatePatch",
+    "ReplicatedJobPatch",
+    "RuntimePatch",
+    "TrainerArgs",
+    "TrainerCommand",
+    "TrainingRuntimeSpecPatch",
+]
 
 VALUE_SOURCES = ("configMapKeyRef", "secretKeyRef", "fieldRef", "resourceFieldRef")
 """What a variable's `valueFrom` may name."""

@@ -1,0 +1,1 @@
+"""The configurations of backends, where programs written for Kubeflow import them from."""
