@@ -27,6 +27,8 @@ def ending(job: Job) -> list[str]:
     lines = [f"{job['status']} {' · '.join(fact for fact in facts if fact)}".rstrip()]
     if failure := job["error"]:
         lines += failure_lines(failure)
+    elif job["status"] == "CANCELLED" and job["status_message"]:
+        lines.append(f"  {job['status_message']}")
     if job["status"] == "COMPLETED" and job["kind"] == TRAINER:
         lines.append(f"  Fetch the model with `trainmaster download {job['job_id']} model`.")
     return lines

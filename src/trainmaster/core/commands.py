@@ -26,6 +26,9 @@ def cancel(job: Job, *, now: float, message: str = "") -> Change | None:
     elif job.desired in (Desired.RUN, Desired.PAUSE):
         draft.set(desired=Desired.STOP)
         request_stop(draft, StopCause.CANCEL, save=False)
+        if message:
+            draft.set(message=message)
+            draft.set_attempt(message=message)  # whatever the job says until it has stopped
         draft.note("cancel_requested", actor=Actor.API, message=message or "cancel was asked for")
     return draft.change()
 

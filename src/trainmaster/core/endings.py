@@ -48,7 +48,7 @@ def refuse_launch(
     draft = Draft(job, now)
     draft.end_attempt(reason=reason, message=message)
     if job.desired in (Desired.STOP, Desired.DELETE):
-        draft.move(Trigger.CANCEL, reason=reason, message=message)
+        draft.move(Trigger.CANCEL, reason=reason, message=job.attempt.message or message)
     elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
         draft.move(Trigger.REFUSE, reason=reason, message=message)
     else:
@@ -170,7 +170,8 @@ def _finish(
         draft.move(Trigger.LAUNCH)
     draft.end_attempt(reason=reason, message=message, evidence=evidence, ended_at=ended_at)
     if cancelled:
-        draft.move(Trigger.CANCEL, reason=reason, message=message, data=evidence)
+        # Whoever cancelled it may have said why; the attempt keeps how it ended.
+        draft.move(Trigger.CANCEL, reason=reason, message=job.live.message or message, data=evidence)
     elif outcome is Outcome.COMPLETED:
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):

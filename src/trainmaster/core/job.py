@@ -52,6 +52,7 @@ class Attempt:
     ended_at: float | None = None
     reason: Reason | None = None
     message: str | None = None
+    """How it ended; while it runs, why it was cancelled."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property

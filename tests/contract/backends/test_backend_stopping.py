@@ -73,6 +73,7 @@ def test_cancelled_job_has_its_grace_and_ends_by_itself(backend: BackendUnderTes
     job = server.until(job_id, "CANCELLED")
     assert server.lines(job_id) == ["up", "saving", "saved"]
     assert (job["placement"], job["error"]) == (None, None)
+    assert (job["status_reason"], job["status_message"]) == ("CANCELLED", "enough")
     assert server.events_of(job_id, "cancel_requested")[0]["message"] == "enough"
     backend.wait_until_nothing_is_left(job_id)
 

@@ -206,6 +206,19 @@ def test_cancel_of_a_waiting_job_is_immediate() -> None:
     assert (job.status, job.reason, job.message) == (JobStatus.CANCELLED, Reason.CANCELLED, "not needed")
 
 
+@pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.WORKER_LOST, Reason.NEVER_STARTED])
+def test_reason_of_a_cancel_stays_with_the_job_until_and_after_its_end(reason: Reason) -> None:
+    job = settled(commands.cancel(training(new_job()), now=NOW, message="not needed"))
+    assert (job.status, job.message) == (JobStatus.TRAINING, "not needed")
+    job = ended(job.evolve(message="says something else"), reason).job
+    assert (job.status, job.message) == (JobStatus.CANCELLED, "not needed")
+
+
+def test_cancel_without_a_reason_leaves_what_the_end_says() -> None:
+    job = settled(commands.cancel(training(new_job()), now=NOW))
+    assert ended(job, Reason.CANCELLED).job.message != "not needed"
+
+
 def test_cancel_of_a_running_job_overrides_a_pause_and_may_be_repeated() -> None:
     job = settled(commands.pause(training(new_job()), now=NOW, save=False))
     job = settled(commands.cancel(job, now=NOW))

@@ -149,7 +149,7 @@ def _must_be(what: str) -> Callable[[ErrorDetails], str]:
 def _bound(words: str, name: str) -> Callable[[ErrorDetails], str]:
     def says(detail: ErrorDetails) -> str:
         bound = detail["ctx"][name]
-        return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}"
+        return f"must be {words} {bound if isinstance(bound, int) or bound >= 1e6 else f'{bound:g}'}".removesuffix(".0")
 
     return says
 

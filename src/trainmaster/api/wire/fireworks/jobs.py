@@ -28,6 +28,7 @@ from trainmaster.core.reasons import CONSEQUENCES
 from trainmaster.core.resources import REGION
 from trainmaster.core.spec import SubmitJobRequest, load_stored
 from trainmaster.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
+from trainmaster.core.workloads.service import MAX_TIMEOUT_S
 from trainmaster.core.workloads.trainer_service import MAX_LORA_RANK, Mode, TrainerServiceSpec
 from trainmaster.store.queues import DEFAULT
 
@@ -71,8 +72,6 @@ MEMBERS = frozenset(
     }
 )
 """What a job may show."""
-MAX_INACTIVITY_S = 3 * 3600.0
-"""As the clients have it; whoever means longer disables the clean-up."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for jobs that train by themselves; here the client's own loop says what is trained"
 
@@ -132,7 +131,7 @@ class CreateJobBody(Body):
     managed_by: MaybeLine = None
     use_reservation: bool = True
     reservation_target: MaybeLine = None
-    inactivity_timeout: Annotated[Duration, Field(ge=0, le=MAX_INACTIVITY_S)] | None = None
+    inactivity_timeout: Annotated[Duration, Field(ge=0, le=MAX_TIMEOUT_S)] | None = None
     disable_inactivity_cleanup: bool = False
 
     refused: ClassVar[Mapping[str, str]] = {
