@@ -51,11 +51,42 @@ def _told(parse: Callable[[], Parsed], name: str) -> Parsed:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        raise YamlError(f"{where}: {error.problem or error.context}") from error
+        raise YamlError(f"{where}: {_plainly(error.problem or error.context or 'is not valid YAML')}") from error
+    except yaml.reader.ReaderError as error:
+        character = f"character {error.character:#x}" if isinstance(error.character, int) else "byte"
+        raise YamlError(f"{name} holds a {character} at position {error.position}, which no YAML may hold") from error
     except yaml.YAMLError as error:
         raise YamlError(f"{name} is not valid YAML: {error}") from error
     except RecursionError as error:
         raise YamlError(f"{name} is nested too deeply") from error
+
+
+_PLAIN_WORDS = (
+    (r"found character '\\t' that cannot start any token", "there is a tab; YAML wants spaces"),
+    (r"found a tab character.*", "there is a tab; YAML wants spaces"),
+    (r"found character '(.+)' that cannot start any token", r"a value cannot begin with \1; put it in quotes"),
+    (
+        r"mapping values are not allowed here",
+        "a ':' is not expected here: fix the indentation, or put the text in quotes",
+    ),
+    (r"found unexpected end of stream", "a quote is opened and never closed"),
+    (r"expected ',' or '(.)', but got .*", r"a ',' is missing, or a '\1'"),
+    (r"expected <block end>, but found .*", "the indentation does not fit the lines above"),
+    (r"could not find expected ':'", "a ':' is missing after the name of a field"),
+    (r"found undefined alias '(.*)'", r"'*\1' names an anchor that is not there; put it in quotes to mean the text"),
+    (
+        r"could not determine a constructor for the tag '(.*)'",
+        r"the tag \1 is not supported; put it in quotes to mean the text",
+    ),
+)
+"""What the parser says, and what we say instead."""
+
+
+def _plainly(problem: str) -> str:
+    for said, instead in _PLAIN_WORDS:
+        if (found := re.fullmatch(said, problem)) is not None:
+            return found.expand(instead)
+    return problem
 
 
 def dump_yaml(document: Any) -> str:

@@ -45,7 +45,7 @@ from trainmaster.core.accounts import Account
 from trainmaster.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.core.sight import EngineFacts
-from trainmaster.protocol.datadir import KEPT
+from trainmaster.protocol.datadir import AT_REST, KEPT
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
@@ -53,7 +53,7 @@ from trainmaster.protocol.rundir import write_document
 from trainmaster.sealing import Sealer, keys_of
 from trainmaster.settings import Role, Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store import accounts, keys, secrets
+from trainmaster.store import accounts, jobs, keys, secrets
 from trainmaster.store.database import Database, check_url
 from trainmaster.store.keys import ApiKey
 from trainmaster.store.scope import Scope
@@ -98,6 +98,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
         stack.enter_context(_locked(settings.data_dir))
         mark = settings.data_dir / KEPT
         mark.touch() if kept else mark.unlink(missing_ok=True)
+        (settings.data_dir / AT_REST).unlink(missing_ok=True)
         listener = stack.enter_context(listening.listening(settings))
         url = listening.url_of(settings, listener)
         app = stack.enter_context(_running(settings, declared, file, url))
@@ -198,6 +199,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
             ensure_key(patient, settings.data_dir / "api-key")
         database = Database.open(settings.database)
         stack.callback(database.close)
+        stack.callback(_mark_at_rest, settings, database)
         subscriptions = Subscriptions(database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca)
         declaring = Declaring(database, declared, subscriptions)
         declaring.apply()
@@ -279,6 +281,22 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 tinker_silent_s=settings.tinker_silent_s,
             )
         )
+
+
+def _mark_at_rest(settings: Settings, database: Database) -> None:
+    """Let commands know that they need not start a server to see that no job waits or runs.
+
+    Only for a database of the server's own: in a shared one, others may submit jobs.
+    """
+    if settings.database_url:
+        return
+    try:
+        with database.read() as connection:
+            unfinished = jobs.count_unfinished(connection, Scope.everything())
+        if not unfinished:
+            (settings.data_dir / AT_REST).touch()
+    except (TrainmasterError, OSError) as error:
+        _log.warning("cannot tell whether jobs are unfinished: %s", error)
 
 
 def _always_healthy() -> None:

@@ -11,6 +11,7 @@ from api_world import COMMAND, SERVICE, Api, World
 
 from trainmaster.core.job import Progress
 from trainmaster.core.resources import Gpu, Node, Share
+from trainmaster.storage import ARTIFACTS
 from trainmaster.store import nodes
 from trainmaster.store.scope import Scope
 
@@ -164,15 +165,20 @@ def test_failed_job_says_whose_fault_and_what_to_do(api: Api, world: World) -> N
     assert job["finished_at"]
 
 
-def test_completed_job_names_its_output(api: Api, world: World) -> None:
+def test_completed_job_names_its_output_if_it_left_one(api: Api, world: World) -> None:
     job_id = api.submit()
     assert api.show(job_id)["output"]["model_uri"] is None
     world.start(job_id)
     world.end(job_id)
     job = api.show(job_id)
     assert job["status"] == "COMPLETED"
-    assert job_id in job["output"]["model_uri"]
     assert job["error"] is None
+    assert job["output"]["model_uri"] is None
+    output = world.roots.path(ARTIFACTS, f"{job_id}/output")
+    output.mkdir(parents=True, exist_ok=True)
+    assert api.show(job_id)["output"]["model_uri"] is None
+    (output / "model.bin").write_text("x")
+    assert api.show(job_id)["output"]["model_uri"] == f"artifacts:{job_id}/output"
 
 
 def test_service_shows_its_endpoint(api: Api, world: World) -> None:

@@ -136,7 +136,15 @@ def stored(cluster: Cluster, change: Change | None) -> Job:
         tries = attempts.of_job(connection, ACCOUNT, job.job_id)
         saved = checkpoints.of_job(connection, ACCOUNT, job.job_id)
     assert job == change.job
-    view = JobView(job=job, attempts=tries, checkpoints=saved, waiting=Waiting(), used_at=None, now=cluster.now + 10)
+    view = JobView(
+        job=job,
+        attempts=tries,
+        checkpoints=saved,
+        waiting=Waiting(),
+        used_at=None,
+        has_output=True,
+        now=cluster.now + 10,
+    )
     json.loads(job_resource(view).model_dump_json())
     for event in change.events:
         event.message.encode()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.jobfile import load, pairs, set_values
+from trainmaster.cli.jobfile import changed, load, pairs, set_values
 
 
 def loaded(tmp_path: Path, text: str) -> object:
@@ -110,3 +110,38 @@ def test_labels_are_parted_at_the_first_equals_sign() -> None:
 def test_label_without_a_key_or_a_value_is_refused(setting: str) -> None:
     with pytest.raises(UsageError, match="key=value"):
         pairs([setting], "--label")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: first\nworkload:\n\tkind: script\n", "line 3, column 1: there is a tab; YAML wants spaces"),
+        ("name: first\nworkload: {}\n\tlabels: {}\n", "there is a tab; YAML wants spaces"),
+        ("name:\tfirst\n\tlabels: {}\n", "there is a tab; YAML wants spaces"),
+        ("name: a: b\n", "line 1, column 8: a ':' is not expected here"),
+        ('name: "a\n', "a quote is opened and never closed"),
+        ("name: @a\n", "a value cannot begin with @; put it in quotes"),
+        ("name: [a, b\n", "a ',' is missing, or a ']'"),
+        ("name: {a: b\n", "a ',' is missing, or a '}'"),
+        ("name: *a\n", "'*a' names an anchor that is not there"),
+        ("name: !a b\n", "the tag !a is not supported"),
+        ("name: a\x07\n", "holds a character 0x7"),
+        ("name: a\nlabels\n", "a ':' is missing after the name of a field"),
+        ("a:\n  - b\n c: d\n", "the indentation does not fit the lines above"),
+    ],
+)
+def test_mistake_in_yaml_is_told_in_our_words(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, text)
+
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("labels", [["a"], "a", 3])
+def test_label_beside_labels_that_are_none_is_a_sentence(labels: object) -> None:
+    with pytest.raises(UsageError, match="labels: must be names with values"):
+        changed({"labels": labels}, [], labels=["a=b"])
+
+
+def test_setting_below_null_makes_an_object() -> None:
+    assert set_values({"a": None}, ["a.b.c=1"]) == {"a": {"b": {"c": 1}}}

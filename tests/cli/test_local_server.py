@@ -77,7 +77,7 @@ def status_of(job_id: str) -> str:
 
 @pytest.mark.usefixtures("home")
 def test_command_that_needs_a_server_starts_it(tm: Callable[..., Result]) -> None:
-    first, up, second = tm("ps"), tm("up"), tm("ps")
+    first, up, second = tm("nodes"), tm("up"), tm("nodes")
 
     assert first.exit_code == 0
     assert "Starting the local server" in first.stderr
@@ -234,7 +234,7 @@ def test_server_that_does_not_start_shows_the_end_of_its_log(home: Path, tm: Cal
     home.mkdir()
     (home / "trainmaster.db").write_text("this is no database, " * 1000)
 
-    result = tm("ps")
+    result = tm("nodes")
 
     assert result.exit_code == 3
     assert "server.log" in result.stderr
@@ -245,7 +245,7 @@ def test_server_that_does_not_start_shows_the_end_of_its_log(home: Path, tm: Cal
 def test_server_of_another_user_is_not_started(home: Path, tm: Callable[..., Result]) -> None:
     home.mkdir(exist_ok=True)
     os.chown(home, 12345, -1)
-    result = tm("ps")
+    result = tm("nodes")
     assert result.exit_code == 3
     assert "belongs to another user" in result.stderr
     assert list(home.iterdir()) == []
@@ -277,11 +277,44 @@ def test_command_starts_no_server_where_somebody_keeps_one_running(tm: Callable[
     assert serve.stdout.readline().startswith(b"ready ")
     serve.send_signal(signal.SIGTERM)
     serve.communicate(timeout=WAIT_S)
-    refused = tm("ps")
+    refused = tm("nodes")
     assert refused.exit_code != 0
     assert "trainmaster serve" in refused.stderr
     assert local.running() is None
     assert tm("up").exit_code == 0  # a person who says so gets one
-    assert tm("ps").exit_code == 0
+    assert tm("nodes").exit_code == 0
     tm("down")
-    assert tm("ps").exit_code == 0  # and from then on it is the commands' own
+    assert tm("nodes").exit_code == 0  # and from then on it is the commands' own
+
+
+@pytest.mark.usefixtures("home")
+def test_ps_starts_no_server_unless_a_job_needs_one(tm: Callable[..., Result], tmp_path: Path) -> None:
+    for arguments in ((), ("-a",), ("--json",)):
+        fresh = tm("ps", *arguments)
+        assert fresh.exit_code == 0
+        assert fresh.stderr == ""
+    assert local.running() is None, "a home in which no server ever ran has no jobs"
+
+    go_on = tmp_path / "go-on"
+    job_id = submitted(tm, tmp_path, f"until [ -e {go_on} ]; do sleep 0.05; done")
+    wait_for(lambda: status_of(job_id) == "TRAINING")
+    tm("down")
+    assert job_id in tm("ps").stdout, "a job runs, so the server is started to see to it"
+    assert local.running() is not None
+
+    go_on.touch()
+    wait_for(lambda: status_of(job_id) == "COMPLETED")
+    tm("down")
+    after = tm("ps")
+    assert (after.exit_code, after.stderr) == (0, "")
+    assert "No job waits or runs" in after.stdout
+    assert json.loads(tm("ps", "--json").stdout) == []
+    assert local.running() is None
+
+    assert job_id in tm("ps", "-a").stdout, "what has ended is in the server's database"
+    tm("up")
+    killed = local.running()
+    assert killed is not None
+    os.kill(killed.process.pid, signal.SIGKILL)
+    wait_for(lambda: local.running() is None)
+    assert "Starting the local server" in tm("ps").stderr, "after a crash nobody knows whether a job needs it"

@@ -84,6 +84,20 @@ def places(roots: Roots, job: Job, checkpoints: Sequence[Checkpoint]) -> list[Pl
     return [*sorted(found, key=lambda place: place.position), output]
 
 
+def has_output(roots: Roots, job: Job) -> bool:
+    """Whether a job left anything in its output directory; what lies deeper is not looked at."""
+    directory = os.path.join(os.path.realpath(roots.path(ARTIFACTS, "")), job.job_id, OUTPUT)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        with os.scandir(descriptor) as entries:
+            return next(entries, None) is not None
+    finally:
+        os.close(descriptor)
+
+
 def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
     """The files of a place, by their names, after a position."""
     if after and place.position < after[:2]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -14,9 +16,12 @@ from trainmaster.cli.commands import (
     accounts,
     cancel,
     checkpoints,
+    clone,
+    compare,
     config,
     data,
     delete,
+    diff,
     doctor,
     down,
     download,
@@ -27,12 +32,15 @@ from trainmaster.cli.commands import (
     gc,
     init,
     keys,
+    login,
+    logout,
     logs,
     metrics,
     nodes,
     pause,
     ps,
     queues,
+    rerun,
     resume,
     retry,
     run,
@@ -46,18 +54,23 @@ from trainmaster.cli.commands import (
     webhooks,
     why,
 )
-from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, report
+from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, ExitCode, error_document, report, say
+from trainmaster.cli.output import print_json
 from trainmaster.sdk.errors import SdkError
 
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "Run": (init, data, submit, run, cancel, pause, resume, retry, edit, delete),
-        "Look": (ps, show, logs, metrics, events, checkpoints, download, why, runtimes),
+        "Run": (init, data, submit, run, cancel, pause, resume, retry, rerun, clone, edit, delete),
+        "Look": (ps, show, logs, metrics, events, checkpoints, download, why, diff, compare, runtimes),
         "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
-        "Server": (up, down, serve, config, webhooks, gc, simulate, doctor),
+        "Server": (up, down, login, logout, serve, config, webhooks, gc, simulate, doctor),
     }
 )
 """Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""
+
+
+ClickException: Any = typer.BadParameter.__mro__[2]
+"""Wrong usage, as the parser raises it. Which package this class lives in depends on typer's version."""
 
 
 class Commands(TyperGroup):
@@ -71,14 +84,28 @@ class Commands(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", each.get_short_help_str(100)) for name, each in named.items()])
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        """Run a command and exit. An error is one line on the standard error and, with --json, a document."""
+        words = list(sys.argv[1:] if args is None else args)
         try:
-            return super().invoke(ctx)
+            code = super().main(words, *others, **{**options, "standalone_mode": False})
+        except ClickException as error:
+            error.show()
+            self._print_json(words, {"error": {"code": "USAGE", "message": error.format_message()}, "exit_code": 2})
+            code = error.exit_code
+        except typer.Abort:
+            say("Aborted!")
+            code = ExitCode.REFUSED
         except (SdkError, CommandError) as error:
             if os.environ.get(DEBUG_VARIABLE):
                 raise
-            raise typer.Exit(report(error)) from None
+            code = report(error)
+            self._print_json(words, error_document(error))
+        sys.exit(code or 0)
+
+    def _print_json(self, words: Sequence[str], document: object) -> None:
+        if "--json" in itertools.takewhile(lambda word: word != "--", words):
+            print_json(document)
 
 
 def name_of(module: Any) -> str:

@@ -23,6 +23,7 @@ from trainmaster.protocol.sockets import reachable
 from trainmaster.sdk import local
 from trainmaster.sdk.client import Client
 from trainmaster.sdk.errors import ApiError, SdkError
+from trainmaster.sdk.finding import configured_url
 
 TRAINERS = ("torch", "transformers", "trl")
 """What the built-in trainers stand on; the rest of the extra comes with it."""
@@ -122,11 +123,11 @@ def _data_dir() -> Iterator[Finding]:
 
 
 def _server() -> Iterator[Finding]:
-    url = os.environ.get("TRAINMASTER_URL")
     try:
+        url = configured_url()
         server = None if url else local.find()
     except SdkError as error:
-        yield Finding(check="server", verdict=Verdict.FAIL, found=str(error), remedy="use one version for both")
+        yield Finding(check="server", verdict=Verdict.FAIL, found=str(error))
         return
     if url is None and server is None:
         yield Finding(
@@ -137,24 +138,24 @@ def _server() -> Iterator[Finding]:
         )
         return
     address = url or (server.url if server else "")
-    with Client(address, server.api_key if server else None, timeout=5.0) as client:
-        try:
+    try:
+        with Client(address, timeout=5.0) as client:
             client.health()
             process = f", process {server.process.pid}, version {server.version}" if server else ""
             yield Finding(check="server", verdict=Verdict.OK, found=f"ready at {address}{process}")
             client.nodes()
             yield Finding(check="API key", verdict=Verdict.OK, found="accepted")
-        except ApiError as error:
-            yield Finding(
-                check="server", verdict=Verdict.FAIL, found=f"{address}: {error.message}", remedy=_remedy(error)
-            )
-        except SdkError as error:
-            yield Finding(
-                check="server",
-                verdict=Verdict.FAIL,
-                found=str(error),
-                remedy="check TRAINMASTER_URL" if url else f"look into {local.log_file()}",
-            )
+    except ApiError as error:
+        yield Finding(check="server", verdict=Verdict.FAIL, found=f"{address}: {error.message}", remedy=_remedy(error))
+    except SdkError as error:
+        yield Finding(
+            check="server",
+            verdict=Verdict.FAIL,
+            found=str(error),
+            remedy="check TRAINMASTER_URL, or the login (`trainmaster login`)"
+            if url
+            else f"look into {local.log_file()}",
+        )
 
 
 def _remedy(error: ApiError) -> str:
@@ -164,7 +165,7 @@ def _remedy(error: ApiError) -> str:
 
 
 def _fork_server() -> Iterator[Finding]:
-    if os.environ.get("TRAINMASTER_URL") or local.running() is None:
+    if configured_url() or local.running() is None:
         return
     path = local.data_dir() / "forkserver" / "socket"
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trainmaster.cli.exits import CommandError, ExitCode, report
+from trainmaster.cli.exits import CommandError, ExitCode, error_document, report
 from trainmaster.cli.options import job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
@@ -33,34 +33,39 @@ def for_each(
         names: the jobs, as a person named them.
         action: what to do with each id.
         what_happened: what to tell about a job afterwards.
-        as_json: write the jobs, and nothing else.
+        as_json: print the jobs as JSON, an error in the place of each job that was refused.
         find: makes an id of a name.
         ask: called with how many jobs were found, before the first action; what it raises ends all.
     """
-    done: list[Job] = []
+    documents: list[Job | dict[str, Any]] = []
     refused = False
+
+    def refuse(name: str, error: ApiError | CommandError) -> None:
+        nonlocal refused
+        refused = True
+        report(error)
+        documents.append({"job": name, **error_document(error)})
+
     with connect() as client:
-        found: list[str] = []
+        found: list[tuple[str, str]] = []
         for name in names:
             try:
-                found.append(find(client, name))
+                found.append((name, find(client, name)))
             except (ApiError, CommandError) as error:
-                refused = True
-                report(error)
+                refuse(name, error)
         if found:
             ask(len(found))
-        for job_id in found:
+        for name, job_id in found:
             try:
                 job = action(client, job_id)
             except (ApiError, CommandError) as error:
-                refused = True
-                report(error)
+                refuse(name, error)
                 continue
-            done.append(job)
+            documents.append(job)
             if not as_json:
                 typer.echo(f"{title(job)} {what_happened(job)}")
-    if as_json and done:
-        print_json(done[0] if len(names) == 1 else done)
+    if as_json:
+        print_json(documents[0] if len(names) == 1 else documents)
     if refused:
         raise typer.Exit(ExitCode.REFUSED)
 

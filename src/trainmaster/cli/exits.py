@@ -7,9 +7,11 @@ import sys
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Any
 
 from trainmaster.sdk.errors import (
     ApiError,
+    ConflictError,
     LocalServerError,
     NotFoundError,
     SdkError,
@@ -49,8 +51,10 @@ EPILOG = """
 Exit codes: 0 ok; 1 the request was refused; 2 wrong usage; 3 no server answers. With submit --follow, by how the job
 ended: 0 COMPLETED, 4 FAILED, 5 CANCELLED, 6 PREEMPTED, 7 PAUSED. 130 after Ctrl-C.
 
-TRAINMASTER_URL and TRAINMASTER_API_KEY name a server. Without them the commands use the local one, whose state is in
-TRAINMASTER_HOME (~/.trainmaster), and start it when it does not run.
+The server: TRAINMASTER_URL and TRAINMASTER_API_KEY, else the one of `trainmaster login`, else the local one, whose
+state is in TRAINMASTER_HOME (~/.trainmaster). A command that needs the local server starts it.
+
+With --json a command that fails writes {"error": {"code", "message", ...}, "exit_code"} to the standard output.
 """
 
 
@@ -68,19 +72,40 @@ class UsageError(CommandError):
 
 
 def report(error: SdkError | CommandError) -> ExitCode:
-    """Tell what went wrong; returns the exit code that belongs to it."""
+    """Print an error for a person; returns its exit code."""
     match error:
         case UnreachableError():
             say(f"error: {error}; {_where_to_look()}")
-            return ExitCode.UNREACHABLE
-        case LocalServerError():
-            say(f"error: {error}")
-            return ExitCode.UNREACHABLE
         case ApiError():
             _say_refusal(error)
         case _:
             say(f"error: {error}")
-    return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.REFUSED
+    return exit_code_of(error)
+
+
+def exit_code_of(error: SdkError | CommandError) -> ExitCode:
+    """The exit code of an error."""
+    match error:
+        case UnreachableError() | LocalServerError():
+            return ExitCode.UNREACHABLE
+        case UsageError():
+            return ExitCode.USAGE
+        case _:
+            return ExitCode.REFUSED
+
+
+def error_document(error: SdkError | CommandError) -> dict[str, Any]:
+    """An error as `--json` prints it. The server's errors keep their code; the others have the exit code's name."""
+    code = exit_code_of(error)
+    described: dict[str, Any] = {"code": code.name, "message": str(error)}
+    if isinstance(error, ApiError):
+        details = (
+            dict(error.details)
+            if isinstance(error.details, Mapping)
+            else [{"field": problem.field, "message": problem.message} for problem in error.problems]
+        )
+        described |= {"code": error.code, "details": details, "request_id": error.request_id}
+    return {"error": described, "exit_code": int(code)}
 
 
 def _say_refusal(error: ApiError) -> None:
@@ -93,13 +118,31 @@ def _say_refusal(error: ApiError) -> None:
     match error:
         case NotFoundError(code="JOB_NOT_FOUND"):
             say("`trainmaster ps -a` lists every job, `trainmaster ps --deleted` those whose files are left.")
+        case ConflictError(details={"action": "retry", "status": "COMPLETED"}):
+            say("`trainmaster rerun` runs a completed job again, `trainmaster clone --set ...` a changed copy of it.")
         case UnauthorizedError():
-            say("Set TRAINMASTER_API_KEY; a server's first key is in the file api-key of its data directory.")
+            say(_which_key())
     if error.status >= 500 and error.request_id:
         say(f"The server's log has more about request {error.request_id}.")
 
 
+def _which_key() -> str:
+    from trainmaster.sdk.finding import KEY_VARIABLE, configured_url
+
+    if os.environ.get(KEY_VARIABLE):
+        local = "" if configured_url() else ", or unset it to use the local server's own key"
+        return f"The key comes from {KEY_VARIABLE}: correct it{local}."
+    return (
+        "Set TRAINMASTER_API_KEY, or run `trainmaster login URL`; a server's first key is in the file api-key of its "
+        "data directory."
+    )
+
+
 def _where_to_look() -> str:
-    if os.environ.get("TRAINMASTER_URL"):
-        return "check TRAINMASTER_URL, or unset it to use the local server"
+    from trainmaster.sdk.finding import URL_VARIABLE, configured_url
+
+    if os.environ.get(URL_VARIABLE):
+        return f"check {URL_VARIABLE}, or unset it to use the local server"
+    if configured_url():
+        return "`trainmaster login` shows which server is used, `trainmaster logout` goes back to the local one"
     return "start it with `trainmaster up`"

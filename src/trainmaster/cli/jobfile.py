@@ -43,14 +43,33 @@ def set_values(document: dict[str, Any], settings: Sequence[str]) -> dict[str, A
     Raises:
         UsageError: a setting has no `=`, or its path leads nowhere.
     """
-    changed: dict[str, Any] = json.loads(json.dumps(document))
+    copy: dict[str, Any] = json.loads(json.dumps(document))
     for setting in settings:
         path, equals, value = setting.partition("=")
         names = [name.replace("\\.", ".") for name in re.split(r"(?<!\\)\.", path)]
         if not equals or not all(names):
             raise UsageError(f"cannot read --set {setting!r}: write it as path.to.field=value")
-        _set(changed, names, _yaml(value, f"--set {path}"), path)
-    return changed
+        _set(copy, names, _yaml(value, f"--set {path}"), path)
+    return copy
+
+
+def changed(
+    document: dict[str, Any], settings: Sequence[str], *, name: str | None = None, labels: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A copy with the values of --set, --name and --label.
+
+    Raises:
+        UsageError: one of them cannot be read, or the document's labels are no labels.
+    """
+    copy = set_values(document, settings)
+    if name is not None:
+        copy["name"] = name
+    if labels:
+        before = copy.get("labels") or {}
+        if not isinstance(before, dict):
+            raise UsageError("labels: must be names with values, such as {team: vision}")
+        copy["labels"] = {**before, **pairs(labels, "--label")}
+    return copy
 
 
 def pairs(settings: Sequence[str], option: str) -> dict[str, str]:
@@ -69,7 +88,9 @@ def pairs(settings: Sequence[str], option: str) -> dict[str, str]:
 def _set(node: Any, names: list[str], value: Any, path: str) -> None:
     for name in names[:-1]:
         if isinstance(node, dict):
-            node = node.setdefault(name, {})
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
             continue
         node = node[_index(node, name, path)]
     if isinstance(node, dict):

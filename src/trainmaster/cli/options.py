@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -25,28 +24,34 @@ SHORTEST_PREFIX = 3
 SEARCHED = 2000
 """How many of the newest jobs a prefix is looked for in."""
 COMPLETED = 50
+SHOWN = 5
+"""Jobs that are named when several are meant by one name."""
 
 Named = TypeVar("Named", "JobSummary", "Tombstone")
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Jobs for the shell: handles and ids that begin with what was typed. Silent and quick, or nothing."""
+    """Jobs for the shell: handles, ids and names that begin with what was typed. Silent and quick, or nothing."""
     from trainmaster.sdk import Client, local
+    from trainmaster.sdk.finding import configured_url
 
     try:
-        if not os.environ.get("TRAINMASTER_URL") and local.find() is None:
+        if configured_url() is None and local.find() is None:
             return []
         with Client(timeout=1.0) as client:
             jobs = list(itertools.islice(client.list(page_size=100), SEARCHED // 10))
     except (SdkError, OSError):
         return []
     named = [
-        (name, f"{job['name']} ({job['status']})") for job in jobs for name in (job["handle"], job["job_id"]) if name
+        (name, f"{job['name']} ({job['status']})")
+        for job in jobs
+        for name in (job["handle"], job["job_id"], job["name"])
+        if name
     ]
     return [(name, help_text) for name, help_text in named if name.startswith(incomplete)][:COMPLETED]
 
 
-JOB_HELP = "A job's id, its handle, or a unique beginning of its id."
+JOB_HELP = "A job's id, handle or name, or the beginning of its id, where only one job has it."
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_job, show_default=False)
 ]
@@ -82,22 +87,24 @@ LabelOption = Annotated[list[str], typer.Option("--label", "-l", metavar="KEY=VA
 
 
 def job_id_of(client: Client, name: str) -> str:
-    """The id of the job that a person named.
+    """The id of the job that a person named: by its id or handle, else by its name, else by a beginning of its id.
 
     Raises:
         NotFoundError: there is none.
-        CommandError: several ids begin like that.
+        CommandError: several jobs have this name, or ids that begin like that.
     """
     try:
         return client.get(name)["job_id"]
     except NotFoundError:
+        if named := list(itertools.islice(client.list(name=name, page_size=SHOWN), SHOWN + 1)):
+            return _only(named, f"are called '{name}'")["job_id"]
         if len(name) < SHORTEST_PREFIX:
             raise
         newest = itertools.islice(client.list(), SEARCHED)
         found = [job for job in newest if job["job_id"].startswith((name, f"{ID_PREFIX}{name}"))]
         if not found:
             raise
-    return _only(found, name, "jobs")["job_id"]
+    return _only(found, f"have an id that begins with '{name}'")["job_id"]
 
 
 def job_with_files(client: Client, name: str) -> str:
@@ -115,7 +122,7 @@ def job_with_files(client: Client, name: str) -> str:
         exact, alike = _tombstones(client, name)
         if not exact and not alike:
             raise
-    found = exact[0] if exact else _only(alike, name, "deleted jobs")
+    found = exact[0] if exact else _only(alike, f"that were deleted are called '{name}', or have an id that begins so")
     several = f", the last of {len(exact)} with this handle" if len(exact) > 1 else ""
     handle = f" ({found['handle']})" if found["handle"] else ""
     say(f"{found['job_id']}{handle} was deleted at {clock(found['deleted_at'])}{several}.")
@@ -125,17 +132,22 @@ def job_with_files(client: Client, name: str) -> str:
 
 
 def _tombstones(client: Client, name: str) -> tuple[list[Tombstone], list[Tombstone]]:
-    """Deleted jobs of this name, the one of this id first; and those whose ids begin so."""
+    """Deleted jobs with this id or handle, the id first; else those with this name, or whose ids begin so."""
     found = list(itertools.islice(client.results.tombstones(job=name), SEARCHED))
     by_id = [each for each in found if each["job_id"] == name]
     exact = by_id or [each for each in found if each["handle"] == name]
-    if exact or len(name) < SHORTEST_PREFIX:
+    if exact:
         return exact, []
+    if named := [each for each in itertools.islice(client.results.tombstones(), SEARCHED) if each["name"] == name]:
+        return [], named
+    if len(name) < SHORTEST_PREFIX:
+        return [], []
     return [], found or list(itertools.islice(client.results.tombstones(job=f"{ID_PREFIX}{name}"), SEARCHED))
 
 
-def _only(found: Sequence[Named], name: str, what: str) -> Named:
+def _only(found: Sequence[Named], what_they_share: str) -> Named:
     if len(found) > 1:
-        some = ", ".join(f"{job['job_id']} ({job['name']})" for job in found[:5])
-        raise CommandError(f"{len(found)} {what} begin with '{name}': {some}{', ...' if len(found) > 5 else ''}")
+        some = ", ".join(f"{job['job_id']} ({job['name']}, {job['status']})" for job in found[:SHOWN])
+        count, more = (len(found), "") if len(found) <= SHOWN else ("several", ", ...")
+        raise CommandError(f"{count} jobs {what_they_share}; name one by its id: {some}{more}")
     return found[0]

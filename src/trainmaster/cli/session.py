@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from trainmaster.cli.exits import say
@@ -12,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def connect() -> Client:
-    """The server that the environment names, else the local one, started when it does not run."""
+    """The server that a variable or a login names, else the local one, started when it does not run."""
     from trainmaster.sdk import Client, local
+    from trainmaster.sdk.finding import configured_url
 
-    if not os.environ.get("TRAINMASTER_URL") and local.running() is None:
+    if configured_url() is None and local.running() is None:
         say(f"Starting the local server (its state is in {local.data_dir()}).")
     return Client()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sqlalchemy import Connection
 
 from trainmaster.core.job import Job
-from trainmaster.core.spec import unsealed_values
+from trainmaster.core.spec import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.sealing import Sealer
 from trainmaster.store import secrets
@@ -43,6 +43,17 @@ class Vault:
                 if until_end or not secret.until_end
             },
         }
+
+    def cloned(self, connection: Connection, job: Job, document: object) -> object:
+        """The request of a clone: `document`, or the job's own request, with the job's secrets where it has `***`.
+
+        Raises:
+            SpecError: `***` stands where the job has no secret.
+            SealError: a secret does not open with the keys that this server has.
+        """
+        request = load_stored(job.spec_version, job.spec)
+        given = {**redacted(request), "handle": None} if document is None else document
+        return with_secrets_of(given, request, self.open(connection, job, until_end=False))
 
     def secrets_for(self, connection: Connection, job: Job) -> Secrets:
         """What the workers of a job are given.

@@ -66,6 +66,10 @@ class Admin:
         """Keys, the oldest first, revoked ones among them."""
         return cast(Sequence[Key], self._connection.call("GET", "/v1/keys")["keys"])
 
+    def own_key(self) -> Key:
+        """The key that this client uses."""
+        return cast(Key, self._connection.call("GET", "/v1/keys/current"))
+
     def create_key(
         self, name: str, *, scopes: Sequence[str], account_id: str | None = None, prefix: str | None = None
     ) -> NewKey:

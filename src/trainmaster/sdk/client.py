@@ -49,10 +49,11 @@ PAGE_SIZE = 100
 class Client:
     """A Trainmaster server.
 
-    Without arguments: the server that TRAINMASTER_URL and TRAINMASTER_API_KEY name, else the local one, which is
-    started when it does not run. `ca`, or TRAINMASTER_CA, names a file with certificates to trust instead of the
-    system's. `scaidrive_token` and `scaiatlas_token`, or the variables TRAINMASTER_SCAIDRIVE_TOKEN and
-    TRAINMASTER_SCAIATLAS_TOKEN, are passed on to the jobs that are submitted, resumed or retried, to fetch with.
+    Without arguments: the server that TRAINMASTER_URL and TRAINMASTER_API_KEY name, else that of `trainmaster login`,
+    else the local one, which is started when it does not run. `ca`, or TRAINMASTER_CA, names a file with certificates
+    to trust instead of the system's. `scaidrive_token` and `scaiatlas_token`, or the variables
+    TRAINMASTER_SCAIDRIVE_TOKEN and TRAINMASTER_SCAIATLAS_TOKEN, are passed on to the jobs that are submitted, resumed
+    or retried, to fetch with.
     Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
     are `SdkError`. A job is named by its id or its handle.
     """
@@ -153,6 +154,14 @@ class Client:
         if new_resource_config is not None:
             body |= {"modify_resources": True, "new_resource_config": new_resource_config}
         return cast(ControlledJob, self._change("POST", _path(job, "retry"), body, headers=self._tokens))
+
+    def clone(self, job: str, document: Mapping[str, Any] | None = None) -> Submitted:
+        """Submit a job again, from the start, as a new job; it may be in any state.
+
+        `document` is the request of the new job; without it, that of the old one. Values of secrets, which a job shows
+        as `***`, are taken from the old job. `trainmaster.sdk.cloning.request_of` makes a document of a job.
+        """
+        return cast(Submitted, self._change("POST", _path(job, "clone"), document, headers=self._tokens))
 
     def edit(
         self,
@@ -287,12 +296,18 @@ class Client:
         labels: Mapping[str, str] | None = None,
         queue: str | None = None,
         kinds: Sequence[str] = (),
+        name: str | None = None,
         order_by: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> Iterator[JobSummary]:
         """Jobs, the newest first unless `order_by` says otherwise; pages are fetched as they are needed."""
         params = _given(
-            status=[*statuses] or None, queue=queue, kind=[*kinds] or None, order_by=order_by, page_size=page_size
+            status=[*statuses] or None,
+            queue=queue,
+            kind=[*kinds] or None,
+            name=name,
+            order_by=order_by,
+            page_size=page_size,
         )
         params |= {f"labels.{key}": value for key, value in (labels or {}).items()}
         while True:

@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -45,7 +45,7 @@ class Address:
     """Where a server is, and the key to it."""
 
     url: str
-    api_key: str
+    api_key: str = field(repr=False)
     ca: str | None = None
     """A file with the certificates of the authorities that vouch for it; None means the system's."""
 
@@ -81,6 +81,7 @@ class Connection:
 
         `verify` overrules whether its certificate is checked.
         """
+        _check(address)
         self._address = address
         self._look_again = look_again
         self._http = httpx.Client(
@@ -122,7 +123,7 @@ class Connection:
         response = self.answer(
             method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s
         )
-        return _document(response).get("data") if response.content else None
+        return None if method == "HEAD" else _data(response)
 
     def answer(
         self,
@@ -257,13 +258,31 @@ class Connection:
             yield
         except httpx.TimeoutException as error:
             raise UnreachableError(f"the server at {self.url} does not answer in time") from error
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             if _UNTRUSTED in str(error):
                 raise UntrustedError(
                     f"the certificate of {self.url} cannot be trusted ({error}); "
                     f"if it should be, name a file with that of its authority in {CA}"
                 ) from error
             raise UnreachableError(f"no server answers at {self.url} ({error})") from error
+
+
+def _check(address: Address) -> None:
+    """See that requests can be made of an address.
+
+    Raises:
+        UnreachableError: its URL is none.
+        SdkError: its key is nothing that a request can hold.
+    """
+    try:
+        parts = urlsplit(address.url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UnreachableError(f"{address.url!r} is no URL of a server, such as http://127.0.0.1:7070")
+    if not (address.api_key.isascii() and address.api_key.isprintable()) or " " in address.api_key:
+        raise SdkError("the API key has characters that no key has, such as a space or a line break; copy it again")
 
 
 def _trusted(address: Address) -> ssl.SSLContext | bool:
@@ -287,19 +306,33 @@ def _delay(planned: float, error: SdkError) -> float:
     return planned if asked is None else min(max(planned, asked), LONGEST_RETRY_AFTER_S)
 
 
-def _error_of(response: httpx.Response) -> ApiError:
-    try:
-        document: object = response.json()
-    except ValueError:
-        document = None
-    return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
+def _error_of(response: httpx.Response) -> SdkError:
+    document = _document(response)
+    # A HEAD has no body, and a proxy in front of a server that is down answers for itself.
+    if isinstance(document.get("error"), Mapping) or response.request.method == "HEAD" or response.is_server_error:
+        return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
+    return _foreign(response)
+
+
+def _data(response: httpx.Response) -> Any:
+    document = _document(response)
+    if "data" not in document:
+        raise _foreign(response)
+    return document["data"]
 
 
 def _document(response: httpx.Response) -> Mapping[str, Any]:
+    """The JSON object that an answer holds; empty where it holds none."""
     try:
         document = response.json()
     except ValueError:
-        document = None
-    if not isinstance(document, Mapping):
-        raise UnreachableError(f"what answers at {response.url.copy_with(path='/')} is not a Trainmaster server")
-    return document
+        return {}
+    return document if isinstance(document, Mapping) else {}
+
+
+def _foreign(response: httpx.Response) -> UnreachableError:
+    url = str(response.url.copy_with(path="/", query=None)).rstrip("/")
+    answered = f"{response.status_code} {response.reason_phrase}".strip()
+    target = response.headers.get("Location")
+    redirect = f", a redirect to {target}" if response.is_redirect and target else ""
+    return UnreachableError(f"what answers at {url} is not a Trainmaster server (it answered {answered}{redirect})")

@@ -1,4 +1,4 @@
-"""Which server is meant: the one that arguments or the environment name, else the local one."""
+"""Which server is meant: the one that arguments, variables or a login name, in this order, else the local one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainmaster.protocol.environment import CA
-from trainmaster.sdk import local
+from trainmaster.sdk import local, login
 from trainmaster.sdk.connection import Address
 
 URL_VARIABLE = "TRAINMASTER_URL"
@@ -15,6 +15,12 @@ KEY_VARIABLE = "TRAINMASTER_API_KEY"
 
 LookAgain = Callable[[], Address | None]
 """Finds the server once more; a local one may have another port after a restart."""
+
+
+def configured_url() -> str | None:
+    """The URL of the server that a variable or a login names; None means the local server."""
+    saved = login.load()
+    return os.environ.get(URL_VARIABLE) or (saved.url if saved else None)
 
 
 def find_server(
@@ -26,13 +32,16 @@ def find_server(
         LocalServerError: the local server is meant, and cannot be used.
     """
     trusted = str(ca) if ca else os.environ.get(CA) or None
-    url = url or os.environ.get(URL_VARIABLE)
+    key = api_key or os.environ.get(KEY_VARIABLE)
+    url = url or configured_url()
     if url:
-        key = api_key or os.environ.get(KEY_VARIABLE) or _local_key(url)
-        return Address(url=url, api_key=key, ca=trusted), None
+        saved = login.load()
+        if saved is not None and saved.url == url.rstrip("/"):
+            return Address(url=url, api_key=key or saved.api_key, ca=trusted or saved.ca), None
+        return Address(url=url, api_key=key or _local_key(url), ca=trusted), None
 
     def address_of(server: local.LocalServer) -> Address:
-        return Address(url=server.url, api_key=api_key or server.api_key, ca=trusted)
+        return Address(url=server.url, api_key=key or server.api_key, ca=trusted)
 
     def look_again() -> Address | None:
         server = local.find()

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from trainmaster import __version__
-from trainmaster.protocol.datadir import KEPT
+from trainmaster.protocol.datadir import AT_REST, KEPT
 from trainmaster.protocol.processes import ProcessIdentity, is_alive
 from trainmaster.sdk.errors import LocalServerError
 
@@ -95,6 +95,17 @@ def running() -> LocalServer | None:
         return None  # never started, or it is just being written
 
 
+def has_nothing_to_do() -> bool:
+    """Whether no server runs here and none is needed: it never ran, or stopped when every job had ended."""
+    return running() is None and (never_ran() or (data_dir() / AT_REST).exists())
+
+
+def never_ran() -> bool:
+    """Whether no server has ever run here, so that there are no jobs. Not so where its database may lie elsewhere."""
+    elsewhere = any(os.environ.get(f"TRAINMASTER_{name}") for name in ("CONFIG", "DATABASE_URL"))
+    return not elsewhere and not any((data_dir() / name).exists() for name in ("config.toml", "trainmaster.db"))
+
+
 def start(
     config: Path | None = None,
     *,
@@ -120,8 +131,8 @@ def start(
     with _turn_to_start():
         if (data_dir() / KEPT).exists() and not asked:
             raise LocalServerError(
-                f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, so start it as "
-                "it was, or let `trainmaster up` start one here"
+                f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, whose options "
+                "this command does not know: start it like that again, or run `trainmaster up`"
             )
         return find() or _started(_arguments(config, data_roots), settings)
 

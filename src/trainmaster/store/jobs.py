@@ -134,6 +134,12 @@ def unfinished(connection: Connection, scope: Scope) -> list[Job]:
     return [job_from_row(row) for row in connection.execute(scope.limit(_NOT_ENDED, _jobs.c.account_id))]
 
 
+def count_unfinished(connection: Connection, scope: Scope) -> int:
+    """How many jobs are in no terminal state."""
+    statement = sa.select(sa.func.count()).where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
+    return int(connection.execute(scope.limit(statement, _jobs.c.account_id)).scalar_one())
+
+
 def active(connection: Connection, scope: Scope) -> list[Job]:
     """Every job that has a current attempt."""
     return [job_from_row(row) for row in connection.execute(scope.limit(_ACTIVE, _jobs.c.account_id))]
@@ -212,7 +218,8 @@ _BY_HANDLE_ONCE = (
     .order_by(_jobs.c.deleted_at.desc())
     .limit(1)
 )
-_NOT_ENDED = _SELECT.where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
+_UNFINISHED_STATUSES = sorted(frozenset(JobStatus) - TERMINAL)
+_NOT_ENDED = _SELECT.where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
 _ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
 _TOMBSTONES = _SELECT.where(_jobs.c.deleted_at.is_not(None), _jobs.c.purge == sa.false()).order_by(
     _jobs.c.deleted_at.desc(), _jobs.c.job_id.desc()

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.sdk import login
 from trainmaster.sdk.finding import URL_VARIABLE
 from trainmaster.trainer.configs import (
     SERVER_URL,
@@ -81,6 +82,8 @@ class Surroundings:
     in_cluster: bool
     ask: Callable[[str], bool] | None
     """Asks a person to agree; None: there is nobody to ask."""
+    login: str | None = None
+    """The URL of the server that `trainmaster login` saved."""
 
 
 def surroundings() -> Surroundings:
@@ -91,6 +94,7 @@ def surroundings() -> Surroundings:
         home=Path.home(),
         in_cluster="KUBERNETES_SERVICE_HOST" in os.environ and _IN_CLUSTER.exists(),
         ask=_ask_once if present else None,
+        login=saved.url if (saved := login.load()) else None,
     )
 
 
@@ -144,6 +148,8 @@ def _fetching(image: str | None, config: ContainerBackendConfig) -> dict[str, An
 def _choose_without(around: Surroundings) -> Choice:
     if around.environment.get(URL_VARIABLE):
         return Choice(name=None, why=f"as {URL_VARIABLE} says")
+    if around.login:
+        return Choice(name=None, why="as `trainmaster login` says")
     cluster = _cluster(around)
     if cluster is None:
         return _this_machine("as nothing else was named, and there is no Kubernetes cluster")

@@ -30,7 +30,7 @@ def connect(choice: Choice, around: Surroundings) -> sdk.Client:
     if choice.server is not None:
         return sdk.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
     started: local.LocalServer | None = None
-    if choice.engine and not around.environment.get(URL_VARIABLE):
+    if choice.engine and not around.environment.get(URL_VARIABLE) and not around.login:
         found = local.find()
         started = found or local.start(settings=choice.engine)
         if found is not None or not local.started_here(started):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spec_documents import COMMAND, CUSTOM, changed
+from spec_documents import COMMAND, CUSTOM, LORA, changed
 from trainmaster.core.errors import NewerSpecError, SpecError
 from trainmaster.core.spec import (
     SPEC_VERSION,
@@ -19,6 +19,7 @@ from trainmaster.core.spec import (
     secret_values,
     unsealed_values,
     versions,
+    with_secrets_of,
     with_server_defaults,
 )
 from trainmaster.core.workloads import compile_launch
@@ -174,3 +175,32 @@ def test_stored_documents_of_older_versions_are_lifted_step_by_step(monkeypatch:
 
 def test_upcasters_lift_every_older_version() -> None:
     assert set(versions.UPCASTERS) == set(range(1, SPEC_VERSION))
+
+
+EVERY_KIND: dict[str, dict[str, Any]] = {
+    "command": COMMAND,
+    "training": LORA,
+    "custom": CUSTOM,
+    "script": {"name": "n", "workload": {"kind": "script", "path": "/srv/train.py", "environment": {"A": SECRET}}},
+    "service": {"name": "n", "workload": {"kind": "service", "argv": ["serve"]}},
+    "job class": {"name": "n", "workload": {"kind": "job_class", "target": "module:Class", "config": {"a": {"b": 1}}}},
+    "initializers": {
+        **COMMAND,
+        "workload": {
+            **COMMAND["workload"],
+            "initializers": {"model": {"type": "huggingface", "uri": "hf://org/model", "access_token": SECRET}},
+        },
+    },
+    "endpoint": changed(COMMAND, "workload.environment", {"HF_ENDPOINT": "https://hub.example.com"}),
+}
+
+
+@pytest.mark.parametrize("document", EVERY_KIND.values(), ids=EVERY_KIND.keys())
+def test_shown_request_with_its_secrets_is_the_request_again(document: dict[str, Any]) -> None:
+    request = parse_submit(document)
+    stored = load_stored(SPEC_VERSION, dump(request))
+
+    shown = redacted(stored)
+
+    assert SECRET not in str(shown)
+    assert parse_submit(with_secrets_of(shown, stored, secret_values(request))) == request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spec_documents import COMMAND, CUSTOM, changed
 
+from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import ResourceConfig, parse, parse_submit
 from trainmaster.core.workloads import kinds
@@ -76,7 +76,15 @@ def test_unknown_scheme_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("name", 3, "must be text, not a number"),
+        ("name", 3, "must be text, not a number; put it in quotes"),
+        ("name", ["a"], "must be text, not a list; write one value"),
+        ("name", [["a"]], "must be text, not a list"),
+        ("name", {"a": "b"}, "must be text, not an object"),
+        (
+            "training_config.hyperparameters",
+            {"lora_target_modules": ["q_proj", "v_proj"]},
+            "must be text, not a list; write one value, or several with commas between them",
+        ),
         ("name", "", "must not be empty"),
         ("name", "x" * 200, "must have at most 128 characters"),
         ("resource_config", [], "must be an object, not a list"),

@@ -1,4 +1,4 @@
-"""Controls: cancel, pause, resume, retry. An empty body is legal everywhere."""
+"""Controls: cancel, pause, resume, retry, clone. An empty body is legal everywhere."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import asyncio
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
+from sqlalchemy import Connection
 
 from trainmaster.api.auth import Manager
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId
-from trainmaster.api.requests import idempotency_of, parse_optional, read_body
+from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
 from trainmaster.api.routes.jobs import REPLAYED, answer, view_of
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
-from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody
+from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob, submitted_job
 from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_job
 from trainmaster.coordinator.commands import Outcome
+from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.store import jobs
 from trainmaster.store.scope import Scope
 
 router = APIRouter(route_class=StrictRoute, tags=["controls"])
@@ -103,6 +106,39 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
         idempotency=idempotency_of(request, document),
     )
     return await _controlled(context, principal.scope, await asyncio.wrap_future(command), status=HTTPStatus.CREATED)
+
+
+@router.post(
+    "/jobs/{job_id}/clone",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[SubmittedJob],
+    responses=errors(
+        HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    ),
+    openapi_extra={**body(SubmitJobRequest), **_FORWARDING},
+)
+async def clone(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Submit a job again, from the start, as a new job. It may be in any state.
+
+    The body is the request of the new job; an empty one means the request of the old job. Where the body has `***`,
+    which is how a job shows the value of a secret, the old job's value is used.
+    """
+    document = await read_body(request)
+    given = parse_json(document) if document.strip() else None
+
+    def filled(connection: Connection) -> object:
+        return context.vault.cloned(connection, jobs.get(connection, principal.scope, job_id), given)
+
+    wanted = await context.models.looked_up(parse_submit(await context.read(filled)), principal.account_id)
+    command = context.commands.submit(
+        principal.scope,
+        wanted,
+        created_by=principal.name,
+        tokens=await forwarded_tokens(request, context),
+        idempotency=idempotency_of(request, document),
+    )
+    outcome = await asyncio.wrap_future(command)
+    return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
 
 
 async def _controlled(

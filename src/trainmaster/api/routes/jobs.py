@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.api.artifacts import has_output
 from trainmaster.api.auth import Manager, Viewer, guard, require
 from trainmaster.api.context import ApiContext, Context, context_of
 from trainmaster.api.envelope import Ok, ok
@@ -134,6 +135,7 @@ async def list_jobs(
     status: Annotated[list[JobStatus] | None, Query(description="Any of these.")] = None,
     queue: Annotated[PlainText | None, Query()] = None,
     kind: Annotated[list[PlainText] | None, Query(description="Kinds of workload; any of these.")] = None,
+    name: Annotated[PlainText | None, Query(description="Only jobs with exactly this name.")] = None,
     page_size: Annotated[int, Query(ge=1, le=100)] = 20,
     page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
     order_by: Annotated[Order, Query(description="With a `-`, the greatest first.")] = "-created_at",
@@ -144,6 +146,7 @@ async def list_jobs(
         labels=_labels(request),
         queue=queue,
         kinds=tuple(kind or _listed_kinds()),
+        name=name,
         order_by=order_by,
         page_size=page_size,
         page_token=page_token or None,
@@ -226,6 +229,7 @@ def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job)
         checkpoints=checkpoints.of_job(connection, scope, job.job_id),
         waiting=explain(connection, scope, job, now=now),
         used_at=activity.get(connection, scope, job.job_id) if job.is_service else None,
+        has_output=job.status is JobStatus.COMPLETED and has_output(context.roots, job),
         now=now,
     )
 

@@ -35,6 +35,13 @@ async def list_keys(principal: Viewer, context: Context) -> Response:
     return ok(KeyList(keys=[key_resource(key) for key in found]))
 
 
+@router.get("/keys/current", response_model=Ok[KeyResource], responses=errors())
+async def show_own_key(principal: Viewer, context: Context) -> Response:
+    """Show the key that this request was sent with: its name, account and scopes."""
+    own = await context.read(lambda connection: keys.get(connection, _EVERYTHING, principal.key_id))
+    return ok(key_resource(own))
+
+
 @router.post(
     "/keys",
     status_code=HTTPStatus.CREATED,

@@ -62,7 +62,7 @@ class Output(Wire):
     """What a job leaves behind."""
 
     model_uri: str | None = Field(
-        description="The model that it trained, or its output directory; null before it has ended well."
+        description="The model that it trained, or its output directory; null before it has COMPLETED, or without any."
     )
     hub_url: str | None
 
@@ -159,6 +159,8 @@ class JobView:
     waiting: Waiting
     used_at: float | None
     """When a service was last reached through the gateway."""
+    has_output: bool
+    """Whether a completed job left files in its output directory."""
     now: float
 
 
@@ -250,7 +252,7 @@ def _whole(view: JobView) -> dict[str, Any]:
         "attempts": [attempt_resource(attempt, service=job.is_service) for attempt in view.attempts],
         "checkpoints": checkpoint_resources(job, view.checkpoints),
         "error": failure_of(job, view.attempts),
-        "output": _output(job, request),
+        "output": _output(job, request, has_output=view.has_output),
         "can_save": job.can_save,
         "stalled_at": instant(job.stalled_at),
         "last_activity_at": instant(max(filter(None, (view.used_at, job.last_activity_at)), default=None)),
@@ -262,14 +264,15 @@ def _links(job: Job) -> Links:
     return Links(self=own, logs=f"{own}/logs", metrics=f"{own}/metrics", events=f"{own}/events")
 
 
-def _output(job: Job, request: SubmitJobRequest) -> Output:
+def _output(job: Job, request: SubmitJobRequest, *, has_output: bool) -> Output:
     if job.status is not JobStatus.COMPLETED:
         return Output(model_uri=None, hub_url=None)
-    below, named = "", None
-    if job.workload_kind == trainer.KIND:
-        below, named = f"/{trainer.RESULT}", trainer.result_uri(request.output_config)
-    location = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}")
-    return Output(model_uri=clean(named or location.uri), hub_url=None)
+    is_training = job.workload_kind == trainer.KIND
+    named = trainer.result_uri(request.output_config) if is_training else None
+    if named is None and has_output:
+        below = f"/{trainer.RESULT}" if is_training else ""
+        named = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}").uri
+    return Output(model_uri=clean(named), hub_url=None)
 
 
 def _effective_batch_size(request: SubmitJobRequest) -> int | None:

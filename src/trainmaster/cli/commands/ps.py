@@ -64,6 +64,12 @@ def run(
         _show_deleted(limit, quiet=quiet, as_json=as_json)
         return
     chosen = [word.upper() for word in status] or ([] if everything else list(NOT_ENDED))
+    if not watch and _nothing_to_list(chosen):
+        if as_json:
+            print_json([])
+        elif not quiet:
+            typer.echo(f"{'No jobs.' if everything or status else NONE_LEFT} The local server does not run.")
+        return
     query: dict[str, Any] = {"statuses": chosen, "labels": pairs(label, "--label"), "queue": queue}
     with connect() as client:
         if watch and sys.stdout.isatty() and not as_json and not quiet:
@@ -77,6 +83,17 @@ def run(
             if not watch:
                 return
             time.sleep(WATCH_EVERY_S)
+
+
+def _nothing_to_list(statuses: list[str]) -> bool:
+    """Whether the list is known to be empty without a server, which then is not started."""
+    from trainmaster.sdk import local
+    from trainmaster.sdk.finding import configured_url
+
+    if configured_url() is not None:
+        return False
+    ended_too = not set(statuses) <= set(NOT_ENDED) or not statuses
+    return local.running() is None and local.never_ran() if ended_too else local.has_nothing_to_do()
 
 
 def _fetch(client: Client, query: dict[str, Any], limit: int) -> list[JobSummary]:

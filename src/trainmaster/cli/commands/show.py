@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from trainmaster.cli.commands.diff import shown
 from trainmaster.cli.formatting import clock, duration, number, seconds_between
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
 from trainmaster.cli.output import draw, facts, print_json, status_text, table
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+    from trainmaster.sdk import Client
     from trainmaster.sdk.types import Attempt, Job
 
 
@@ -32,19 +34,30 @@ def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     """
     with connect() as client:
         found = [client.get(job_id_of(client, job)) for job in jobs]
-    if as_json:
-        print_json(found[0] if len(found) == 1 else found)
-        return
+        if as_json:
+            print_json(found[0] if len(found) == 1 else found)
+            return
+        results = [_results(client, job) for job in found]
     for index, job in enumerate(found):
-        draw(*([""] if index else []), *_parts(job))
+        draw(*([""] if index else []), *_parts(job, results[index]))
 
 
-def _parts(job: Job) -> Iterator[RenderableType]:
+def _results(client: Client, job: Job) -> str | None:
+    """Where the output of a job lies, and how to fetch what `download` has of it."""
+    where = job["output"]["model_uri"]
+    if where is None:
+        return None
+    if next(client.results.artifacts(job["job_id"], kind="output", page_size=1), None) is None:
+        return None if where.startswith("artifacts:") else where
+    return f"{where}; fetch it with `trainmaster download {job['handle'] or job['job_id']}`"
+
+
+def _parts(job: Job, results: str | None) -> Iterator[RenderableType]:
     from rich.text import Text
 
     title = Text(job["name"], style="bold").append(f"  {job['job_id']}  ", style="dim not bold")
     yield title.append_text(status_text(job["status"]))
-    yield facts(_facts(job))
+    yield facts(_facts(job, results))
     if job["error"]:
         first, *rest = failure_lines(job["error"])
         yield Text(f"\n{first}", style="red")
@@ -56,10 +69,12 @@ def _parts(job: Job) -> Iterator[RenderableType]:
         yield table(("  ATTEMPT", "STARTED", "TOOK", "ENDED", "MESSAGE"), rows, wrap=("MESSAGE",))
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: Job, results: str | None) -> dict[str, Any]:
     return {
         "handle": job["handle"],
         "trains": _training(job),
+        "with": _hyperparameters(job),
+        "data": _data(job),
         "waits": job["pending_reason"],
         "reason": None if job["error"] else _reason(job),
         "progress": brief(job),
@@ -81,7 +96,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "retry of": job["parent_job_id"],
         "runs": _command(job),
         "needs": _needs(job),
-        "results": job["output"]["model_uri"] if job["status"] == "COMPLETED" else None,
+        "results": results,
     }
 
 
@@ -113,15 +128,42 @@ def _ran(job: Job) -> str | None:
 
 
 def _training(job: Job) -> str | None:
-    training, data = job["training_config"], job["data_config"]
-    if training is None or data is None or (job["workload"] or {"kind": TRAINER})["kind"] != TRAINER:
+    training = _trained(job)
+    if training is None:
         return None
     base, framework = training["base_model"], training["framework"]
     revision = f"@{base['revision']}" if base["revision"] else ""
     does = framework["custom_script_path"] or framework["type"]
-    sources = [source["path"] for source in data["sources"]]
-    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return f"{base['model_id']}{revision}, {training['training_type']} with {does}, on {sources[0]}{more}"
+    return f"{base['model_id']}{revision}, {training['training_type']} with {does}"
+
+
+def _hyperparameters(job: Job) -> str | None:
+    training = _trained(job)
+    if training is None:
+        return None
+    given = ", ".join(f"{name} {value}" for name, value in training["hyperparameters"].items())
+    return given or "default hyperparameters"
+
+
+def _data(job: Job) -> str | None:
+    """The sources, each with what was said about it, and how they are read."""
+    data = job["data_config"]
+    if data is None or _trained(job) is None:
+        return None
+    sources = [" ".join([source["path"], *_said(source, "path")]) for source in data["sources"]]
+    return "\n".join([*sources, ", ".join(_said(data, "sources"))])
+
+
+def _trained(job: Job) -> dict[str, Any] | None:
+    """What is trained, if that is what the job does."""
+    kind = (job["workload"] or {"kind": TRAINER})["kind"]
+    return job["training_config"] if kind == TRAINER else None
+
+
+def _said(config: dict[str, Any], *without: str) -> list[str]:
+    """The fields of a config that have a value other than a default that says nothing."""
+    named = ((name, value) for name, value in config.items() if name not in without)
+    return [f"{name} {shown(value)}" for name, value in named if value not in (None, "", [], {}, False)]
 
 
 def _command(job: Job) -> str | None:

@@ -41,27 +41,33 @@ def run(
 
     Files that the job names and that are here (workload.files[].source, the path of a script, the module of a job
     class, data and models of a training) are sent along, or found where they are by the local server.
+
+    FILE may also be a job as `trainmaster show --json` prints it, which is submitted again as a new job; the server
+    takes the values of its secrets from the old job.
     """
-    from trainmaster.cli.jobfile import load, pairs, set_values
+    from trainmaster.cli.jobfile import changed, load
+    from trainmaster.sdk.cloning import is_job, request_of
     from trainmaster.sdk.shipping import submit
 
     document, base = load(file)
-    document = set_values(document, settings)
-    if name is not None:
-        document["name"] = name
-    if label:
-        document["labels"] = {**(document.get("labels") or {}), **pairs(label, "--label")}
+    earlier = document["job_id"] if is_job(document) else None
+    document = changed(request_of(document) if earlier else document, settings, name=name, labels=label)
     if restore is not None:
         document["workload"] = _restored(document.get("workload"), restore)
     with connect() as client:
-        submitted = submit(client, document, base, tell=say)
-        if not follow:
-            raise typer.Exit(_tell(client, submitted, as_json))
-        if as_json:
-            print_json_line({"job": submitted})
-        else:
-            say(f"Submitted {submitted['job_id']} ({document.get('name')})")
-        raise typer.Exit(follow_to_the_end(client, submitted["job_id"], as_json=as_json))
+        submitted = client.clone(earlier, document) if earlier else submit(client, document, base, tell=say)
+        raise typer.Exit(conclude(client, submitted, follow=follow, as_json=as_json))
+
+
+def conclude(client: Client, submitted: Submitted, *, follow: bool, as_json: bool) -> ExitCode:
+    """Tell about a job that was submitted, or follow it to its end; the exit code says how that was."""
+    if not follow:
+        return _tell(client, submitted, as_json)
+    if as_json:
+        print_json_line({"job": submitted})
+    else:
+        say(f"Submitted {submitted['job_id']} ({submitted['name']})")
+    return follow_to_the_end(client, submitted["job_id"], as_json=as_json)
 
 
 def _restored(workload: object, rel_path: str) -> dict[str, object]:

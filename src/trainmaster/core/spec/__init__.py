@@ -5,7 +5,7 @@ path. Stored specs are read tolerantly.
 """
 
 from trainmaster.core.spec.data import DataConfig
-from trainmaster.core.spec.documents import dump, redacted, secret_values, with_server_defaults
+from trainmaster.core.spec.documents import dump, redacted, secret_values, with_secrets_of, with_server_defaults
 from trainmaster.core.spec.output import OutputConfig
 from trainmaster.core.spec.parse import parse, parse_submit
 from trainmaster.core.spec.problems import problems_from
@@ -34,5 +34,6 @@ __all__ = [
     "redacted",
     "secret_values",
     "unsealed_values",
+    "with_secrets_of",
     "with_server_defaults",
 ]

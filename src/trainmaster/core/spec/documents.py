@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.spec.submit import SubmitJobRequest
 from trainmaster.core.workloads.base import initializers_of
 from trainmaster.core.workloads.initializers import conceal
@@ -23,6 +24,50 @@ def dump(request: SubmitJobRequest) -> dict[str, Any]:
 def redacted(request: SubmitJobRequest) -> dict[str, Any]:
     """The document that is shown: defaults filled, environment values and tokens hidden."""
     return _document(request, lambda _: HIDDEN)
+
+
+def with_secrets_of(document: Any, earlier: SubmitJobRequest, values: Mapping[str, str]) -> Any:
+    """A document with the secrets of an earlier request wherever it has the `***` that `redacted` shows in that place.
+
+    Args:
+        document: of a new request, not validated yet.
+        earlier: the stored request that the document was made from.
+        values: the earlier request's secrets, by their names.
+
+    Raises:
+        SpecError: the document has `***` where the earlier request has no secret.
+    """
+    problems: list[Problem] = []
+    found = _filled(document, redacted(earlier), _document(earlier, lambda name: values.get(name, "")), "", problems)
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _filled(document: Any, shown: Any, values: Any, path: str, problems: list[Problem]) -> Any:
+    if document == HIDDEN:
+        if shown != HIDDEN:
+            message = f"the earlier job has no secret here, so '{HIDDEN}' stands for nothing; give the value"
+            problems.append(Problem(field=path, message=message))
+        return values
+    if isinstance(document, dict):
+        return {
+            name: _filled(each, _part(shown, name), _part(values, name), f"{path}.{name}" if path else name, problems)
+            for name, each in document.items()
+        }
+    if isinstance(document, list):
+        return [
+            _filled(each, _part(shown, index), _part(values, index), f"{path}[{index}]", problems)
+            for index, each in enumerate(document)
+        ]
+    return document
+
+
+def _part(document: Any, key: str | int) -> Any:
+    try:
+        return document[key]
+    except (LookupError, TypeError):
+        return None
 
 
 def secret_values(request: SubmitJobRequest) -> dict[str, str]:

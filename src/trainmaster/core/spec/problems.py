@@ -23,6 +23,9 @@ from trainmaster.core.workloads.registry import kinds, module_for
 MAX_PROBLEMS = 100
 """A document with more is nonsense as a whole."""
 
+HYPERPARAMETERS = "hyperparameters"
+"""The one field whose texts may stand for lists."""
+
 Location = Sequence[int | str]
 
 
@@ -146,6 +149,17 @@ def _must_be(what: str) -> Callable[[ErrorDetails], str]:
     return words
 
 
+def _text(detail: ErrorDetails) -> str:
+    given = detail["input"]
+    if isinstance(given, int | float):
+        return f"must be text, not {_noun(given)}; put it in quotes"
+    if isinstance(given, list) and given and all(isinstance(each, str | int | float) for each in given):
+        return "must be text, not a list; write one value" + (
+            ", or several with commas between them" if HYPERPARAMETERS in detail["loc"] else ""
+        )
+    return f"must be text, not {_noun(given)}"
+
+
 def _bound(words: str, name: str) -> Callable[[ErrorDetails], str]:
     def says(detail: ErrorDetails) -> str:
         bound = detail["ctx"][name]
@@ -179,7 +193,6 @@ _OBJECT = _must_be("an object")
 _LIST = _must_be("a list")
 _NUMBER = _must_be("a number")
 _INTEGER = _must_be("a whole number")
-_TEXT = _must_be("text")
 
 _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "missing": _says("required"),
@@ -193,7 +206,7 @@ _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "int_from_float": _INTEGER,
     "float_type": _NUMBER,
     "finite_number": _says("must be a finite number"),
-    "string_type": _TEXT,
+    "string_type": _text,
     "bool_type": _must_be("true or false"),
     "greater_than": _bound("more than", "gt"),
     "greater_than_equal": _bound("at least", "ge"),

@@ -45,9 +45,10 @@ class Clock(Protocol):
 class FireworksClient:
     """A Trainmaster server, by the names of Fireworks' client.
 
-    Without arguments it is the server that `trainmaster.sdk.Client` means: the one that TRAINMASTER_URL and
-    TRAINMASTER_API_KEY name, else the local one, which is started when it does not run. Methods raise
-    `TrainingAPIError` when the server says no, and `UnreachableError` when it does not answer for half a minute.
+    Without arguments it is the server that `trainmaster.sdk.Client` uses: the one that TRAINMASTER_URL and
+    TRAINMASTER_API_KEY or `trainmaster login` name, else the local one, which is started when it does not run.
+    Methods raise `TrainingAPIError` when the server says no, and `UnreachableError` when it does not answer for half a
+    minute.
     """
 
     def __init__(

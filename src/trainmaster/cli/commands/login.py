@@ -1,0 +1,85 @@
+"""`trainmaster login`: use a server on another machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.cli.exits import UsageError, say
+from trainmaster.cli.options import JsonOption
+from trainmaster.cli.output import print_json
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.admin import Key
+
+
+def run(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The server, such as https://train.example.com.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="Trust the certificates in this file, not the system's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Use a server for all later commands; without a URL, show which server and which key are in use.
+
+    The API key is read from TRAINMASTER_API_KEY, from a prompt on a terminal, or else from the standard input. URL and
+    key are saved in login.json in TRAINMASTER_HOME (~/.trainmaster), readable by you alone. TRAINMASTER_URL and
+    TRAINMASTER_API_KEY win over them; `trainmaster logout` removes them.
+    """
+    from trainmaster.sdk import Client, login
+    from trainmaster.sdk.finding import KEY_VARIABLE, URL_VARIABLE, configured_url
+
+    if url is None:
+        if ca is not None:
+            raise UsageError("--ca goes with a URL")
+        _show_current(as_json=as_json)
+        return
+    wanted = login.Login(
+        url=url.rstrip("/"),
+        api_key=os.environ.get(KEY_VARIABLE) or _read_key(),
+        ca=str(ca.absolute()) if ca else None,
+    )
+    with Client(wanted.url, wanted.api_key, ca=wanted.ca) as client:
+        key = client.admin.own_key()
+    login.save(wanted)
+    _tell(wanted.url, f"login, saved in {login.path()}", key, as_json=as_json)
+    if configured_url() != wanted.url:
+        say(f"{URL_VARIABLE} is set and wins over the login; unset it to use {wanted.url}.")
+
+
+def _show_current(*, as_json: bool) -> None:
+    from trainmaster.sdk import Client, local
+    from trainmaster.sdk.finding import URL_VARIABLE, configured_url
+
+    url = configured_url()
+    if url is None and local.running() is None:
+        if as_json:
+            print_json({"url": None, "source": "local server", "key": None})
+        else:
+            typer.echo(f"Not logged in; commands use the local server of {local.data_dir()}, which does not run.")
+        return
+    with Client() as client:
+        source = URL_VARIABLE if os.environ.get(URL_VARIABLE) else "login" if url else "local server"
+        _tell(client.url, source, client.admin.own_key(), as_json=as_json)
+
+
+def _tell(url: str, source: str, key: Key, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"url": url, "source": source.partition(",")[0], "key": key})
+        return
+    typer.echo(f"Server  {url} ({source})")
+    typer.echo(f"Key     {key['name']} of account {key['account_id']}, may {', '.join(key['scopes'])}")
+
+
+def _read_key() -> str:
+    asks = sys.stdin.isatty()
+    key = typer.prompt("API key", hide_input=True, err=True) if asks else sys.stdin.readline()
+    if not key.strip():
+        raise UsageError("no API key was given: set TRAINMASTER_API_KEY, or pipe the key into this command")
+    return str(key).strip()
