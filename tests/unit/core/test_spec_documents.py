@@ -188,7 +188,7 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
         **COMMAND,
         "workload": {
             **COMMAND["workload"],
-            "initializers": {"model": {"type": "huggingface", "uri": "hf://org/model", "access_token": SECRET}},
+            "initializers": {"model": {"type": "huggingface", "storage_uri": "hf://org/model", "access_token": SECRET}},
         },
     },
     "endpoint": changed(COMMAND, "workload.environment", {"HF_ENDPOINT": "https://hub.example.com"}),
