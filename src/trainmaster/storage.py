@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from trainmaster.protocol import account_files
 from trainmaster.protocol.rundir import RunDirectory
-from trainmaster.protocol.trees import remove_tree
 
 RUNS = "runs"
 ARTIFACTS = "artifacts"
 BLOBS = "blobs"
 URI = "uri"
 """Not one of ours: a path there is a whole URI, such as `s3://bucket/key`, and its files are others' to remove."""
-
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class OutsideRootError(ValueError):
@@ -73,31 +68,18 @@ class Roots:
 
     def remove(self, location: Location) -> None:
         """Remove a file or a whole directory; nothing there is fine."""
-        path = self.path(location.root, location.path)
-        if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
-        else:
-            path.unlink(missing_ok=True)
+        account_files.remove(self._directories[location.root], self._below(location))
 
-    def set_aside(self, location: Location, name: str) -> None:
-        """Move a directory to the top of its root; nothing there is fine.
+    def move(self, location: Location, path: str) -> bool:
+        """Move a file or directory to another path below its root; False when it is not there."""
+        return account_files.move(self._directories[location.root], self._below(location), path)
 
-        Whoever fills the directories on the way may put links there, or files: nothing of ours lies behind those.
-        """
-        with contextlib.ExitStack() as stack:
-            top = within = os.open(self._directories[location.root], _DIRECTORY)
-            stack.callback(os.close, top)
-            *way, last = self.path(location.root, location.path).relative_to(self._directories[location.root]).parts
-            try:
-                for part in way:
-                    within = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-                    stack.callback(os.close, within)
-                if stat.S_ISDIR(os.stat(last, dir_fd=within, follow_symlinks=False).st_mode):
-                    os.rename(last, name, src_dir_fd=within, dst_dir_fd=top)
-                else:
-                    os.unlink(last, dir_fd=within)
-            except (FileNotFoundError, NotADirectoryError):
-                return
+    def size_of(self, location: Location) -> int:
+        """The room that a directory takes on the disk, as far as it can be read; 0 when it is not there."""
+        return account_files.size_of(self._directories[location.root], self._below(location))
+
+    def _below(self, location: Location) -> str:
+        return str(self.path(location.root, location.path).relative_to(self._directories[location.root]))
 
 
 def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:

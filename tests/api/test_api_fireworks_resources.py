@@ -301,7 +301,7 @@ def test_promotion_whose_server_died_is_gone_on_with(door: Door, world: World, s
     )
     world.database.write_now(lambda connection: promoted.begin(connection, scope, left))
     # What the dead server had done: half a draft, and files that were moved before they were recorded.
-    draft = model_directory(door).parent / f"{promoting.DRAFT}{left.operation_id}"
+    draft = world.roots.path(ARTIFACTS, f"{promoting.DRAFTS}/{left.operation_id}")
     for directory in (draft, model_directory(door)):
         directory.mkdir(parents=True)
         (directory / "half").write_text("")
@@ -314,6 +314,7 @@ def test_promotion_whose_server_died_is_gone_on_with(door: Door, world: World, s
         "manifest.json",
     ]
     assert [path.name for path in model_directory(door).parent.iterdir()] == ["my-model"]
+    assert list(draft.parent.iterdir()) == []
 
 
 def test_operation_that_is_worked_on_is_left_alone(door: Door, world: World) -> None:

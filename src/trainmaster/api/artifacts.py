@@ -1,15 +1,15 @@
 """The files that a job leaves: those in its output directory, and those of its committed checkpoints.
 
-A path of ours is `output/<path there>` or `checkpoints/<checkpoint_id>/<path there>`. What is opened lies below the
-directory that it was named in, links followed, at the moment at which it is open.
+A path of ours is `output/<path there>` or `checkpoints/<checkpoint_id>/<path there>`. A link is a file when it leads to
+one in the same directory; nothing else is reached by one.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from trainmaster.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.core.job import Checkpoint, Job
+from trainmaster.protocol.account_files import directory_below, files_in_order, open_inside
 from trainmaster.storage import ARTIFACTS, Roots
 
 OUTPUT = "output"
@@ -35,8 +36,10 @@ class Place:
     kind: Literal["output", "checkpoint"]
     prefix: str
     """What their paths begin with."""
-    directory: Path
-    """Without a link on the way: what is a link where a directory should be holds nothing."""
+    top: Path
+    """A directory of the server's."""
+    directory: str
+    """Below that; where a link is on the way, there are no files."""
     checkpoint_id: str | None = None
 
     @property
@@ -68,19 +71,19 @@ class OpenArtifact:
 
 def places(roots: Roots, job: Job, checkpoints: Sequence[Checkpoint]) -> list[Place]:
     """Where the files of a job lie, in the order of lists."""
-    # Jobs fill the directories in there; the way to the root is ours, and may have links.
-    root = Path(os.path.realpath(roots.path(ARTIFACTS, "")))
+    root = roots.path(ARTIFACTS, "")
     found = [
         Place(
             kind="checkpoint",
             prefix=f"{CHECKPOINTS}/{checkpoint.checkpoint_id}/",
-            directory=root / checkpoint.path,
+            top=root,
+            directory=checkpoint.path,
             checkpoint_id=checkpoint.checkpoint_id,
         )
         for checkpoint in checkpoints
         if checkpoint.root == ARTIFACTS
     ]
-    output = Place(kind="output", prefix=f"{OUTPUT}/", directory=root / job.job_id / OUTPUT)
+    output = Place(kind="output", prefix=f"{OUTPUT}/", top=root, directory=f"{job.job_id}/{OUTPUT}")
     return [*sorted(found, key=lambda place: place.position), output]
 
 
@@ -103,13 +106,16 @@ def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
     if after and place.position < after[:2]:
         return
     rest = after[2:] if place.position == after[:2] else ()
-    manifest = _manifest(place)
-    for names, path in _walk(place.directory, rest):
-        # A link is a file when it leads to one inside.
-        if (opened := _open(place, path)) is None:
-            continue
-        os.close(opened[0])
-        yield _artifact(place, "/".join(names), opened[1], manifest, (*place.position, *names))
+    with _opened(place) as directory:
+        if directory is None:
+            return
+        manifest = _manifest(place, directory)
+        # A job that moves directories meanwhile cuts its own list short.
+        with contextlib.suppress(OSError):
+            for names in files_in_order(directory, rest):
+                if (opened := _open(directory, "/".join(names))) is not None:
+                    os.close(opened[0])
+                    yield _artifact(place, "/".join(names), opened[1], manifest, (*place.position, *names))
 
 
 def open_file(found: Sequence[Place], path: str) -> OpenArtifact:
@@ -122,10 +128,12 @@ def open_file(found: Sequence[Place], path: str) -> OpenArtifact:
         name = path.removeprefix(place.prefix)
         if name == path or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
             continue
-        opened = _open(place, place.directory / name)
-        if opened is not None:
-            position = (*place.position, *name.split("/"))
-            return OpenArtifact(opened[0], _artifact(place, name, opened[1], _manifest(place), position))
+        with _opened(place) as directory:
+            opened = None if directory is None else _open(directory, name)
+            if directory is not None and opened is not None:
+                position = (*place.position, *name.split("/"))
+                manifest = _manifest(place, directory)
+                return OpenArtifact(opened[0], _artifact(place, name, opened[1], manifest, position))
     raise NotFoundError(f"the job has no file {path!r}")
 
 
@@ -149,44 +157,25 @@ def decode(token: str) -> Position:
     raise SpecError([Problem(field="page_token", message="is not a token that this server gave out")])
 
 
-def _walk(directory: Path, after: Position) -> Iterator[tuple[Position, Path]]:
-    """All files below a directory, by their names; of directories only real ones are entered."""
-    try:
-        if directory.is_symlink():
+@contextlib.contextmanager
+def _opened(place: Place) -> Iterator[int | None]:
+    """A descriptor of a place; None where there is no such directory."""
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(directory_below(place.top, place.directory))
+        except FileNotFoundError:
+            yield None
             return
-        with os.scandir(directory) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in ordered:
-        if (after and entry.name < after[0]) or not _is_text(entry.name):
-            continue
-        rest = after[1:] if after and entry.name == after[0] else ()
-        if entry.is_dir(follow_symlinks=False):
-            for names, path in _walk(Path(entry.path), rest):
-                yield (entry.name, *names), path
-        elif not (after and (entry.name,) == after):
-            yield (entry.name,), Path(entry.path)
+        yield directory
 
 
-def _open(place: Place, path: Path) -> tuple[int, os.stat_result] | None:
-    """A descriptor of a plain file that lies in a place; None when it does not."""
+def _open(directory: int, name: str) -> tuple[int, os.stat_result] | None:
+    """A descriptor of a plain file of a place, and its status; None when there is none."""
     try:
-        # Only found, and not opened yet: a link may lead to a device, which does something when it is opened.
-        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
+        descriptor = open_inside(directory, name)
+    except FileNotFoundError:
         return None
-    found = f"/proc/self/fd/{handle}"
-    try:
-        status = os.fstat(handle)
-        # Where it really is, asked of what was found: a name may lead elsewhere a moment later.
-        if stat.S_ISREG(status.st_mode) and os.readlink(found).startswith(f"{place.directory}{os.sep}"):
-            return os.open(found, os.O_RDONLY | os.O_CLOEXEC), status
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
-    return None
+    return descriptor, os.fstat(descriptor)
 
 
 def _artifact(
@@ -205,9 +194,9 @@ def _artifact(
     )
 
 
-def _manifest(place: Place) -> dict[str, tuple[int, str]]:
+def _manifest(place: Place, directory: int) -> dict[str, tuple[int, str]]:
     """Size and digest of a checkpoint's files, as they were committed."""
-    if place.kind != "checkpoint" or (opened := _open(place, place.directory / MANIFEST)) is None:
+    if place.kind != "checkpoint" or (opened := _open(directory, MANIFEST)) is None:
         return {}
     with open(opened[0], "rb") as file:
         data = file.read(MAX_MANIFEST_BYTES)
@@ -216,12 +205,3 @@ def _manifest(place: Place) -> dict[str, tuple[int, str]]:
         return {str(each["path"]): (int(each["size"]), str(each["sha256"])) for each in described}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-
-
-def _is_text(name: str) -> bool:
-    """Whether JSON can carry a name; others are left out."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from trainmaster.coordinator.base_models import CONFIG, BaseModel, BaseModels
+from trainmaster.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.core.errors import Problem, RefusedError, TrainmasterError
 from trainmaster.core.job import Change, Job
 from trainmaster.core.observations import admit, reject
@@ -121,9 +121,10 @@ class Admission:
         path = workload.model_path or ""
         if not self._offers(workload, job):
             yield from self._outside(path, "model_path")
-        if not Path(path, CONFIG).is_file():
+        model = self._models.at(Path(path), job.account_id, name=path, within=self._data_roots)
+        if not model.has(CONFIG):
             yield f"model_path: {path} has no {CONFIG}, so it is no transformers checkpoint"
-        BaseModel(name=path, path=Path(path)).require(workload.max_context_length)
+        model.require(workload.max_context_length)
 
     def _server_script(self, workload: WorkloadSpec) -> Path | None:
         """The script on the server that a workload names; None when it ships it, or is no script."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trainmaster.core.suggest import choice_message
 from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.errors import EngineError
+from trainmaster.protocol.account_files import open_below, open_real
 from trainmaster.settings import NamedPath
 
 CONFIG = "config.json"
@@ -38,10 +40,25 @@ class BaseModel:
     path: Path
     aliases: tuple[str, ...] = ()
     """Its other names."""
+    within: tuple[Path, ...] = (Path("/"),)
+    """Below one of which its files have to lie: an account that can write there may put links in their place."""
 
     def config(self) -> Mapping[str, Any]:
         """What its `config.json` says; nothing where it cannot be read."""
-        return read_config(self.path / CONFIG)
+        return _json_of(self._open(CONFIG))
+
+    def has(self, name: str) -> bool:
+        """Whether it has a file of this name."""
+        descriptor = self._open(name)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
+
+    def _open(self, name: str) -> int | None:
+        try:
+            return open_real(self.path / name, self.within)
+        except FileNotFoundError:
+            return None
 
     @property
     def context_length(self) -> int | None:
@@ -93,11 +110,18 @@ class BaseModels:
 
     def find(self, name: str, account_id: str) -> BaseModel | None:
         """The model that an account means by a name; None when there is none."""
-        path = self._paths.get(name) or self._promoted_path(name, account_id)
+        path = self._paths.get(name)
         if path is None:
-            return None
+            model = self._promoted_model(name, account_id)
+            return model if model and model.has(CONFIG) and not model.has(ADAPTER_CONFIG) else None
         others = tuple(other for other in self.names if other != name and self._paths[other] == path)
         return BaseModel(name=name, path=path, aliases=others)
+
+    def at(self, path: Path, account_id: str, *, name: str, within: Sequence[Path] = ()) -> BaseModel:
+        """The model in a directory that an account names; `within` says where such may lie, if it is none of ours."""
+        if path in self._paths.values():
+            return BaseModel(name=name, path=path)
+        return BaseModel(name=name, path=path, within=(path,) if self.owns(path, account_id) else tuple(within))
 
     def of_account(self, account_id: str) -> list[BaseModel]:
         """The models that the operator named as those of an account, by name."""
@@ -142,23 +166,21 @@ class BaseModels:
             return request
         path = Path(spec.model_path or "")
         if self.owns(path, account_id):
-            model = BaseModel(name=spec.base_model, path=path)
+            model = self.at(path, account_id, name=spec.base_model)
             await asyncio.to_thread(model.require, spec.max_context_length)
         return await asyncio.to_thread(self.named, request, account_id)
 
-    def _promoted_path(self, name: str, account_id: str) -> Path | None:
+    def _promoted_model(self, name: str, account_id: str) -> BaseModel | None:
         found = _NAME.fullmatch(name)
         if found is None or found[1] != account_id:
             return None
         path = promoted_path(self._promoted.parent, account_id, found[2])
-        return path if (path / CONFIG).is_file() and not (path / ADAPTER_CONFIG).exists() else None
+        return BaseModel(name=name, path=path, within=(path,))
 
     def _unknown(self, name: str, account_id: str) -> str:
-        found = _NAME.fullmatch(name)
-        if found is not None and found[1] == account_id:
-            path = promoted_path(self._promoted.parent, account_id, found[2])
-            if (path / ADAPTER_CONFIG).exists():
-                return f"base model {name} is an adapter; train its own base model, and load it with load_adapter"
+        promoted = self._promoted_model(name, account_id)
+        if promoted is not None and promoted.has(ADAPTER_CONFIG):
+            return f"base model {name} is an adapter; train its own base model, and load it with load_adapter"
         if not self._paths:
             return f"this server knows no base model {name}; its operator can name directories with --model-alias"
         return choice_message("base model", name, self.names)
@@ -166,15 +188,29 @@ class BaseModels:
 
 def promoted_path(artifacts: Path, account_id: str, model_id: str) -> Path:
     """Where a promoted model of an account lies."""
-    return artifacts / PROMOTED / account_id / model_id
+    return artifacts / promoted_name(account_id, model_id)
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """A JSON object of a file; an empty one where there is none."""
+def promoted_name(account_id: str, model_id: str) -> str:
+    """The same, below the artifacts' root."""
+    return f"{PROMOTED}/{account_id}/{model_id}"
+
+
+def read_own_config(top: Path, name: str) -> Mapping[str, Any]:
+    """The JSON object of a file below a directory of ours; an empty one where there is none."""
     try:
-        with open(path, "rb") as file:
+        return _json_of(open_below(top, name))
+    except FileNotFoundError:
+        return {}
+
+
+def _json_of(descriptor: int | None) -> Mapping[str, Any]:
+    if descriptor is None:
+        return {}
+    try:
+        with open(descriptor, "rb") as file:
             document = json.loads(file.read(MAX_CONFIG_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +26,9 @@ from trainmaster.coordinator.tenants import runs_as
 from trainmaster.core.accounts import Account
 from trainmaster.core.errors import ConflictError, RefusedError
 from trainmaster.core.training.support import TRAIN_EXTRA
+from trainmaster.protocol import account_files
 from trainmaster.protocol.environment import CACHE_DIR, RESERVED_PREFIX, TOKENS
-from trainmaster.protocol.trees import remove_tree
+from trainmaster.protocol.rundir import SEARCH_ONLY
 from trainmaster.protocol.users import User
 from trainmaster.settings import Settings
 
@@ -115,7 +115,7 @@ class DataChecks:
             return self._answer(check, directory, uid)
         finally:
             with contextlib.suppress(OSError):  # what it left running may still write there
-                remove_tree(directory)
+                account_files.remove_tree(directory)
 
     def _answer(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, Any]:
         request = {"document": check.document, "limit": check.limit, "memory_bytes": MEMORY_BYTES}
@@ -186,36 +186,23 @@ class DataChecks:
 def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
     """A directory of the check's own, whose `work` belongs to the user and holds the shipped files."""
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
+    user = None if uid is None else User.of(uid)
     try:
-        work = directory / "work"
-        work.mkdir(mode=0o700)
-        for name, content in files.items():
-            target = work / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _place(content, target, linked=uid is None)
-        if uid is not None:
-            directory.chmod(0o711)
-            for path in (work, *work.rglob("*")):
-                os.chown(path, uid, -1, follow_symlinks=False)
-    except OSError:
-        remove_tree(directory)
+        account_files.Giver(user=user).lay_out(directory, "work", files, link=user is None)
+        if user is not None:
+            # Last: until here, nobody but the server could reach what lies in there.
+            account_files.claim_directory(directory, "", mode=SEARCH_ONLY)
+    except FileExistsError as error:
+        account_files.remove_tree(directory)
+        raise RefusedError(f"files: {error.filename} is shipped as a file and as a directory") from error
+    except BaseException:
+        account_files.remove_tree(directory)
         raise
     return directory
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _place(content: Path, target: Path, *, linked: bool) -> None:
-    if linked:
-        try:
-            os.link(content, target)
-        except OSError:
-            pass  # another file system
-        else:
-            return
-    shutil.copyfile(content, target)
 
 
 def _failure(code: int, errors: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.retention import Collector
+from trainmaster.coordinator.retention import FAILED, Collector
 from trainmaster.storage import ARTIFACTS, RUNS, Location, Roots
 from trainmaster.store import idempotency, jobs
 from trainmaster.store.database import Database
@@ -73,7 +73,8 @@ class Chores:
         now = self._clock()
         self._purge_jobs()
         for gone in self._collector.expire(now):
-            _log.info("the time of checkpoint %s is over, %d bytes", gone.name, gone.size_bytes)
+            if gone.what != FAILED:  # which the collector has logged
+                _log.info("the time of checkpoint %s is over, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
             self._collect(now)
@@ -109,6 +110,7 @@ class Chores:
     def _collect(self, now: float) -> None:
         """Take out of sight what has outlived its job."""
         for gone in self._collector.collect(now):
-            _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
+            if gone.what != FAILED:
+                _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
             if self._stopping.is_set():
                 return

@@ -1,13 +1,14 @@
 """Promotion: what a trainer saved for sampling becomes a model of its account, with files of its own.
 
 The files are linked where the file system can, so that no room is taken twice, and copied elsewhere. They are put
-together beside their place and moved there as a whole. An operation tells how far it is; whoever asks for one that
-nobody works on any more goes on with it, so that a server which dies in the middle leaves nothing undone.
+together in a directory that only the server can reach, given to the account's user there, and moved to their place as a
+whole. The directory with all models of an account stays the server's, so that no job can exchange what lies in it.
+
+An operation tells how far it is. When the server that works on it dies, the next request for it goes on with it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -22,14 +23,17 @@ from sqlalchemy import Connection
 from trainmaster.coordinator.base_models import (
     ADAPTER_CONFIG,
     CONFIG,
+    PROMOTED,
     BaseModels,
-    promoted_path,
-    read_config,
+    promoted_name,
+    read_own_config,
 )
-from trainmaster.coordinator.linking import Linker, open_below
 from trainmaster.core.errors import ConflictError, NotFoundError, RefusedError, TrainmasterError
 from trainmaster.core.job import Checkpoint, Job
-from trainmaster.protocol.trees import remove_tree
+from trainmaster.protocol import account_files
+from trainmaster.protocol.account_files import Giver, StrangeFileError
+from trainmaster.protocol.rundir import SEARCH_ONLY
+from trainmaster.protocol.users import User
 from trainmaster.storage import ARTIFACTS, Roots
 from trainmaster.store import accounts, checkpoints, jobs, promoted
 from trainmaster.store.database import Database
@@ -49,7 +53,8 @@ ABANDONED_S = 60.0
 SAY_EVERY_S = 10.0
 FORGOTTEN_S = 24 * 3600.0
 """Drafts that are older are nobody's."""
-DRAFT = ".draft-"
+DRAFTS = ".drafts"
+"""Below the artifacts' root: what is on its way to the models, or away from them. Nobody else can reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +138,10 @@ class Promotions:
             NotFoundError: there is none of that name.
         """
         self._database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
-        path = promoted_path(self._artifacts, scope.account, model_id)
-        aside = path.with_name(f"{DRAFT}{secrets.token_hex(8)}")
-        try:
-            os.rename(path, aside)
-        except FileNotFoundError:
-            return
-        remove_tree(aside)
+        aside = f"{DRAFTS}/removed-{secrets.token_hex(8)}"
+        account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
+        if account_files.move(self._artifacts, promoted_name(scope.account, model_id), aside):
+            account_files.remove(self._artifacts, aside)
 
     @property
     def _artifacts(self) -> Path:
@@ -192,45 +194,47 @@ class Promotions:
         with self._database.read() as connection:
             job, checkpoint = self._checked(connection, scope, wanted)
             uid = accounts.get(connection, Scope.everything(), job.account_id).uid if os.geteuid() == 0 else None
-        target = promoted_path(self._artifacts, job.account_id, wanted.model_id)
-        draft = self._draft(target.parent, operation, uid)
-        aside = draft.with_name(f"{draft.name}-before")
+        user = None if uid in (None, os.geteuid()) else User.of(uid)
+        target = promoted_name(job.account_id, wanted.model_id)
+        draft = f"{DRAFTS}/{operation.operation_id}"
+        aside = f"{draft}-before"
+        self._make_places(job.account_id, user)
+        account_files.remove(self._artifacts, draft)
         try:
-            linker = Linker(uid=uid, tick=self._say(operation))
-            size = linker.link(open_below(self._artifacts, checkpoint.path), draft)
+            size = Giver(user=user, tick=self._say(operation)).link_tree(self._artifacts, checkpoint.path, draft)
             model = self._described(draft, checkpoint, wanted, job.account_id, size)
 
             def work(connection: Connection) -> None:
                 # Inside the transaction: two promotions to one name must not both move their files there.
                 _before(connection, scope, wanted)
-                if target.exists():
-                    os.rename(target, aside)  # of one that ended before it was recorded
-                os.rename(draft, target)
+                if account_files.exists(self._artifacts, draft):
+                    account_files.move(self._artifacts, target, aside)  # of one that ended before it was recorded
+                    account_files.move(self._artifacts, draft, target)
                 promoted.put(connection, scope, model)
                 promoted.finish(connection, scope, operation)
 
             self._database.write_now(work)
+        except StrangeFileError as error:
+            raise RefusedError(f"the checkpoint holds {error}") from None
         finally:
             for left in (draft, aside):
-                if left.exists():
-                    remove_tree(left)
+                account_files.remove(self._artifacts, left)
 
-    def _draft(self, home: Path, operation: Operation, uid: int | None) -> Path:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if uid is not None:
-            # The account's own trainers read it, as the user whom they run as.
-            home.parent.chmod(0o711)
-            os.chown(home, uid, -1)
-        draft = home / f"{DRAFT}{operation.operation_id}"
-        _remove_drafts(home, draft)
-        draft.mkdir(mode=0o700)
-        return draft
+    def _make_places(self, account_id: str, user: User | None) -> None:
+        """Make the directories of drafts and of the account's models, and remove drafts that nobody went on with."""
+        account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
+        # The account's own trainers read its models, as the user whom they run as.
+        account_files.claim_directory(self._artifacts, PROMOTED, mode=SEARCH_ONLY)
+        account_files.claim_directory(self._artifacts, f"{PROMOTED}/{account_id}", mode=SEARCH_ONLY if user else 0o700)
+        for name in account_files.directories_in(self._artifacts, DRAFTS):
+            if account_files.newest_in(self._artifacts, f"{DRAFTS}/{name}") < time.time() - FORGOTTEN_S:
+                account_files.remove(self._artifacts, f"{DRAFTS}/{name}")
 
     def _described(
-        self, draft: Path, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
+        self, draft: str, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
     ) -> PromotedModel:
-        adapter = read_config(draft / ADAPTER_CONFIG)
-        if not adapter and not (draft / CONFIG).is_file():
+        adapter = read_own_config(self._artifacts, f"{draft}/{ADAPTER_CONFIG}")
+        if not adapter and account_files.status_below(self._artifacts, f"{draft}/{CONFIG}") is None:
             raise RefusedError("the checkpoint holds neither an adapter nor a model")
         return PromotedModel(
             account_id=account_id,
@@ -287,11 +291,3 @@ def _before(connection: Connection, scope: Scope, wanted: Promotion) -> Promoted
             f"there is a model '{wanted.model_id}' of another checkpoint already; take another name, or delete it"
         )
     return there
-
-
-def _remove_drafts(home: Path, own: Path) -> None:
-    """Remove what is left of an earlier try, and of those that nobody went on with for a day."""
-    for path in home.glob(f"{DRAFT}*"):
-        with contextlib.suppress(OSError):
-            if path == own or path.stat().st_mtime < time.time() - FORGOTTEN_S:
-                remove_tree(path)

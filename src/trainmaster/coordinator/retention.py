@@ -3,14 +3,12 @@ records of sessions that ended.
 
 What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
 by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
-between is made good by the next who does.
+between is made good by the next who does. A job whose files cannot be looked at is reported, and the others go on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -21,10 +19,11 @@ from sqlalchemy import Connection
 
 from trainmaster.coordinator.launching import checkpoints_home
 from trainmaster.core import commands, retention
+from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import Keep
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
-from trainmaster.protocol.trees import remove_tree
+from trainmaster.protocol import account_files
 from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
 from trainmaster.store import blobs, checkpoints, jobs, tinker
@@ -44,6 +43,8 @@ _SPOOLED = re.compile(r"(job-[0-9a-z]{1,64})\.(\d{1,9})\.\d{1,6}")
 _GOING = ".going-"
 """Directories with this in front are out of sight, and about to be removed."""
 _BATCH = 500
+FAILED = "failed"
+"""Of a `Collected`: nothing goes, because something is wrong; its name says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class Collected:
     """Something that goes, or would."""
 
     what: str
-    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, or the record of a `session`, of a
-    `training run` or of a `sampler`."""
+    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a `session`, of a
+    `training run` or of a `sampler`; or `failed`."""
     name: str
     size_bytes: int
 
@@ -87,10 +88,10 @@ class Collector:
                 if job is None:
                     continue
                 if retention.deletion_expired(job, self._keep, now=now):
-                    yield from self._deleted(job, now, dry_run=dry_run)
+                    yield from self._alone(job.job_id, self._deleted(job, now, dry_run=dry_run))
                 else:
-                    yield from self._checkpoints(job, now, dry_run=dry_run)
-                    yield from self._runs(job, now, dry_run=dry_run)
+                    yield from self._alone(job.job_id, self._checkpoints(job, now, dry_run=dry_run))
+                    yield from self._alone(job.job_id, self._runs(job, now, dry_run=dry_run))
         yield from self._caches(now, dry_run=dry_run)
         yield from self._blobs(now, dry_run=dry_run)
         yield from self._sessions(now, dry_run=dry_run)
@@ -101,34 +102,48 @@ class Collector:
             jobs_with_some = {each.job_id for each in checkpoints.overdue(connection, _EVERYTHING, now)}
 
         for job_id in sorted(jobs_with_some):
+            yield from self._alone(job_id, self._expire(job_id, now))
 
-            def work(connection: Connection, job_id: str = job_id) -> list[Checkpoint]:
-                job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
-                present = checkpoints.of_job(connection, _EVERYTHING, job_id)
-                in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in present])
-                doomed = retention.overdue_checkpoints(present, in_use=in_use, now=now)
-                left = [checkpoint for checkpoint in present if checkpoint not in doomed]
-                change = retention.expire_checkpoints(job, doomed, others=left, now=now)
-                if change is None or not jobs.apply(connection, _EVERYTHING, change):
-                    return []
-                checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in doomed])
-                return doomed
+    def _expire(self, job_id: str, now: float) -> Iterator[Collected]:
+        def work(connection: Connection, job_id: str = job_id) -> list[Checkpoint]:
+            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+            present = checkpoints.of_job(connection, _EVERYTHING, job_id)
+            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in present])
+            doomed = retention.overdue_checkpoints(present, in_use=in_use, now=now)
+            left = [checkpoint for checkpoint in present if checkpoint not in doomed]
+            change = retention.expire_checkpoints(job, doomed, others=left, now=now)
+            if change is None or not jobs.apply(connection, _EVERYTHING, change):
+                return []
+            checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in doomed])
+            return doomed
 
-            for gone in self._database.write_now(work):
-                yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
+        for gone in self._database.write_now(work):
+            yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
 
     def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
         """The same with directories of jobs that nobody knows of, and that nobody touched for a day."""
         for name, job in self._directories():
             if job is None:
-                yield from self._orphans(name, now, dry_run=dry_run)
+                yield from self._alone(name, self._orphans(name, now, dry_run=dry_run))
+
+    def _alone(self, name: str, found: Iterator[Collected]) -> Iterator[Collected]:
+        """What is found of one job; its trouble does not keep the others from being collected."""
+        try:
+            yield from found
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("%s cannot be collected: %s", name, error, exc_info=not isinstance(error, OSError))
+            yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
 
     def sweep(self) -> None:
         """Remove what is out of sight."""
         for root in (RUNS, ARTIFACTS):
-            for entry in self._entries(self._roots.path(root, "")):
-                if entry.name.startswith(_GOING):
-                    self._remove_tree(entry)
+            for name in account_files.directories_in(self._roots.path(root, "")):
+                if name.startswith(_GOING):
+                    self._remove(Location(root=root, path=name))
         with self._database.read() as connection:
             hidden = checkpoints.hidden(connection, _EVERYTHING)
         for checkpoint in hidden:
@@ -137,13 +152,13 @@ class Collector:
             except OSError as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
 
-    def _remove_tree(self, entry: os.DirEntry[str]) -> None:
+    def _remove(self, location: Location) -> None:
         try:
-            remove_tree(entry.path)
+            self._roots.remove(location)
         except OSError as error:
-            if entry.name not in self._told:
-                _log.warning("%s cannot be removed, and keeps its room on the disk: %s", entry.path, error)
-                self._told.add(entry.name)
+            if location.path not in self._told:
+                _log.warning("%s cannot be removed, and keeps its room on the disk: %s", location.uri, error)
+                self._told.add(location.path)
 
     def purge_checkpoints(self, job_id: str) -> None:
         """Remove what lies outside the directory of a job that is purged, unless somebody goes on from it.
@@ -173,16 +188,16 @@ class Collector:
                 others += checkpoints.elsewhere(connection, Scope(job.account_id), checkpoint)
         if retention.owns_files(checkpoint, others, root=ARTIFACTS, home=checkpoints_home(job)):
             aside = f"{_GOING}{secrets.token_hex(8)}"
-            self._roots.set_aside(Location(root=ARTIFACTS, path=checkpoint.path), aside)
-            self._roots.remove(Location(root=ARTIFACTS, path=aside))
+            if self._roots.move(Location(root=ARTIFACTS, path=checkpoint.path), aside):
+                self._roots.remove(Location(root=ARTIFACTS, path=aside))
 
     def _directories(self) -> Iterator[tuple[str, Job | None]]:
         """All directories of jobs by their names, with the jobs that are known."""
         names = {
-            entry.name
+            name
             for root in (RUNS, ARTIFACTS)
-            for entry in self._entries(self._roots.path(root, ""))
-            if _JOB_DIRECTORY.fullmatch(entry.name)
+            for name in account_files.directories_in(self._roots.path(root, ""))
+            if _JOB_DIRECTORY.fullmatch(name)
         }
         ordered = sorted(names)
         for start in range(0, len(ordered), _BATCH):
@@ -192,10 +207,10 @@ class Collector:
             yield from ((name, known.get(name)) for name in batch)
 
     def _runs(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        path = self._roots.path(RUNS, job.job_id)
-        if not retention.runs_expired(job, self._keep, now=now) or not path.exists():
+        location = Location(root=RUNS, path=job.job_id)
+        if not retention.runs_expired(job, self._keep, now=now) or not self._is_there(location):
             return
-        size = size_of(path)
+        size = self._roots.size_of(location)
 
         def work(connection: Connection) -> bool:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
@@ -203,7 +218,7 @@ class Collector:
             if not retention.runs_expired(fresh, self._keep, now=now):
                 return False
             change = retention.expire_runs(fresh, now=now)
-            return change is not None and jobs.apply(connection, _EVERYTHING, change) and self._take(path)
+            return change is not None and jobs.apply(connection, _EVERYTHING, change) and self._take(location)
 
         if dry_run or self._database.write_now(work):
             yield Collected(what="run directory", name=job.job_id, size_bytes=size)
@@ -240,7 +255,7 @@ class Collector:
             names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
             if checkpoints.users(connection, Scope(job.account_id), names):
                 return
-        size = sum(size_of(self._roots.path(root, job.job_id)) for root in (RUNS, ARTIFACTS))
+        size = sum(self._roots.size_of(Location(root=root, path=job.job_id)) for root in (RUNS, ARTIFACTS))
 
         def work(connection: Connection) -> bool:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
@@ -252,30 +267,32 @@ class Collector:
 
     def _orphans(self, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
         for root in (RUNS, ARTIFACTS):
-            path = self._roots.path(root, name)
-            if not path.exists() or _newest(path) > now - ORPHAN_AGE_S:
+            location = Location(root=root, path=name)
+            if not self._is_there(location) or self._newest(location) > now - ORPHAN_AGE_S:
                 continue
-            size = size_of(path)
-            if dry_run or self._take(path):
+            size = self._roots.size_of(location)
+            if dry_run or self._take(location):
                 yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
 
     def _caches(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
         """What couriers left whose attempt has ended: nobody will ever come for it."""
         if self._spool is None or not self._keep.caches_s:
             return
-        for entry in self._entries(self._spool):
-            named = _SPOOLED.fullmatch(entry.name)
-            if named is None or _newest(Path(entry.path)) > now - self._keep.caches_s:
-                continue
-            with self._database.read() as connection:
-                job = next(iter(jobs.load(connection, _EVERYTHING, [named[1]])), None)
-            if job is not None and job.attempt is not None and job.attempt.number <= int(named[2]):
-                continue
-            size = size_of(Path(entry.path))
-            if not dry_run:
-                with contextlib.suppress(OSError):
-                    remove_tree(entry.path)
-            yield Collected(what="cache", name=entry.name, size_bytes=size)
+        for name in account_files.directories_in(self._spool):
+            yield from self._alone(name, self._cache(self._spool, name, now, dry_run=dry_run))
+
+    def _cache(self, spool: Path, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        named = _SPOOLED.fullmatch(name)
+        if named is None or account_files.newest_in(spool, name) > now - self._keep.caches_s:
+            return
+        with self._database.read() as connection:
+            job = next(iter(jobs.load(connection, _EVERYTHING, [named[1]])), None)
+        if job is not None and job.attempt is not None and job.attempt.number <= int(named[2]):
+            return
+        size = account_files.size_of(spool, name)
+        if not dry_run:
+            account_files.remove(spool, name)
+        yield Collected(what="cache", name=name, size_bytes=size)
 
     def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
         """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
@@ -321,35 +338,12 @@ class Collector:
                     yield from (Collected(what=what, name=name, size_bytes=0) for name in names)
             after = last
 
-    def _take(self, path: Path) -> bool:
+    def _take(self, location: Location) -> bool:
         """Take a directory out of sight; False when somebody else did."""
-        try:
-            os.rename(path, path.with_name(f"{_GOING}{path.name}-{secrets.token_hex(4)}"))
-        except FileNotFoundError:
-            return False
-        return True
+        return self._roots.move(location, f"{_GOING}{location.path}-{secrets.token_hex(4)}")
 
-    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return []
+    def _is_there(self, location: Location) -> bool:
+        return account_files.exists(self._roots.path(location.root, ""), location.path)
 
-
-def size_of(path: Path) -> int:
-    """The room that a directory takes on the disk; what goes meanwhile does not count."""
-    size = 0
-    for parent, directories, files in os.walk(path):
-        for name in (*directories, *files):
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
-    return size
-
-
-def _newest(path: Path) -> float:
-    """When anything directly in a directory was last changed."""
-    times = []
-    with contextlib.suppress(OSError):
-        times.append(path.stat().st_mtime)
-        with os.scandir(path) as entries:
-            times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
-    return max(times, default=0.0)
+    def _newest(self, location: Location) -> float:
+        return account_files.newest_in(self._roots.path(location.root, ""), location.path)

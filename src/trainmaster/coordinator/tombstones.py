@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainmaster.coordinator.retention import size_of
 from trainmaster.core.job import Job
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
-from trainmaster.storage import ARTIFACTS, RUNS, Roots
+from trainmaster.protocol import account_files
+from trainmaster.storage import ARTIFACTS, RUNS, Location, Roots
 from trainmaster.store import checkpoints, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.paging import position_of, token_after
@@ -73,8 +73,8 @@ class Tombstones:
 
     def _left(self, job: Job) -> int | None:
         """The room that the files of a job take; None when there are none."""
-        directories = [self._roots.path(root, job.job_id) for root in (RUNS, ARTIFACTS)]
-        sizes = [size_of(directory) for directory in directories if directory.is_dir()]
+        present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(self._roots.path(root, ""), job.job_id)]
+        sizes = [self._roots.size_of(Location(root=root, path=job.job_id)) for root in present]
         if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
             with self._database.read() as connection:
                 own = checkpoints.of_job(connection, Scope(job.account_id), job.job_id)

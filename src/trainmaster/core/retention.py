@@ -107,7 +107,8 @@ def delete_checkpoint(
 def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str]) -> list[Checkpoint]:
     """The checkpoints of a job beyond its `save_total_limit`, the oldest first.
 
-    The best, pinned ones and those that a job goes on from do not count; the latest does, and stays.
+    The latest counts, and stays. Of the others, the best, pinned ones and those that a job goes on from stay, and do
+    not count.
 
     Args:
         job: whose they are.
@@ -118,8 +119,9 @@ def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: 
     if limit is None:
         return []
     apart = {*in_use, job.best_checkpoint_id, job.resume_checkpoint_id}
-    counted = [c for c in checkpoints if not c.pinned and c.checkpoint_id not in apart]
-    return [c for c in counted[:-limit] if c.checkpoint_id != job.latest_checkpoint_id]
+    latest = job.latest_checkpoint_id
+    counted = [c for c in checkpoints if c.checkpoint_id == latest or not (c.pinned or c.checkpoint_id in apart)]
+    return [c for c in counted[:-limit] if c.checkpoint_id != latest]
 
 
 def prune(job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float) -> Change | None:

@@ -18,7 +18,7 @@ def to_remove(
     Args:
         checkpoints: those that are committed, the oldest first.
         limit: how many to keep beside those below; None or 0 for all.
-        best: never goes, and does not count.
+        best: never goes, and does not count unless it is the newest.
         pinned: likewise.
         in_flight: likewise; being written or read right now.
 
@@ -28,6 +28,7 @@ def to_remove(
     """
     if not limit or limit < 0:
         return []
-    counted = [name for name in checkpoints if name != best and name not in pinned and name not in in_flight]
+    apart = {*pinned, *in_flight, *({best} - {*checkpoints[-1:]})}
+    counted = [name for name in checkpoints if name not in apart]
     needed = {*checkpoints[-1:], *(checkpoints[-2:] if in_flight else ())}
     return [name for name in counted[: max(0, len(counted) - limit)] if name not in needed]

@@ -40,8 +40,16 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol import gaps
+from trainmaster.protocol.account_files import (
+    directories_in,
+    directory_below,
+    exists,
+    make_directories,
+    open_below,
+    open_plain,
+    status_below,
+)
 from trainmaster.protocol.gaps import Gap
-from trainmaster.protocol.opening import directory_below, open_below, open_plain, status_below
 from trainmaster.protocol.request import AttemptRequest
 
 REQUEST = "request.json"
@@ -165,22 +173,22 @@ class RunDirectory:
 
         The same claimant (by its `nonce`) may ask again and gets the same answer.
         """
-        target = self.path / "claims" / f"{node}.json"
-        temporary = target.with_name(f".{node}.{os.urandom(8).hex()}")
-        temporary.write_bytes(_encode(claimant))
-        try:
-            os.link(temporary, target)
-        except FileExistsError:
-            holder = self.claimant(node)
-            return holder is not None and holder.get("nonce") == claimant.get("nonce")
-        finally:
-            temporary.unlink(missing_ok=True)
+        with directory_below(self.path, "claims") as claims:
+            temporary = _write_new(claims, str(node), claimant)
+            try:
+                os.link(temporary, f"{node}.json", src_dir_fd=claims, dst_dir_fd=claims, follow_symlinks=False)
+            except FileExistsError:
+                holder = self.claimant(node)
+                return holder is not None and holder.get("nonce") == claimant.get("nonce")
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=claims)
         return True
 
     def claimant(self, node: int) -> dict[str, Any] | None:
         """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
         name = f"claims/{node}.json"
-        return self.document(name, MOST_CLAIM_BYTES) or ({} if os.path.lexists(self.path / name) else None)
+        return self.document(name, MOST_CLAIM_BYTES) or ({} if exists(self.path, name) else None)
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
         """Write `data` at `offset` of a stream and return where it ends now.
@@ -193,7 +201,7 @@ class RunDirectory:
         """
         if not _STREAM.fullmatch(stream):
             raise ValueError(f"no such stream: {stream}")
-        (self.path / stream).parent.mkdir(parents=True, exist_ok=True)
+        make_directories(self.path, stream.rpartition("/")[0])
         descriptor = open_below(self.path, stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             # A worker that had no answer sends again, perhaps while its first request is still being written.
@@ -221,12 +229,7 @@ class RunDirectory:
 
     def streams(self, node: int | None = None) -> Iterator[tuple[str, int]]:
         """Every stream that exists, of one node or of all, with its size."""
-        nodes = [str(node)]
-        if node is None:
-            try:
-                nodes = sorted(os.listdir(self.path / "nodes"))
-            except FileNotFoundError:
-                return
+        nodes = sorted(directories_in(self.path, "nodes")) if node is None else [str(node)]
         for directory in (f"nodes/{name}{logs}" for name in nodes for logs in ("", "/logs")):
             with contextlib.suppress(FileNotFoundError):
                 yield from self._streams_in(directory)
@@ -263,7 +266,7 @@ class RunDirectory:
             ValueError: no such document can exist.
         """
         if gap := _GAP.fullmatch(name):
-            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self.path, name.rpartition("/")[0])
             self.remove(gap["log"], Gap.from_json(document))
             return
         if not _DOCUMENT.fullmatch(name):
@@ -331,23 +334,33 @@ def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None =
 
 
 def _replace(directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None) -> None:
-    # A name that nobody knows before: others who write there could have put something else in its place.
-    temporary = f".{name}.{os.urandom(8).hex()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    temporary = _write_new(directory, name, document, uid=uid)
     try:
-        try:
-            data = _encode(document)
-            while data:
-                data = data[os.write(descriptor, data) :]
-            if uid is not None:
-                os.fchown(descriptor, uid, -1)
-        finally:
-            os.close(descriptor)
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)
         raise
+
+
+def _write_new(directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None) -> str:
+    """Write a document under a temporary name, which is returned."""
+    # A name that nobody knows before: others who write there could have put something else in its place.
+    temporary = f".{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        data = _encode(document)
+        while data:
+            data = data[os.write(descriptor, data) :]
+        if uid is not None:
+            os.fchown(descriptor, uid, -1)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+    finally:
+        os.close(descriptor)
+    return temporary
 
 
 def read_document(path: Path) -> dict[str, Any] | None:

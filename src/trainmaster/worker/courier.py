@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.hints import HintListener
@@ -49,7 +50,6 @@ from trainmaster.protocol.rundir import (
     write_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.protocol.trees import remove_tree
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.lastwords import of_lost_worker, of_unprepared_node
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep

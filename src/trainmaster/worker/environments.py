@@ -25,9 +25,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from trainmaster.protocol import environment as names
+from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.packages import ENVIRONMENT_FILE, PACKAGES_FILE
 from trainmaster.protocol.rundir import read_document, write_document
-from trainmaster.protocol.trees import remove_tree
 from trainmaster.worker.installing import InstallError, install, print_line
 
 READY = "ready.json"

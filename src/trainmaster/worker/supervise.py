@@ -5,8 +5,8 @@ The claim comes before anything else and the exit after everything else. What li
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.disks import FULL
 from trainmaster.protocol.handing import handed
 from trainmaster.protocol.hints import send_hint
@@ -122,7 +123,8 @@ def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
 def _remove_work(directory: RunDirectory, nodes: Iterable[int]) -> None:
     """Remove the attempt's working directory once the last node that works in it has ended."""
     if all(directory.document(exit_document(node)) is not None for node in nodes):
-        shutil.rmtree(directory.path / "work", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(directory.path / "work")
 
 
 def _exit_from(verdict: Verdict, *, started_at: float | None, streams: dict[str, int]) -> dict[str, Any]:

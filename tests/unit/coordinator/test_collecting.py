@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from trainmaster.coordinator import retention as collecting
-from trainmaster.coordinator.retention import ORPHAN_AGE_S, Collected, Collector
+from deep_tree import deep_tree
+from trainmaster.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.core import observations
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.resources import Node, Share
@@ -23,7 +23,7 @@ from trainmaster.core.states import JobStatus
 from trainmaster.core.submission import new_job_id, submit
 from trainmaster.core.tinker import TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.core.workloads.trainer_service import Mode
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
 from trainmaster.store import accounts, checkpoints, events, jobs, nodes, tinker
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
@@ -141,17 +141,47 @@ def test_run_directory_of_a_job_that_ended_goes_and_of_one_that_runs_stays(place
 def test_what_cannot_be_removed_is_told_of_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(path: str) -> None:
-        raise PermissionError(13, "Permission denied", path)
+    def refuse(location: Location) -> None:
+        raise PermissionError(13, "Permission denied", location.path)
 
     place.end(place.start())
     place.collect(runs_s=500)
-    monkeypatch.setattr(collecting, "remove_tree", refuse)  # files of others, where the server is not root
+    monkeypatch.setattr(place.roots, "remove", refuse)  # files of others, where the server is not root
     collector = place.collector()
     for _ in range(2):
         collector.sweep()
     (record,) = [record for record in caplog.records if "cannot be removed" in record.message]
     assert "Permission denied" in record.message
+
+
+def test_deep_directory_is_measured_and_collected(place: Place) -> None:
+    job = place.end(place.start())
+    with deep_tree(place.runs(job) / "1" / "work"):
+        for dry_run in (True, False):
+            [gone] = place.collect(dry_run, runs_s=500)
+            assert (gone.what, gone.name) == ("run directory", job.job_id)
+            assert gone.size_bytes >= 10_000
+        place.collector().sweep()
+    assert not place.runs(job).exists()
+
+
+def test_job_that_cannot_be_collected_is_reported_and_the_others_go(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, fine = sorted((place.end(place.start()) for _ in range(2)), key=lambda job: job.job_id)
+    take = place.roots.move
+
+    def refuse(location: Location, path: str) -> bool:
+        if location.path == broken.job_id:
+            raise OSError(5, "Input/output error")
+        return take(location, path)
+
+    monkeypatch.setattr(place.roots, "move", refuse)  # as on a disk that is broken there
+    failed, gone = place.collect(runs_s=500)
+    assert failed.what == FAILED
+    assert broken.job_id in failed.name
+    assert "Input/output error" in failed.name
+    assert (gone.what, gone.name) == ("run directory", fine.job_id)
 
 
 def test_resumed_service_keeps_its_run_directory(place: Place) -> None:

@@ -160,18 +160,18 @@ def test_files_behind_a_link_are_not_removed(place: Place, tmp_path: Path) -> No
         assert checkpoints.hidden(connection, Scope.everything()) == []
 
 
-def test_set_aside_moves_a_directory_and_misses_nothing(tmp_path: Path) -> None:
+def test_move_takes_a_directory_and_nothing_behind_a_link(tmp_path: Path) -> None:
     roots = Roots({ARTIFACTS: tmp_path})
     (tmp_path / "a" / "b").mkdir(parents=True)
-    roots.set_aside(Location(root=ARTIFACTS, path="a/b"), ".going-1")
+    assert roots.move(Location(root=ARTIFACTS, path="a/b"), ".going-1")
     assert (tmp_path / ".going-1").is_dir()
     assert not (tmp_path / "a" / "b").exists()
-    roots.set_aside(Location(root=ARTIFACTS, path="a/b"), ".going-2")
+    assert not roots.move(Location(root=ARTIFACTS, path="a/b"), ".going-2")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "c").mkdir()
     (tmp_path / "file").touch()
     for path in ("link/c", "file/c"):
-        roots.set_aside(Location(root=ARTIFACTS, path=path), ".going-3")
+        assert not roots.move(Location(root=ARTIFACTS, path=path), ".going-3")
     assert (tmp_path / "a" / "c").is_dir()
 
 

@@ -174,6 +174,15 @@ def test_best_pinned_and_used_checkpoints_do_not_count_towards_the_limit() -> No
     assert surplus(limited(1, resume_checkpoint_id="c10")) == []
 
 
+@pytest.mark.parametrize("latest", [{"best_checkpoint_id": "c30"}, {"resume_checkpoint_id": "c30"}])
+def test_latest_checkpoint_counts_even_if_it_is_the_best_or_in_use(latest: dict[str, str]) -> None:
+    own = {"best_checkpoint_id": None, **latest}
+    assert surplus(limited(1, **own)) == ["c10", "c20"]
+    assert surplus(limited(2, **own)) == ["c10"]
+    assert surplus(limited(1, **own), in_use=("c30",)) == ["c10", "c20"]
+    assert surplus(limited(1, **own), [*ALL[:2], checkpoint(30, pinned=True)]) == ["c10", "c20"]
+
+
 def test_latest_checkpoint_stays_whatever_its_age() -> None:
     assert surplus(limited(1, latest_checkpoint_id="c10", best_checkpoint_id=None)) == ["c20"]
 

@@ -19,7 +19,8 @@ FIVE = ["1", "2", "3", "4", "5"]
         (2, {}, ["1", "2", "3"]),
         (1, {}, ["1", "2", "3", "4"]),
         (2, {"best": "1"}, ["2", "3"]),
-        (1, {"best": "5"}, ["1", "2", "3"]),
+        (1, {"best": "5"}, ["1", "2", "3", "4"]),
+        (2, {"best": "5"}, ["1", "2", "3"]),
         (2, {"pinned": {"1", "2"}}, ["3"]),
         (1, {"in_flight": {"6"}}, ["1", "2", "3"]),
         (2, {"in_flight": {"1"}}, ["2", "3"]),
@@ -54,6 +55,6 @@ def test_what_is_needed_never_goes(
     assert not set(gone) & {str(number) for number in (*pinned, *in_flight, -1 if best is None else best)}
     assert left[-1:] == checkpoints[-1:]
     if limit:
-        kept = {*pinned, *in_flight, -1 if best is None else best}
+        kept = {*pinned, *in_flight, *({best} - {count - 1})}
         counted = [number for number in range(count) if number not in kept]
         assert len([name for name in left if int(name) not in kept]) >= min(limit, len(counted))

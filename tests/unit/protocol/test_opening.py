@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol.opening import directory_below, open_below, status_below
+from trainmaster.protocol.account_files import directory_below, open_below, status_below
 from trainmaster.protocol.rundir import (
     MOST_DOCUMENT_BYTES,
     RunDirectory,

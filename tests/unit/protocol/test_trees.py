@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol.trees import remove_tree
+from trainmaster.protocol.account_files import remove_tree
 
 
 def dig(directory: Path, depth: int) -> None:
@@ -38,9 +38,9 @@ def test_links_are_removed_and_not_followed(tmp_path: Path, depth: int) -> None:
     assert (kept / "inside").is_dir()
 
 
-def test_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_link_in_place_of_the_directory_goes_and_its_target_stays(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
-    with pytest.raises(OSError, match="symbolic link"):
-        remove_tree(tmp_path / "link")
+    remove_tree(tmp_path / "link")
     assert (tmp_path / "kept").is_dir()
+    assert not (tmp_path / "link").is_symlink()

@@ -15,7 +15,7 @@ from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.requests import parse_optional, read_body
 from trainmaster.api.routing import StrictRoute, body, errors
 from trainmaster.api.wire.retention import CollectBody, CollectedKind, Collection
-from trainmaster.coordinator.retention import Collected, Collector
+from trainmaster.coordinator.retention import FAILED, Collected, Collector
 
 router = APIRouter(route_class=StrictRoute, tags=["retention"])
 
@@ -44,10 +44,11 @@ def _collect(context: ApiContext, wanted: CollectBody) -> Collection:
     if not wanted.dry_run:
         # What is out of sight may be terabytes: nobody has to wait for the disk.
         threading.Thread(target=_sweep, args=(collector,), name="sweep", daemon=True).start()
-    kinds = [_kind(what, gone, not wanted.dry_run) for what in dict.fromkeys(each.what for each in gone)]
-    if orphans:
-        kinds.append(_kind("orphan", orphans, take_orphans))
-    return Collection(dry_run=wanted.dry_run, kinds=kinds)
+    found = [each for each in gone if each.what != FAILED]
+    kinds = [_kind(what, found, not wanted.dry_run) for what in dict.fromkeys(each.what for each in found)]
+    kinds.append(_kind("orphan", orphans, take_orphans))
+    kinds.append(_kind(FAILED, [*gone, *orphans], removed=False))
+    return Collection(dry_run=wanted.dry_run, kinds=[kind for kind in kinds if kind.count])
 
 
 def _sweep(collector: Collector) -> None:

@@ -20,8 +20,8 @@ class CollectedKind(Wire):
     """Things of one kind."""
 
     what: str = Field(
-        description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, or the record of a"
-        " `session`, of a `training run` or of a `sampler`."
+        description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a"
+        " `session`, of a `training run` or of a `sampler`; or `failed`, with what could not be collected and why."
     )
     count: int
     size_bytes: int = Field(description="The room that they take, as far as that is known.")

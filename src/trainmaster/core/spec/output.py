@@ -33,7 +33,9 @@ class CheckpointConfig(Model):
     save_strategy: SaveStrategy = Field(default=SaveStrategy.STEPS, description="Count steps or epochs.")
     save_steps: Count = Field(default=500, description="Steps between checkpoints; not used with epochs.")
     save_total_limit: Count = Field(
-        default=3, description="Checkpoints that are kept; the best, a pinned one and one in flight do not count."
+        default=3,
+        description="Checkpoints that are kept, the latest among them. The best, a pinned one and one in use are kept "
+        "besides.",
     )
     metric_for_best_model: Text | None = Field(default=None, description="The metric that says which one is best.")
     greater_is_better: Flag | None = Field(

@@ -1,0 +1,149 @@
+"""Who touches files on the server: below directories that accounts can write to, `account_files` alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import trainmaster
+
+ROOT = Path(trainmaster.__file__).parent
+SERVER = ("api", "backends", "coordinator", "core", "scheduling", "store", "protocol", "storage.py", "server.py")
+MODULE = "protocol/account_files"
+
+CALLERS = {
+    "api/artifacts.py",
+    "coordinator/base_models.py",
+    "coordinator/checking.py",
+    "coordinator/promoting.py",
+    "coordinator/retention.py",
+    "coordinator/tombstones.py",
+    "protocol/gaps.py",
+    "protocol/rundir.py",
+    "storage.py",
+}
+"""The server's modules that use it. Whoever is new here works on files of accounts: have it reviewed as such."""
+
+_OWN = "a directory of the server's own, which no account can write to"
+_OPERATOR = "files of the operator's, whose directories no account can write to"
+_JOB = "runs in a job, with the rights of the job"
+ALLOWED: Mapping[str, tuple[str, set[str]]] = {
+    "api/routes/blobs.py": (_OWN, {"os.replace", ".unlink", ".mkdir"}),
+    "backends/container/__init__.py": (
+        "sources of mounts; the directory above each is the server's own",
+        {".mkdir"},
+    ),
+    "backends/container/connecting.py": (_OWN, {".read_bytes", ".write_text", ".replace"}),
+    "backends/container/following.py": ("/proc", {".read_text"}),
+    "backends/container/memory.py": ("/proc, and the engine's cgroup", {".read_bytes", ".read_text"}),
+    "backends/container/outside.py": (
+        "its plan is the server's own; streams are made in a directory of the server's own, without following a link",
+        {".read_bytes", "os.open"},
+    ),
+    "backends/container/packing.py": (
+        _OWN,
+        {".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"},
+    ),
+    "backends/container/plans.py": (_OWN, {".mkdir", ".unlink", ".glob"}),
+    "backends/container/secret_files.py": (
+        "a directory in memory; containers have a directory below it mounted, whose one file is made anew",
+        {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
+    ),
+    "backends/deferred.py": (_OWN, {".unlink"}),
+    "backends/local/forkclient.py": (_OWN, {".mkdir", "open", ".read_text"}),
+    "backends/local/passage.py": (
+        "the server's data directory and roots, whose entries are the server's own",
+        {".iterdir", ".mkdir", ".chmod"},
+    ),
+    "coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
+    "api/artifacts.py": ("reads what account_files has opened", {"open"}),
+    "coordinator/checking.py": ("beside the check's directory, where only the server can write", {"open", "os.open"}),
+    "coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
+    "protocol/gaps.py": ("what account_files has opened", {"open"}),
+    "protocol/handing.py": ("a descriptor", {"open"}),
+    "protocol/hints.py": (_OWN, {".unlink", ".chmod"}),
+    "protocol/mpi_nodes.py": (_JOB, {"open"}),
+    "protocol/processes.py": ("/proc", {".read_text"}),
+    "protocol/rundir.py": (
+        "the run directory itself, above what a job writes; below, names in directories that account_files has opened",
+        {
+            *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.open", "os.fchown"),
+            *("os.link", "os.unlink", "os.replace", "os.scandir"),
+        },
+    ),
+    "protocol/sockets.py": (_OWN, {"os.open"}),
+    "server.py": (_OWN, {".mkdir", ".unlink", ".read_text", "os.open", "open", "os.replace"}),
+    "storage.py": (_OWN, {".mkdir"}),
+    "store/sqlite.py": (_OWN, {".read_text", "os.open"}),
+}
+"""What other modules of the server do to files, and why that is safe."""
+
+_OS = {
+    *("chmod", "chown", "fchown", "fwalk", "lchown", "link", "listdir", "makedirs", "mkdir", "mkfifo"),
+    *("mknod", "open", "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "symlink"),
+    *("truncate", "unlink", "utime", "walk"),
+}
+_SHUTIL = {"chown", "copy", "copy2", "copyfile", "copyfileobj", "copymode", "copystat", "copytree", "move", "rmtree"}
+_PATH = {
+    *("chmod", "glob", "hardlink_to", "iterdir", "lchmod", "link_to", "mkdir", "read_bytes", "read_text", "rename"),
+    *("rglob", "rmdir", "symlink_to", "unlink", "walk", "write_bytes", "write_text"),
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for name in SERVER:
+        path = ROOT / name
+        for each in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            yield each.relative_to(ROOT).as_posix(), ast.parse(each.read_text(encoding="utf-8"))
+
+
+def file_operations(tree: ast.Module) -> set[str]:
+    """The calls in a module that look for, open or change files by name."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="open")):
+                found.add("open")
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in _OS:
+                found.add(f"os.{name}")
+            case ast.Attribute(value=ast.Name(id="shutil"), attr=name) if name in _SHUTIL:
+                found.add(f"shutil.{name}")
+            case ast.ImportFrom(module="os" | "shutil", names=names):
+                found |= {f"from {node.module}: {name.name}" for name in names if name.name in _OS | _SHUTIL}
+            case ast.Attribute(attr=name) if name in _PATH:
+                found.add(f".{name}")
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+                found.add(".replace")  # of a path: text is replaced by something
+    return found
+
+
+def test_only_one_module_touches_files_below_directories_that_accounts_can_write_to() -> None:
+    wrong = {}
+    for name, tree in modules():
+        if not name.startswith(MODULE) and (surplus := file_operations(tree) - ALLOWED.get(name, ("", set()))[1]):
+            wrong[name] = surplus
+    assert wrong == {}, "use trainmaster.protocol.account_files, or say in ALLOWED why no account can write there"
+
+
+def test_list_of_exceptions_has_no_more_than_there_are() -> None:
+    done = {name: file_operations(tree) for name, tree in modules()}
+    unused = {name: operations - done.get(name, set()) for name, (_, operations) in ALLOWED.items()}
+    assert {name: operations for name, operations in unused.items() if operations} == {}
+
+
+def test_callers_of_the_module_are_known() -> None:
+    callers = set()
+    for name, tree in modules():
+        text = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        text |= {
+            f"{node.module}.{each.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+        }
+        if any(each.startswith("trainmaster.protocol.account_files") for each in text):
+            callers.add(name)
+    assert {name for name in callers if not name.startswith(MODULE)} == CALLERS
