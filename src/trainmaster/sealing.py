@@ -64,6 +64,7 @@ class Sealer:
         self.key_id = key_id_of(key)
         """Of the key that seals."""
         self._keys = {key_id_of(each): each for each in (*old_keys, key)}
+        self._signing_keys = [hmac.digest(each, b"trainmaster signature", "sha256") for each in (key, *old_keys)]
         self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
 
     @classmethod
@@ -118,6 +119,16 @@ class Sealer:
         except (InvalidTag, ValueError):
             raise SealError(f"the secret of {about} does not open: it belongs to another row, or was changed") from None
         return value.decode("utf-8", "surrogatepass")
+
+    def sign(self, text: str) -> str:
+        """A signature of a text, which any server with the same key checks."""
+        return hmac.digest(self._signing_keys[0], text.encode(), "sha256").hex()
+
+    def signed(self, text: str, signature: str) -> bool:
+        """Whether a signature is one of a text, by the key of now or an older one."""
+        given = signature.encode()
+        own = [hmac.digest(key, text.encode(), "sha256").hex().encode() for key in self._signing_keys]
+        return any(hmac.compare_digest(each, given) for each in own)
 
     def fingerprints(self, data: bytes) -> tuple[str, ...]:
         """What data is known again by, first with the key of now, then with older ones.

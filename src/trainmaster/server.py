@@ -278,6 +278,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 shapes=load_shapes(settings.shapes),
                 runtimes=functools.partial(load_runtimes, settings.runtimes),
                 tinker_shape=settings.tinker_shape,
+                tinker_tempered_logprobs=settings.tinker_tempered_logprobs,
                 tinker_silent_s=settings.tinker_silent_s,
             )
         )

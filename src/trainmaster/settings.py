@@ -107,6 +107,10 @@ class Settings:
     tinker_shape: str = ""
     """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
     enough, on a GPU where there is one."""
+    tinker_tempered_logprobs: bool = False
+    """Whether trainers that are started for plain Tinker clients give sampled tokens the log-probabilities of the
+    distribution that they were drawn from (temperature, top-k, top-p). Otherwise they are the model's own, at
+    temperature 1, which training computes."""
     tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
     """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
     it; what it has not saved is saved for a week. Clients beat every ten seconds; a laptop may sleep a little

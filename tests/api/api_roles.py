@@ -20,6 +20,7 @@ class Who(StrEnum):
     WORKER = "the token of an attempt's worker"
     RANK = "the token of an attempt's ranks"
     VIEW_OR_WORKER = "view, or the token of a worker"
+    SIGNATURE = "a signed address, and no key"
 
 
 BY_SCOPE = {Who.VIEW: "view", Who.VIEW_OR_WORKER: "view", Who.MANAGE: "manage", Who.ADMIN: "cluster_admin"}
@@ -129,6 +130,10 @@ FIREWORKS = {
     f"GET {_MODELS}": Who.VIEW,
     f"GET {_MODELS}/{{model_id}}": Who.VIEW,
     f"DELETE {_MODELS}/{{model_id}}": Who.MANAGE,
+    "GET /v1/accounts/{account_id}/deployments": Who.VIEW,
+    "POST /v1/accounts/{account_id}/deployments": Who.MANAGE,
+    "GET /hot_load/v1/models/hot_load": Who.VIEW,
+    "POST /hot_load/v1/models/hot_load": Who.MANAGE,
     f"GET {_TRAINER}": Who.VIEW,
     **{f"{method} {_TRAINER}": Who.MANAGE for method in ("POST", "PUT", "DELETE")},
 }
@@ -155,6 +160,8 @@ TINKER = {
     "PUT /api/v1/sessions/{session_id}/project": Who.MANAGE,
     f"GET {_SAVED}/archive": Who.VIEW,
     f"GET {_SAVED}/external_weights_urls": Who.VIEW,
+    "GET /api/v1/downloads/{job_id}/{checkpoint_id}/archive": Who.SIGNATURE,
+    "GET /api/v1/downloads/{job_id}/{checkpoint_id}/files/{name:path}": Who.SIGNATURE,
     f"DELETE {_SAVED}": Who.MANAGE,
     f"POST {_SAVED}/publish": Who.MANAGE,
     f"DELETE {_SAVED}/publish": Who.MANAGE,

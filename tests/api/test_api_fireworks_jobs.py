@@ -157,7 +157,6 @@ def test_reservation_is_the_name_of_a_queue(door: Door, world: World) -> None:
         ({"hotLoadDeploymentId": "d-1"}, "hotLoadDeploymentId: is not available: this server has no deployments"),
         ({"rolloutDeploymentName": "d-1"}, "this server has no deployments"),
         ({"query": {"deploymentId": "d-1"}}, "deploymentId: is not available: this server has no deployments"),
-        ({"useReservation": False, "reservationTarget": "team"}, "reservationTarget: names a queue"),
         ({"config_loraRank": -1}, "trainingConfig.loraRank: must be at least 0"),
         ({"config_nobodys": 1}, "trainingConfig.nobodys: unknown field"),
         ({"dataset": "d"}, "dataset"),
@@ -177,6 +176,41 @@ def test_wrong_field_is_refused_by_its_name(door: Door, sent: dict[str, Any], sa
 
 def test_wrong_id_is_refused(door: Door) -> None:
     assert "rlorTrainerJobId" in door.create("Not_An_Id", 400)["message"]
+
+
+def test_trainer_is_cancelled_when_its_deployment_is_refused(door: Door) -> None:
+    door.create("made-for-it")
+    body = {"hotLoadTrainerJob": f"accounts/{door.account_id}/rlorTrainerJobs/made-for-it"}
+    options = {"params": {"deploymentId": "d", "acceptShapelessRisk": "true"}, "json": body}
+    refused = door.call("POST", f"/v1/accounts/{door.account_id}/deployments", 400, **options)
+    assert "there are no deployments here" in refused["message"]
+    assert "trainer made-for-it, which nobody used, is cancelled" in refused["message"]
+    assert door.get("made-for-it")["state"] == "JOB_STATE_CANCELLED"
+    # Nothing is left to cancel, and what is not there is no other error.
+    for name in ("made-for-it", "nobodys", ""):
+        body = {"hotLoadTrainerJob": f"accounts/{door.account_id}/rlorTrainerJobs/{name}"}
+        refused = door.call("POST", f"/v1/accounts/{door.account_id}/deployments", 400, json=body)
+        assert "cancelled" not in refused["message"]
+
+
+def test_trainer_in_use_is_not_cancelled_for_a_deployment(door: Door, world: World) -> None:
+    door.create("in-use")
+    job = door.job("in-use")
+    world.database.write(lambda connection: activity.touch(connection, EVERYTHING, job.job_id, time.time())).result()
+    body = {"hotLoadTrainerJob": f"accounts/{door.account_id}/rlorTrainerJobs/in-use"}
+    refused = door.call("POST", f"/v1/accounts/{door.account_id}/deployments", 400, json=body)
+    assert "cancelled" not in refused["message"]
+    assert door.get("in-use")["state"] == "JOB_STATE_PENDING"
+
+
+def test_deployment_of_another_account_cancels_nothing(door: Door, world: World, served: Served) -> None:
+    door.create("mine")
+    body = {"hotLoadTrainerJob": f"accounts/{door.account_id}/rlorTrainerJobs/mine"}
+    with door_of(world, served, f"account-{secrets.token_hex(4)}") as stranger:
+        refused = stranger.call("POST", f"/v1/accounts/{stranger.account_id}/deployments", 400, json=body)
+        assert "cancelled" not in refused["message"]
+        stranger.call("POST", f"/v1/accounts/{door.account_id}/deployments", 404, json=body)
+    assert door.get("mine")["state"] == "JOB_STATE_PENDING"
 
 
 def test_id_is_given_out_once(door: Door, world: World) -> None:
@@ -545,3 +579,13 @@ def test_ordinary_commands_apply_to_a_trainer(door: Door) -> None:
     changed = door.http.patch("/v1/jobs/job-o", json={"priority": 9}).json()["data"]
     assert changed["priority"] == 9
     assert door.http.get("/v1/jobs/job-o/events").json()["data"]["events"]
+
+
+def test_weight_syncers_find_one_replica_that_has_failed(door: Door) -> None:
+    """They would poll for five minutes for a replica to appear, and load weights into it only then."""
+    [replica] = door.call("GET", "/hot_load/v1/models/hot_load")["replicas"]
+    assert replica["readiness"] is False
+    assert replica["loading_state"]["stage"] == "error"
+    assert "there are no deployments here" in replica["loading_state"]["message"]
+    refused = door.call("POST", "/hot_load/v1/models/hot_load", 400, json={"identity": "snapshot"})
+    assert "there are no deployments here" in refused["error"]["message"]

@@ -149,6 +149,15 @@ def test_first_model_starts_a_trainer_and_is_made_when_it_runs(client: Client, t
     assert asked.headers["x-trainmaster-door"] == "tinker"
 
 
+def test_setting_has_trainers_give_tempered_logprobs(tinker_world: TinkerWorld) -> None:
+    with (
+        Served.serve(tinker_world.context(tinker_tempered_logprobs=True)) as served,
+        Client.of(served, tinker_world) as client,
+    ):
+        client.ask_for_model(client.session())
+        assert client.trainer_job().spec["workload"]["extra_args"] == ["--tempered-logprobs"]
+
+
 @pytest.mark.usefixtures("impatient")
 def test_model_that_waits_for_its_trainer_says_what_for(client: Client) -> None:
     ack = client.ask_for_model(client.session())

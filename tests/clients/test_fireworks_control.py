@@ -106,10 +106,20 @@ def test_what_is_not_here_is_told_at_once(results: dict[str, Any]) -> None:
     found = facts(results, "absent")
     for name, error in found["errors"].items():
         # Of an answer about deployments this client shows the status alone.
-        told = "404 Not Found" if name == "deployments" else COLLECTIONS[name.partition(":")[0]]
+        told = "400 Bad Request" if name.startswith("deployments") else COLLECTIONS[name.partition(":")[0]]
         assert told in error["message"], error
         assert error["seconds"] < 5, error
     assert found["deployment"] is None
+    assert found["synced"]["done"] is False
+    assert found["synced"]["seconds"] < 5
+    assert COLLECTIONS["deployments"] in found["synced"]["warnings"]
+
+
+def test_refused_deployment_leaves_no_trainer_running(results: dict[str, Any]) -> None:
+    found = facts(results, "managed")
+    assert "400 Bad Request" in found["error"]["message"]
+    assert COLLECTIONS["deployments"] in found["warnings"]
+    assert found["state"] == "JOB_STATE_CANCELLED"
 
 
 @pytest.mark.parametrize("prefix", ["fw_", "tml-"])

@@ -271,6 +271,8 @@ def test_unknown_option_is_refused_with_the_known_ones() -> None:
         EngineError, match="unknown option 'epsilon' of the loss function ppo; it knows clip_low_threshold, clip_high"
     ):
         losses.options_of("ppo", {"epsilon": 0.2})
+    with pytest.raises(EngineError, match="the option 'output' is 'embedding': a pass gives log-probabilities here"):
+        losses.options_of("cross_entropy", {"output": "embedding", "pooling": "last"})
     with pytest.raises(EngineError, match="unknown option 'beta' of the loss function cross_entropy; it has none"):
         losses.options_of("cross_entropy", {"beta": 0.2})
 

@@ -227,6 +227,19 @@ def test_likeliest_tokens_of_the_sample_are_those_of_its_distribution(base: Tran
     assert (np.diff(values, axis=1) <= 0).all()
 
 
+def test_tempered_sampler_draws_the_same_and_tells_how_likely_that_was(base: Transformer, checkpoint: Path) -> None:
+    rule = {"temperature": 0.5, "top_k": 20, "seed": 3}
+    snapshot = Snapshot(transformer=base)
+    raw = one(sampled(Sampler(base, checkpoint), snapshot, **rule))
+    tempered = one(sampled(Sampler(base, checkpoint, tempered_logprobs=True), snapshot, **rule))
+    assert tempered.tokens.tolist() == raw.tokens.tolist()
+    assert tempered.logprobs.tolist() != raw.logprobs.tolist()
+    plain = {"temperature": 1.0, "seed": 3}
+    raw = one(sampled(Sampler(base, checkpoint), snapshot, **plain))
+    tempered = one(sampled(Sampler(base, checkpoint, tempered_logprobs=True), snapshot, **plain))
+    assert tempered.logprobs == pytest.approx(raw.logprobs, abs=1e-5)
+
+
 def test_sampling_in_16_bits_gives_logprobs_near_those_of_training(checkpoint: Path) -> None:
     model = Transformer(ModelConfig.read(checkpoint)).load(checkpoint, dtype=torch.bfloat16)
     sequence = one(sampled(Sampler(model, checkpoint), Snapshot(transformer=model), max_tokens=40))

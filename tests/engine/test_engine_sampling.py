@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from data_tokenizer import make_tokenizer
-from trainmaster.engine.sampling import Rule, choose, draws_of, likeliest, logprobs_of
+from trainmaster.engine.sampling import Rule, choose, draws_of, likeliest, logprobs_of, tempered_logprobs_of
 from trainmaster.engine.stopping import StringWatch, end_tokens, read_tokenizer
 from trainmaster.engine.types import EngineError
 
@@ -38,26 +38,27 @@ def expected(logits: Tensor, temperature: float, kept: list[int]) -> np.ndarray:
     return probabilities * mask / (probabilities * mask).sum()
 
 
-@pytest.mark.parametrize(
-    ("rule", "temperature", "kept"),
-    [
-        (Rule(), 1.0, [0, 1, 2, 3, 5, 6]),
-        (Rule(temperature=0.4), 0.4, [0, 1, 2, 3, 5, 6]),
-        (Rule(temperature=5.0), 5.0, [0, 1, 2, 3, 5, 6]),
-        (Rule(top_k=2), 1.0, [0, 3]),
-        (Rule(top_k=3), 1.0, [0, 2, 3]),
-        (Rule(top_k=100), 1.0, [0, 1, 2, 3, 5, 6]),
-        # 3 has 0.64, 0 has 0.24: the token that passes the border is still in.
-        (Rule(top_p=0.6), 1.0, [3]),
-        (Rule(top_p=0.7), 1.0, [0, 3]),
-        (Rule(top_p=1e-9), 1.0, [3]),
-        # Of what the two likeliest have, 3 has 0.73.
-        (Rule(top_k=2, top_p=0.7), 1.0, [3]),
-        (Rule(top_k=2, top_p=0.75), 1.0, [0, 3]),
-        # Hot enough, each has about a sixth.
-        (Rule(temperature=1000.0, top_p=0.3), 1000.0, [0, 3]),
-    ],
-)
+RULES = [
+    (Rule(), 1.0, [0, 1, 2, 3, 5, 6]),
+    (Rule(temperature=0.4), 0.4, [0, 1, 2, 3, 5, 6]),
+    (Rule(temperature=5.0), 5.0, [0, 1, 2, 3, 5, 6]),
+    (Rule(top_k=2), 1.0, [0, 3]),
+    (Rule(top_k=3), 1.0, [0, 2, 3]),
+    (Rule(top_k=100), 1.0, [0, 1, 2, 3, 5, 6]),
+    # 3 has 0.64, 0 has 0.24: the token that passes the border is still in.
+    (Rule(top_p=0.6), 1.0, [3]),
+    (Rule(top_p=0.7), 1.0, [0, 3]),
+    (Rule(top_p=1e-9), 1.0, [3]),
+    # Of what the two likeliest have, 3 has 0.73.
+    (Rule(top_k=2, top_p=0.7), 1.0, [3]),
+    (Rule(top_k=2, top_p=0.75), 1.0, [0, 3]),
+    # Hot enough, each has about a sixth.
+    (Rule(temperature=1000.0, top_p=0.3), 1000.0, [0, 3]),
+]
+"""Rules, each with its temperature and the tokens that it leaves."""
+
+
+@pytest.mark.parametrize(("rule", "temperature", "kept"), RULES)
 def test_choose_draws_spread_evenly_gives_each_token_its_probability(
     rule: Rule, temperature: float, kept: list[int]
 ) -> None:
@@ -100,6 +101,21 @@ def test_draws_follow_from_seed_and_sample_alone() -> None:
     streams += [first(None, 0), first(None, 0)]
     assert len({tuple(stream) for stream in streams}) == len(streams)
     assert all(0 <= draw < 1 for stream in streams for draw in stream)
+
+
+@pytest.mark.parametrize(("rule", "temperature", "kept"), RULES)
+def test_tempered_logprobs_are_of_what_was_drawn_from(rule: Rule, temperature: float, kept: list[int]) -> None:
+    tokens = torch.tensor(kept)
+    found = tempered_logprobs_of(LOGITS.expand(len(kept), -1), [rule] * len(kept), tokens)
+    np.testing.assert_allclose(found.exp().numpy(), expected(LOGITS, temperature, kept)[kept], rtol=1e-5)
+
+
+def test_tempered_logprob_of_a_greedy_choice_is_certain_and_of_nan_is_nan() -> None:
+    logits = torch.stack([LOGITS, torch.full_like(LOGITS, float("nan"))])
+    for rule in (Rule(temperature=0.0), Rule(top_k=1)):
+        certain, lost = tempered_logprobs_of(logits, [rule] * 2, torch.tensor([3, 0])).tolist()
+        assert certain == 0.0
+        assert lost != lost
 
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:

@@ -235,8 +235,8 @@ def test_bad_body_uses_up_its_number_and_no_more(front: RunningFront) -> None:
 
 def test_operation_that_is_not_offered_uses_up_its_number(front: RunningFront) -> None:
     client = Client(front)
-    refused = client.post("save_weights_external", model_id=client.model_id, seq_id=1, path="x")
-    assert "not saved for other services" in client.result(refused)["error"]
+    refused = client.post("weight_sync", model_id=client.model_id, seq_id=1, path="x")
+    assert "not synchronised over RDMA" in client.result(refused)["error"]
     assert "metrics" in client.result(client.optim_step(2))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 from running_service import BASE_MODEL, Client, FailedError, RunningService, TestModel, data, running
 
 from trainmaster.jobs.checkpoint import read_manifest, verify
@@ -167,7 +168,7 @@ def test_server_is_told_kind_name_and_attributes(service: RunningService) -> Non
     for event in (training, sampler):
         manifest = verify(event["path"])
         assert (manifest.name, manifest.kind) == ("told", event["kind"])
-    for fields in ({"ttl_seconds": 0}, {"ttl_seconds": "soon"}, {"user_metadata": {"much": "x" * 100_000}}):
+    for fields in ({"ttl_seconds": 3599}, {"ttl_seconds": "soon"}, {"user_metadata": {"much": "x" * 100_000}}):
         assert refused(model, "save_weights", path="untold", **fields).category == "user"
 
 
@@ -341,3 +342,52 @@ def test_delta_makes_the_whole_again_and_notices_another_base(tmp_path: Path) ->
         deltas.apply(delta, base, made)
     with pytest.raises(deltas.DeltaError, match="no delta"):
         deltas.base_of(base)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_external_weights_are_a_peft_adapter_by_the_names_of_tinkers_tools(
+    service: RunningService, tiny: Path, tmp_path: Path
+) -> None:
+    """The model is tied: its unembedding has a name of its own there, which PEFT maps."""
+    import peft
+    import transformers
+
+    model = Client(service, door="tinker").create_model()
+    model.train([0, 1])
+    saved = model.do("save_weights_external", {"path": "out", "ttl_seconds": 3600})
+    assert saved["path"] == f"tinker://{model.model_id}/external_weights/out"
+    directory = place(service, f"external/{model.model_id}", "out")
+    names = set(safetensors.torch.load_file(directory / "adapter_model.safetensors"))
+    assert not [name for name in names if "lm_head" in name]
+    assert "base_model.model.model.unembed_tokens.lora_A.weight" in names
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    mapped = peft.PeftModel.from_pretrained(base, directory, key_mapping={r"model\.unembed_tokens": "lm_head"})
+    found = model.client.result(model.ask_forward_backward(0))["loss_fn_outputs"]
+    for row, expected in zip(transformers_logprobs(mapped), found, strict=True):
+        assert row == pytest.approx(expected["logprobs"]["data"], abs=1e-4)
+    # It is read back as it was written.
+    other = Client(service, door="tinker").create_model()
+    other.do("load_weights", {"path": saved["path"]}, **{"X-Trainmaster-Source": str(directory)})
+    again = other.client.result(other.ask_forward_backward(0))["loss_fn_outputs"]
+    assert [each["logprobs"] for each in again] == [each["logprobs"] for each in found]
+
+
+def test_external_weights_of_a_full_model_are_a_transformers_checkpoint(full: RunningService) -> None:
+    import transformers
+
+    model = Client(full, door="tinker").create_model(rank=None)
+    model.train([0])
+    model.do("save_weights_external", {"path": "whole"})
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(place(full, f"external/{model.model_id}", "whole"))
+    found = model.client.result(model.ask_forward_backward(0))["loss_fn_outputs"]
+    for row, expected in zip(transformers_logprobs(loaded), found, strict=True):
+        assert row == pytest.approx(expected["logprobs"]["data"], abs=1e-4)
+
+
+def test_recipients_that_are_no_native_age_keys_are_refused_by_name(service: RunningService) -> None:
+    model = Client(service, door="tinker").create_model()
+    for wrong in ("ssh-ed25519 AAAA", "age1qqqq", "", 7):
+        error = refused(model, "save_weights_external", path="x", age_encryption_recipients=[wrong])
+        assert (error.category, "age_encryption_recipients" in str(error)) == ("user", True)
+    for many in ([], ["age1"] * 11, "age1"):
+        assert "1 to 10" in str(refused(model, "save_weights_external", path="x", age_encryption_recipients=many))

@@ -95,7 +95,7 @@ THEIRS: dict[str, set[str]] = {
         "yaml",
     },
     "engine": {"numpy", "safetensors", "tokenizers", "torch"},
-    "service": {"google", "numpy", "starlette", "torch", "uvicorn", "zstandard"},
+    "service": {"cryptography", "google", "numpy", "starlette", "torch", "uvicorn", "zstandard"},
     "sdk": {"httpx"},
     "trainer": {"httpx", "rich", "kubeflow", *PYDANTIC},
     "cli": {"typer", "rich", "yaml", "pynvml"},

@@ -14,7 +14,7 @@ from trainmaster.api import gateway, openapi
 from trainmaster.api.auth import Gate, refuse_unguarded
 from trainmaster.api.context import API, GATEWAY, ApiContext
 from trainmaster.api.envelope import request_id_of
-from trainmaster.api.errors import InternalError, UnknownRouteError, WrongMethodError
+from trainmaster.api.errors import InternalError, WrongMethodError
 from trainmaster.api.follow import Followers
 from trainmaster.api.front import Front
 from trainmaster.api.requests import ALIAS, PREFIX
@@ -91,7 +91,7 @@ def at_root(roles: Collection[str]) -> list[APIRouter]:
     """The routers of a server with these roles that bring their own prefix, or have none."""
     return [
         *ROOT,
-        *((tinker.router(), fireworks.TRAINERS) if GATEWAY in roles else ()),
+        *((tinker.router(), tinker.downloads.router, fireworks.TRAINERS) if GATEWAY in roles else ()),
         *(fireworks.RESOURCES if API in roles else ()),
     ]
 
@@ -160,7 +160,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return _failure(request, UnknownRouteError(absent(str(request.scope["path"])) or None))
+        return _failure(request, absent(str(request.scope["path"])))
     return _failure(request, InternalError())
 
 

@@ -34,6 +34,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where an attempt's token may be what is sent; those routes check it themselves."""
 
+SIGNED_PATHS = "/api/v1/downloads/"
+"""Where the address itself is the credential: signed, and good for a while. Those routes check the signature."""
+
 AT_ONCE = 1000
 """Requests of one key under way at the same time, where keys are limited: each stream that is followed is one. They
 cost a descriptor and some memory each, of which a machine has so many."""
@@ -89,7 +92,7 @@ class Gate:
             UnauthenticatedError: it has no credentials, or wrong ones.
             RateLimitedError: too many requests came with this key, or too many wrong credentials from this address.
         """
-        if path in self._open:
+        if path in self._open or path.startswith(SIGNED_PATHS):
             return
         credential = _credential(scope["headers"])
         if credential is None:

@@ -114,6 +114,8 @@ class ApiContext:
     """Reads the training runtimes that lie beside the server."""
     tinker_shape: str = ""
     """The one of trainers for plain Tinker clients; empty: whichever is good enough."""
+    tinker_tempered_logprobs: bool = False
+    """Whether those trainers give the log-probabilities of what was drawn from, and not the model's own."""
     tinker_silent_s: float = 1800.0
     """When a plain Tinker client is taken for dead that says nothing."""
 

@@ -43,6 +43,7 @@ from trainmaster.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 SAMPLER = "sampler"
+EXTERNAL = "external"
 DELTA = "delta"
 PEFT_ADDON = "HF_PEFT_ADDON"
 BASE_MODEL = "HF_BASE_MODEL"
@@ -272,7 +273,8 @@ class Promotions:
 def why_not(checkpoint: Checkpoint) -> str | None:
     """Why a checkpoint cannot become a model; None when it can."""
     if checkpoint.kind != SAMPLER:
-        return "was saved to train on; save one for sampling (save_weights_for_sampler) and promote that"
+        what = "to be downloaded" if checkpoint.kind == EXTERNAL else "to train on"
+        return f"was saved {what}; save one for sampling (save_weights_for_sampler) and promote that"
     if checkpoint.attributes.get("sampler_kind") == DELTA:
         return "is a difference to another one; save a base checkpoint and promote that"
     if checkpoint.root != ARTIFACTS:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainmaster.coordinator.base_models import BaseModel, BaseModels
 from trainmaster.coordinator.commands import Commands
@@ -44,6 +46,7 @@ PAUSED_CAPACITY = "paused_capacity"
 """What clients call the state of a queue that moves, and of one that waits for machines."""
 UNWANTED = "every session that it was started for has ended before it began"
 """What jobs say that were cancelled here."""
+TEMPERED = "--tempered-logprobs"
 _HANDLE_LENGTH = 63
 
 
@@ -83,9 +86,11 @@ class TinkerTrainers:
         shapes: Shapes,
         *,
         shape: str = "",
+        tempered_logprobs: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Take what jobs are made with; `shape` names a training shape, and empty leaves the choice to us."""
+        self._tempered = tempered_logprobs
         self._database = database
         self._commands = commands
         self._models = models
@@ -215,6 +220,7 @@ class TinkerTrainers:
             forward_only=mode is Mode.FORWARD_ONLY,
             display_name=f"Tinker trainer of {model.name}"[:63],
             managed_by=MANAGED_BY,
+            extra_args=(TEMPERED,) if self._tempered else (),
         )
         chosen = self._chosen(account_id, model, mode, rank)
         return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._shape)
@@ -241,12 +247,17 @@ class TinkerTrainers:
 
 
 def handle_of(model: BaseModel, mode: Mode) -> str:
-    """The handle of the job that serves a model: the same for all of its names, and another for another directory."""
-    first = min((model.name, *model.aliases))
-    tail = f"{mode.replace('_', '-')}-{hashlib.sha256(f'{first}={model.path}'.encode()).hexdigest()[:8]}"
-    plain = re.sub(r"[^a-z0-9]+", "-", first.lower()).strip("-")
+    """The handle of the job that serves a model: named after its directory, which all of its names share."""
+    tail = f"{mode.replace('_', '-')}-{hashlib.sha256(os.fsencode(model.path)).hexdigest()[:8]}"
+    plain = re.sub(r"[^a-z0-9]+", "-", _directory_name(Path(model.path)).lower()).strip("-")
     room = _HANDLE_LENGTH - len("tinker--") - len(tail)
     return f"tinker-{plain[-room:].strip('-')}-{tail}" if plain else f"tinker-{tail}"
+
+
+def _directory_name(path: Path) -> str:
+    """What a directory is called; of a snapshot in the cache of the hub, what the model is called there."""
+    cached = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
+    return path.parent.parent.name.removeprefix("models--") if cached else path.name
 
 
 def _may_resume(job: Job) -> bool:

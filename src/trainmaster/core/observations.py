@@ -27,7 +27,7 @@ _PHASE_TRIGGERS: Mapping[Phase, Trigger] = {
 }
 _PHASE_STATUSES: Mapping[Trigger, JobStatus] = {trigger: edge.to for (_, trigger), edge in TRANSITIONS.items()}
 """Wherever a phase begins, it leads to one status."""
-KINDS = frozenset({"training", "sampler"})
+KINDS = frozenset({"training", "sampler", "external"})
 """Of checkpoints that users of a trainer service ask for."""
 _LONGEST_SAVE_S = 86_400.0
 """A job gets three times its last save to stop; nobody is to wait for ever."""

@@ -7,6 +7,8 @@ from trainmaster.core.job import Change, Job
 from trainmaster.core.machine import Draft
 from trainmaster.core.states import RUNNING, Actor, Desired, JobStatus
 from trainmaster.core.stopping import request_stop
+from trainmaster.core.workloads.service import DEFAULT_INACTIVITY_S
+from trainmaster.core.workloads.trainer_service import KIND as TRAINER
 from trainmaster.protocol.reasons import Reason, StopCause
 
 STALLED_AFTER_S = 900.0
@@ -15,6 +17,9 @@ DUMP_PATIENCE_S = 10.0
 """Between asking for stacks and stopping a stalled attempt."""
 RUNTIME_MARGIN_S = 15.0
 """A worker stops its ranks by itself when their time is up. One that has not done so by then is told, then killed."""
+FIRST_USE_WITHIN_S = 600.0
+"""A trainer that no client has used since it started is parked after this, unless its job names a timeout: the client
+that asked for it has probably failed."""
 
 
 def due(
@@ -65,14 +70,19 @@ def due(
     if job.is_service and job.desired is Desired.RUN and job.inactivity_timeout_s is not None:
         uses = (last_activity_at, job.last_activity_at, began_at, awake_since)
         used_at = max((at for at in uses if at is not None and at <= now), default=now)
-        if now - used_at > job.inactivity_timeout_s:
+        # The job notes as its own activity when it could be used for the first time.
+        unused = (last_activity_at or 0.0) < max(job.last_activity_at or 0.0, began_at or 0.0)
+        limit_s = job.inactivity_timeout_s
+        if unused and job.workload_kind == TRAINER and limit_s == DEFAULT_INACTIVITY_S:
+            limit_s = FIRST_USE_WITHIN_S
+        if now - used_at > limit_s:
             draft.set(desired=Desired.PAUSE)
             request_stop(draft, StopCause.INACTIVE, save=True)
             draft.note(
                 "inactive",
                 actor=Actor.COORDINATOR,
                 reason=Reason.INACTIVE,
-                message=f"not used for {job.inactivity_timeout_s:.0f} s: saved and parked",
+                message=f"not used for {limit_s:.0f} s: saved and parked",
             )
     return draft.change()
 

@@ -19,6 +19,8 @@ from trainmaster.engine.types import EngineError, LoraOptions
 
 UNEMBEDDING = "lm_head"
 """The unembedding's name among the layers that are adapted."""
+_TINKER_UNEMBEDDING = "model.unembed_tokens"
+"""What Tinker's tools call it in adapters."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _PEFT_PREFIX = "base_model.model."
@@ -107,11 +109,17 @@ class Adapter:
         factors = self.factors[target]
         return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
 
-    def peft_tensors(self) -> dict[str, Tensor]:
-        """The factors as `adapter_model.safetensors` holds them."""
+    def peft_tensors(self, *, tinker_names: bool = False) -> dict[str, Tensor]:
+        """The factors as `adapter_model.safetensors` holds them, by the names that PEFT loads.
+
+        A tied model has no `lm_head` of its own in its files, so Tinker's tools call the unembedding's factors
+        `model.unembed_tokens` there, and refuse `lm_head`. With `tinker_names` they are called so; PEFT then needs a
+        `key_mapping`.
+        """
         naming = module_naming(self.config)
+        renamed = tinker_names and self.config.tied
         return {
-            _PEFT_PREFIX + naming.theirs(name): each.detach().cpu().contiguous()
+            _PEFT_PREFIX + naming.theirs(_tinker_name(name) if renamed else name): each.detach().cpu().contiguous()
             for name, each in self.named_parameters()
         }
 
@@ -162,18 +170,26 @@ class Adapter:
             alpha=alpha,
             train_attn=bool(modules & set(_ATTENTION)),
             train_mlp=bool(modules & set(_MLP)),
-            train_unembed=UNEMBEDDING in modules,
+            train_unembed=bool(modules & {UNEMBEDDING, _TINKER_UNEMBEDDING.rpartition(".")[2]}),
         )
         adapter = cls(config, options, device=device, dtype=dtype)
         plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
         naming = naming_of(config, plain)
-        given = {naming.own(name): tensor for name, tensor in plain.items()}
+        given = {_own_name(naming.own(name)): tensor for name, tensor in plain.items()}
         for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
             if alone := [name for name in given if name.replace(factor, other) not in given]:
                 raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")
         # What it does not adapt, it adapts by nothing: B begins as zero.
         adapter.load({**dict(adapter.named_parameters()), **given})
         return adapter
+
+
+def _tinker_name(name: str) -> str:
+    return _TINKER_UNEMBEDDING + name.removeprefix(UNEMBEDDING) if name.startswith(f"{UNEMBEDDING}.") else name
+
+
+def _own_name(name: str) -> str:
+    return UNEMBEDDING + name.removeprefix(_TINKER_UNEMBEDDING) if name.startswith(_TINKER_UNEMBEDDING) else name
 
 
 def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:

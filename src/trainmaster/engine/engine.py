@@ -183,8 +183,10 @@ class Engine:
                 parameter.copy_(weights[name])
         return Snapshot(transformer=transformer)
 
-    def export(self, snapshot: Snapshot, directory: Path, *, merged: bool) -> None:
+    def export(self, snapshot: Snapshot, directory: Path, *, merged: bool, tinker_names: bool = False) -> None:
         """Write a snapshot for others: a PEFT adapter, or a transformers checkpoint that needs none.
+
+        With `tinker_names`, an adapter of a tied model calls the unembedding as Tinker's tools do.
 
         Raises:
             EngineError: there is no adapter to write.
@@ -193,7 +195,7 @@ class Engine:
             trained = snapshot.transformer is not self.base
             export_model(snapshot, self.model_dir, Path(directory), trained=trained)
         else:
-            export_adapter(snapshot, self.model_dir, Path(directory))
+            export_adapter(snapshot, self.model_dir, Path(directory), tinker_names=tinker_names)
 
     def drop(self, model_id: object) -> bool:
         """Forget a model in this rank, if there is one: it can be trusted no more."""

@@ -32,8 +32,8 @@ _FORMAT = {"format": "pt"}
 """What readers expect to find in the header of a file."""
 
 
-def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path) -> None:
-    """Write a PEFT adapter for a base model.
+def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
+    """Write a PEFT adapter for a base model; `tinker_names`: see `Adapter.peft_tensors`.
 
     Raises:
         EngineError: the snapshot has no adapter.
@@ -42,7 +42,7 @@ def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path) -> Non
         raise EngineError("these weights have no adapter: export them merged, as a model")
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / _ADAPTER_CONFIG, snapshot.adapter.peft_config(str(base_model)))
-    save_file(snapshot.adapter.peft_tensors(), directory / _ADAPTER_WEIGHTS, metadata=_FORMAT)
+    save_file(snapshot.adapter.peft_tensors(tinker_names=tinker_names), directory / _ADAPTER_WEIGHTS, metadata=_FORMAT)
 
 
 def read_adapter(config: ModelConfig, directory: Path) -> Adapter:

@@ -20,6 +20,8 @@ TARGETS = "target_tokens"
 WEIGHTS = "weights"
 LOGPROBS = "logprobs"
 ADVANTAGES = "advantages"
+OUTPUT = "output"
+"""The option by which clients ask for embeddings or projections."""
 CLIP_LOW = "clip_low_threshold"
 CLIP_HIGH = "clip_high_threshold"
 RATIO_MASK = "sequence_ratio_mask"
@@ -156,6 +158,8 @@ def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
     """
     options = dict(find(name).defaults)
     for option, value in given.items():
+        if option == OUTPUT and option not in options:
+            raise EngineError(f"the option {option!r} is {value!r}: a pass gives log-probabilities here, no embeddings")
         if option not in options:
             known = f"it knows {_listed(options)}" if options else "it has none"
             raise EngineError(f"unknown option {option!r} of the loss function {name}; {known}")

@@ -30,7 +30,7 @@ from trainmaster.engine.continuations import PIECE, Continuation, Generation, Li
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
-from trainmaster.engine.sampling import choose, likeliest, logprobs_of
+from trainmaster.engine.sampling import choose, likeliest, logprobs_of, tempered_logprobs_of
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.stopping import end_tokens, read_tokenizer
 from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
@@ -55,6 +55,8 @@ class Sampler:
         cache_bytes: memory for keys and values; None: a quarter of what is free on the GPU, 2 GiB on the CPU. Never
             more than `max_sequences` of the longest could use.
         max_sequences: continuations that run at once.
+        tempered_logprobs: whether the logprobs of sampled tokens are those of the distribution that they were drawn
+            from (temperature, top_k, top_p), and not the model's own, which training computes.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class Sampler:
         context_length: int | None = None,
         cache_bytes: int | None = None,
         max_sequences: int = MAX_SEQUENCES,
+        tempered_logprobs: bool = False,
     ) -> None:
         self._transformer = transformer
         self._checkpoint = checkpoint
         self._context = context_length or transformer.config.max_positions
         self._cache_bytes = cache_bytes
         self._max_sequences = max_sequences
+        self._tempered = tempered_logprobs
         self._end_tokens = end_tokens(checkpoint)
         self._tokenizer: Tokenizer | None = None
         self._cache_or_none: Cache | None = None
@@ -219,7 +223,7 @@ class Sampler:
         logits = torch.stack([choice.logits for choice in choices])
         rules = [choice.generation.rule for choice in choices]
         tokens = choose(logits, rules, [choice.continuation.draw() for choice in choices])
-        logprobs = logprobs_of(logits, tokens)
+        logprobs = tempered_logprobs_of(logits, rules, tokens) if self._tempered else logprobs_of(logits, tokens)
         _note_likeliest(choices, logits)
         copies: list[tuple[np.ndarray, np.ndarray]] = []
         for choice, token, logprob in zip(choices, tokens.tolist(), logprobs.tolist(), strict=True):

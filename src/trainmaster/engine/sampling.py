@@ -69,6 +69,23 @@ def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
 
 
+def tempered_logprobs_of(logits: Tensor, rules: Sequence[Rule], tokens: Tensor) -> Tensor:
+    """What the distribution that each token was drawn from gives it, with temperature, top_k and top_p: [rows].
+
+    A greedy choice is certain: 0.
+    """
+    found = torch.zeros(len(rules), dtype=torch.float32, device=logits.device)
+    for row, rule in enumerate(rules):
+        own, token = logits[row : row + 1], tokens[row]
+        if rule.is_greedy:
+            found[row] = own[0, token] - own[0, token]  # NaN where the model gives nothing but NaN
+            continue
+        weights, ids = _left(own, [rule]) if rule.is_filtered else (_weights(own, [rule]), None)
+        place = token if ids is None else (ids[0] == token).nonzero()[0, 0]
+        found[row] = (weights[0, place].double() / weights[0].sum(dtype=torch.float64)).log()
+    return found
+
+
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """So many of each row's likeliest tokens, int64 [rows, count], and their logprobs."""
     values, tokens = logits.topk(count, dim=-1)
@@ -84,7 +101,14 @@ def _open(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tens
 
 
 def _filtered(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
-    """top_k first, and top_p of what it leaves."""
+    weights, ids = _left(logits, rules)
+    places = _drawn(weights.cumsum(dim=-1, dtype=torch.float64), draws)
+    return ids.gather(1, places[:, None]).squeeze(1)
+
+
+def _left(logits: Tensor, rules: Sequence[Rule]) -> tuple[Tensor, Tensor]:
+    """The weights of the tokens that are left, the likeliest first, and their ids: top_k first, and top_p of what it
+    leaves."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     weights = _weights(ordered, rules)
     size = logits.shape[-1]
@@ -95,9 +119,7 @@ def _filtered(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> 
     shares = _column([rule.top_p if rule.top_p < 1 else float("inf") for rule in rules], logits.device)
     left_out = cumulated - weights >= cumulated[:, -1:] * shares
     left_out[:, 0] = False
-    weights = weights.masked_fill(left_out, 0.0)
-    places = _drawn(weights.cumsum(dim=-1, dtype=torch.float64), draws)
-    return ids.gather(1, places[:, None]).squeeze(1)
+    return weights.masked_fill(left_out, 0.0), ids
 
 
 def _weights(logits: Tensor, rules: Sequence[Rule]) -> Tensor:

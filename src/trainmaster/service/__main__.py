@@ -65,7 +65,12 @@ def _lead(configuration: Configuration) -> NoReturn:
     from trainmaster.service.stopping import Wishes
 
     engine = _engine(configuration)
-    sampler = Sampler(engine.base, configuration.model_path, context_length=engine.max_context_length)
+    sampler = Sampler(
+        engine.base,
+        configuration.model_path,
+        context_length=engine.max_context_length,
+        tempered_logprobs=configuration.tempered_logprobs,
+    )
     wishes = Wishes(report.reporter)
     with wishes.signals():
         service = Service(

@@ -54,6 +54,8 @@ class Configuration:
     """How many models may be loaded at a time."""
     keep_results_s: float = 600.0
     """How long results can be fetched again."""
+    tempered_logprobs: bool = False
+    """Whether sampled tokens have the logprobs of the distribution that they were drawn from."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -98,6 +100,7 @@ class Configuration:
             precision=read.optional("precision", str) or default.precision,
             max_adapters=read.least("max_adapters", 1, default.max_adapters),
             keep_results_s=read.optional("keep_results_s", float) or default.keep_results_s,
+            tempered_logprobs=bool(document.get("tempered_logprobs")),
         )
         if not made.model_path.is_dir():
             raise ConfigurationError(f"model_path: {made.model_path} is no directory")

@@ -35,6 +35,7 @@ TRAINING_OPS = frozenset(
         "load_weights",
         "optim_step",
         "save_weights",
+        "save_weights_external",
         "save_weights_for_sampler",
     }
 )

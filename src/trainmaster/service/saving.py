@@ -28,6 +28,8 @@ from trainmaster.service.models import Model
 from trainmaster.service.options import metadata, whole
 from trainmaster.service.shelf import TINKER, Found, Kind, Label, Shelf
 
+MIN_TTL_S = 3600
+"""As the public clients document it."""
 MAX_TTL_S = 10 * 366 * 86400
 LEFT_BEHIND_TTL_S = 7 * 86400
 """How long what was saved of a model is kept whose client fell silent: a laptop may sleep over a weekend."""
@@ -86,7 +88,7 @@ class Saving:
             raise EngineError(
                 f"there is a {label.kind} checkpoint {label.path!r} already: save under another name, or with overwrite"
             )
-        ttl_s = whole(fields, "ttl_seconds", None, low=1, high=MAX_TTL_S)
+        ttl_s = whole(fields, "ttl_seconds", None, low=MIN_TTL_S, high=MAX_TTL_S)
         lora = model.lora
         said = {
             "model_id": model.model_id,

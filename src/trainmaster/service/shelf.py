@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Names of states that the clients of the other door load."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
-_URI = re.compile(r"tinker://([^/]*)/(weights|sampler_weights)/([^/]*)")
+_URI = re.compile(r"tinker://([^/]*)/(weights|sampler_weights|external_weights)/([^/]*)")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -32,10 +32,13 @@ class Kind(StrEnum):
 
     TRAINING = "training"
     SAMPLER = "sampler"
+    EXTERNAL = "external"
+    """To be downloaded, in the form that Tinker's own tools read; may be encrypted."""
 
 
-_DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler"}
-_URI_PARTS = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler_weights"}
+_DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler", Kind.EXTERNAL: "external"}
+_URI_PARTS = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler_weights", Kind.EXTERNAL: "external_weights"}
+_KINDS = {part: kind for kind, part in _URI_PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +79,8 @@ class Label:
         if isinstance(path, str):
             if found := _URI.fullmatch(path):
                 owner, part, name = found.groups()
-                kind = Kind.TRAINING if part == _URI_PARTS[Kind.TRAINING] else Kind.SAMPLER
                 if _OWNER.fullmatch(owner) and _NAME.fullmatch(name):
-                    return Label(kind=kind, name=name, owner=owner)
+                    return Label(kind=_KINDS[part], name=name, owner=owner)
             elif _NAME.fullmatch(path):
                 return Label(kind=kind, name=path)
         raise EngineError(f"{path!r} leads to no checkpoint that this trainer knows")

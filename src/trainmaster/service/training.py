@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.models import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
-from trainmaster.service import exports
+from trainmaster.service import age, exports
 from trainmaster.service.configuration import Configuration, Mode
 from trainmaster.service.failures import reply_to_failure
 from trainmaster.service.messages import Reply, Request
@@ -26,7 +26,16 @@ from trainmaster.service.wire import decode_pass, encode_pass_result
 
 PASSES = frozenset({"forward", "forward_backward"})
 """What runs together with that of other models."""
-_STORED = frozenset({"save_weights", "save_weights_for_sampler", "load_weights", "load_adapter", "leave_model"})
+_STORED = frozenset(
+    {
+        "save_weights",
+        "save_weights_for_sampler",
+        "save_weights_external",
+        "load_weights",
+        "load_adapter",
+        "leave_model",
+    }
+)
 """What waits for a save that is under way."""
 CHECKPOINT_TYPES = ("base", "delta", "merged_base")
 DECISION = "decision.json"
@@ -257,6 +266,26 @@ class Training:
         self._saving.begin_export(plan, export, done, base=base)
         return None
 
+    def _save_weights_external(self, request: Request) -> None:
+        """Export a model to be downloaded: an adapter, or whole weights, encrypted where the client names keys."""
+        model = self.models.get(request.model_id)
+        _require_sound(model)
+        if model.trained is Trained.NOTHING:
+            raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
+        fields = request.fields
+        recipients = age.read_recipients(fields.get("age_encryption_recipients"))
+        label = label_for(Kind.EXTERNAL, model, fields.get("path"))
+        step = self.models.steps(model.model_id)
+        plan = self._saving.plan(model, label, fields, step=step, overwrite=False)
+        snapshot = self._engine.snapshot(model.model_id)
+
+        def export(directory: Path) -> None:
+            self._engine.export(snapshot, directory, merged=snapshot.adapter is None, tinker_names=True)
+            if recipients:
+                age.encrypt_directory(directory, recipients)
+
+        self._saving.begin_export(plan, export, lambda outcome: self._answer_save(request, outcome))
+
     def _base_of_delta(self, model: Model) -> Found:
         if model.whole_export is None:
             raise EngineError("checkpoint_type: a delta needs a base before it: save one with checkpoint_type base")
@@ -284,9 +313,9 @@ class Training:
             raise EngineError(
                 f"{path} was trained from {base_model}; this trainer holds {self._configuration.base_model}"
             )
-        if found.manifest.kind == Kind.SAMPLER:
+        if found.manifest.kind != Kind.TRAINING:
             if optimizer:
-                raise EngineError(f"{path} was saved for sampling, without an optimizer: load it without")
+                raise EngineError(f"{path} has weights and no optimizer: load it without")
             with self._saving.exported(found) as directory, _changing(model):
                 exports.load(self._engine, model.model_id, directory)
         else:
@@ -312,6 +341,7 @@ _OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
     "optim_step": Training._optim_step,
     "save_weights": Training._save_weights,
     "save_weights_for_sampler": Training._save_weights_for_sampler,
+    "save_weights_external": Training._save_weights_external,
     "load_weights": Training._load_weights,
     "load_adapter": Training._load_adapter,
 }

@@ -3,7 +3,9 @@
 The trainers wait for a region in which there is no node, so that nothing runs.
 """
 
+import asyncio
 import dataclasses
+import logging
 import os
 import time
 from datetime import timedelta
@@ -20,6 +22,12 @@ NOWHERE = "US_NOWHERE_1"
 
 manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
 rest = Fireworks(api_key=KEY, base_url=URL, account_id=manager.account_id, max_retries=0)
+
+warnings: list[str] = []
+"""What the client warned of: of an answer about deployments it shows the reason there alone."""
+_listener = logging.Handler(logging.WARNING)
+_listener.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger().addHandler(_listener)
 
 FIELDS: dict[str, Any] = {
     "lora_rank": 16,
@@ -142,12 +150,15 @@ def absent() -> Any:
     wanted = fireworks.DeploymentConfig(
         deployment_id="d", base_model=MODEL, deployment_shape=f"{account}/deploymentShapes/s"
     )
+    sampler = fireworks.DeploymentSampler(inference_url=URL, model=f"{account}/deployments/d", api_key=KEY)
     calls: dict[str, Any] = {
         "trainingSessions": lambda: manager.list_training_session_checkpoints(session),
         "trainingSessions:promote": lambda: manager.promote_session_checkpoint(f"{session}/checkpoints/c", "m", MODEL),
         "dpoJobs": lambda: manager.list_training_job_checkpoints(job),
         "dpoJobs:promote": lambda: manager.promote_training_job_checkpoint(f"{job}/checkpoints/c", "m", MODEL),
         "deployments": lambda: deployments.create_or_get(wanted),
+        "deployments:sample": lambda: asyncio.run(sampler.sample_with_prompt_tokens([1, 2, 3], max_tokens=4)),
+        "deployments:hotload": lambda: deployments.hotload("d", MODEL, "snapshot"),
         "supervisedFineTuningJobs": lambda: list(patient.supervised_fine_tuning_jobs.list()),
         "datasets": lambda: list(patient.datasets.list()),
     }
@@ -156,7 +167,36 @@ def absent() -> Any:
         began = time.monotonic()
         found[name] = {**raised(call), "seconds": time.monotonic() - began}
     manager.delete_training_session(session)  # what is not there needs no deleting
-    return {"errors": found, "deployment": deployments.get("d")}
+    syncer = fireworks.WeightSyncer(policy_client=None, deploy_mgr=deployments, deployment_id="d", base_model=MODEL)
+    warnings.clear()
+    began = time.monotonic()
+    synced = {
+        "done": syncer.hotload("snapshot", "base"),
+        "seconds": time.monotonic() - began,
+        "warnings": "".join(warnings),
+    }
+    return {"errors": found, "deployment": deployments.get("d"), "synced": synced}
 
 
-main(fields, waiting, lists, models, absent)
+def managed() -> Any:
+    """A trainer with a deployment, as reinforcement learning asks for both: what is left of the trainer."""
+    service = fireworks.FiretitanServiceClient.from_firetitan_config(
+        api_key=KEY,
+        base_url=URL,
+        base_model=MODEL,
+        lora_rank=8,
+        trainer_job_id="managed",
+        training_shape_id="accounts/fireworks/trainingShapes/cpu",
+        deployment_shape=f"accounts/{manager.account_id}/deploymentShapes/s",
+        wait_for_trainer_before_deployment=True,
+    )
+    warnings.clear()
+    error = raised(lambda: service.create_training_client(base_model=MODEL, lora_rank=8))
+    deadline = time.monotonic() + 60
+    while (state := manager.get("managed")["state"]) in ("JOB_STATE_RUNNING", "JOB_STATE_CANCELLING"):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.1)
+    return {"error": error, "state": state, "warnings": "".join(warnings)}
+
+
+main(fields, waiting, lists, models, absent, managed)

@@ -20,14 +20,10 @@ def refused() -> Any:
     day = datetime(2025, 1, 1, tzinfo=UTC)
     calls: dict[str, Callable[[], Any]] = {
         "ServiceClient.copy_weights": lambda: service.copy_weights(saved).result(),
-        "TrainingClient.save_weights_external": lambda: trainer.save_weights_external("elsewhere").result(),
         "RestClient.copy_weights": lambda: rest.copy_weights(saved, "a-project").result(),
         "RestClient.export_session_trace": lambda: rest.export_session_trace(service.holder.get_session_id()).result(),
         "RestClient.get_audit_log": lambda: rest.get_audit_log().result(),
         "RestClient.get_billing_usage": lambda: rest.get_billing_usage(day, day).result(),
-        "RestClient.get_external_weights_urls": lambda: rest.get_external_weights_urls(
-            saved.replace("/weights/", "/external_weights/")
-        ).result(),
         "RestClient.whoami": lambda: rest.whoami().result(),
         "AdminClient.get_audit_log": lambda: admin.get_audit_log().result(),
         "AdminClient.get_billing_usage": lambda: admin.get_billing_usage(day, day).result(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,25 +18,30 @@ def model(name: str, *aliases: str, path: str = "/models/m") -> BaseModel:
     return BaseModel(name=name, path=Path(path), aliases=aliases)
 
 
-@given(st.text(min_size=1, max_size=200), st.sampled_from(Mode))
-def test_handle_is_one_that_a_job_may_have(name: str, mode: Mode) -> None:
-    name = name.encode("utf-8", "replace").decode()
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", handle_of(model(name), mode))
+@given(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=200), st.sampled_from(Mode))
+def test_handle_is_one_that_a_job_may_have(directory: str, mode: Mode) -> None:
+    handle = handle_of(model("a/b", path=f"/models/{directory}"), mode)
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", handle)
 
 
-def test_handle_tells_the_model() -> None:
-    assert handle_of(model("Qwen/Qwen3-8B"), Mode.LORA).startswith("tinker-qwen-qwen3-8b-lora-")
+@pytest.mark.parametrize("path", ["/srv/models/Qwen3-8B", "/c/hub/models--Qwen--Qwen3-8B/snapshots/0123456789abcdef"])
+def test_handle_tells_the_model_by_its_directory(path: str) -> None:
+    assert re.fullmatch(r"tinker-(qwen-)?qwen3-8b-lora-[0-9a-f]{8}", handle_of(model("a/b", path=path), Mode.LORA))
 
 
-def test_all_names_of_a_model_lead_to_one_handle() -> None:
-    assert handle_of(model("a/b", "c/d"), Mode.LORA) == handle_of(model("c/d", "a/b"), Mode.LORA)
+def test_handle_bears_no_name_that_another_client_uses() -> None:
+    """All names of a directory share a trainer; whichever was asked for, the handle is the same and names none."""
+    for asked, other in (("Qwen/Qwen3-8B", "accounts/x/models/y"), ("accounts/x/models/y", "Qwen/Qwen3-8B")):
+        handle = handle_of(model(asked, other, path="/models/m"), Mode.LORA)
+        assert handle.startswith("tinker-m-lora-")
+        assert handle == handle_of(model("Qwen/Qwen3-8B", path="/models/m"), Mode.LORA)
 
 
-def test_another_mode_directory_or_spelling_is_another_handle() -> None:
+def test_another_mode_or_directory_is_another_handle() -> None:
     handles = {
         handle_of(model("Qwen/Qwen3"), Mode.LORA),
         handle_of(model("Qwen/Qwen3"), Mode.FULL),
-        handle_of(model("qwen/qwen3"), Mode.LORA),
         handle_of(model("Qwen/Qwen3", path="/models/other"), Mode.LORA),
+        handle_of(model("Qwen/Qwen3", path="/other/m"), Mode.LORA),
     }
     assert len(handles) == 4

@@ -290,6 +290,23 @@ def test_unused_service_is_parked_with_the_reason() -> None:
     assert (job.status, job.reason) == (JobStatus.PAUSED, Reason.INACTIVE)
 
 
+def test_trainer_that_nobody_ever_used_is_parked_sooner() -> None:
+    """Its client has probably failed. It is counted from when it answers, as a large model takes long to load."""
+    workload = {"kind": "trainer_service", "base_model": "m", "model_path": "/m"}
+
+    def ready(**fields: float) -> Job:
+        job = placed(new_job(service=True, workload={**workload, **fields}))
+        job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+        assert timers.due(job, now=NOW + 1000) is None
+        return settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 1000))
+
+    job = ready()
+    assert timers.due(job, now=NOW + 1590) is None
+    assert timers.due(job, now=NOW + 1610, last_activity_at=NOW + 1001) is None
+    assert settled(timers.due(job, now=NOW + 1610)).live.stop is StopCause.INACTIVE
+    assert timers.due(ready(inactivity_timeout_s=3000.0), now=NOW + 1610) is None
+
+
 def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
     def told(job: Job, step: int, at: float) -> Job:
         progress = Progress(step=step, total_steps=100, step_at=NOW + at)

@@ -99,14 +99,14 @@ async def get_artifact(
     found = await context.read(find)
     opened = await run_in_threadpool(open_file, found, path)
     try:
-        begin, end = _part(request, opened.artifact)
+        begin, end = part_of(request, opened.artifact)
     except UnsatisfiableRangeError:
         os.close(opened.descriptor)
         raise
-    return _FileStream(opened, begin, end)
+    return FileStream(opened, begin, end)
 
 
-class _FileStream(StreamingResponse):
+class FileStream(StreamingResponse):
     """A part of an open file, which is closed at the end, however that comes."""
 
     def __init__(self, opened: OpenArtifact, begin: int, end: int) -> None:
@@ -126,6 +126,7 @@ class _FileStream(StreamingResponse):
         super().__init__(self._read(begin, end), status_code=status, headers=headers, media_type=BINARY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -140,7 +141,7 @@ class _FileStream(StreamingResponse):
             yield data
 
 
-def _part(request: Request, artifact: Artifact) -> tuple[int, int]:
+def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
     """The part of a file that a request wants. A range that we do not understand is not one."""
     size = artifact.size
     wanted = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))

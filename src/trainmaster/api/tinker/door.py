@@ -54,6 +54,7 @@ class TinkerDoor:
             context.models,
             context.shapes,
             shape=context.tinker_shape,
+            tempered_logprobs=context.tinker_tempered_logprobs,
             clock=context.clock,
         )
         self.trainers = Trainers(context)

@@ -22,7 +22,8 @@ Text = Annotated[str, StringConstraints(max_length=4096, pattern=NO_NUL)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=NO_NUL)]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 Metadata = Annotated[dict[Text, Any], Field(max_length=1024)]
-TtlSeconds = Annotated[int, Field(ge=1, le=10 * 366 * 86400, strict=True)]
+TtlSeconds = Annotated[int, Field(ge=3600, le=10 * 366 * 86400, strict=True)]
+"""From an hour on, as the clients document it: expired weights are removed every ten minutes."""
 
 
 class Sent(BaseModel):

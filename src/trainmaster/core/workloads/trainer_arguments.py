@@ -81,6 +81,12 @@ OPTIONS: tuple[Option, ...] = (
         meaning="so many optim_steps make one, as `gradient_accumulation_steps`",
         read=_count,
     ),
+    Option(
+        name="tempered_logprobs",
+        flag="--tempered-logprobs",
+        meaning="sampled tokens have the log-probabilities of what they were drawn from, after temperature, top_k and "
+        "top_p",
+    ),
 )
 """Every argument that there is."""
 

@@ -196,10 +196,7 @@ ROUTES = [
     _post("asample", work.asample),
     _post("forward_backward", work.passes),
     _post("forward", work.passes),
-    *(
-        _post(op, work.steps)
-        for op in sorted({*TRAINING_OPS, "save_weights_external", "weight_sync"} - {"forward", "forward_backward"})
-    ),
+    *(_post(op, work.steps) for op in sorted({*TRAINING_OPS, "weight_sync"} - {"forward", "forward_backward"})),
     Route(f"{PREFIX}/session_heartbeat", session_heartbeat, methods=["POST"]),
     Route(f"{PREFIX}/telemetry", telemetry, methods=["POST"]),
     Route(HEALTH, healthz, methods=["GET"]),

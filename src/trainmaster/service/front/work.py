@@ -35,7 +35,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_SEQ_ID = 2**31 - 1
 _NOT_OFFERED = {
-    "save_weights_external": "weights are not saved for other services here: save_weights, then download them",
     "weight_sync": "weights are not synchronised over RDMA here: save_weights_for_sampler, then load what it saved",
 }
 """Operations that have a place in the order of their model all the same."""

@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter
 
-from trainmaster.api.routes.fireworks import checkpoints, jobs, models, shapes, trainers
+from trainmaster.api.routes.fireworks import checkpoints, deployments, jobs, models, shapes, trainers
 
-RESOURCES: tuple[APIRouter, ...] = (jobs.router, checkpoints.router, shapes.router, models.router)
-"""What jobs, checkpoints, shapes and models are asked of."""
+RESOURCES: tuple[APIRouter, ...] = (jobs.router, checkpoints.router, shapes.router, models.router, deployments.router)
+"""What jobs, checkpoints, shapes and models are asked of; deployments are refused."""
 TRAINERS: APIRouter = trainers.router
 """What is sent to a trainer."""
 

@@ -1,6 +1,7 @@
-"""What Fireworks has and this server does not: whoever asks for it is told so, and what there is instead.
+"""What Fireworks has and this server does not: the answer says so, and what there is instead.
 
-Answered with 404, which no public client tries again; a 501 the generated one would.
+Collections are answered with 404, which no public client retries; the generated client would retry 501. Samplers retry
+404 for two minutes, as a deployment may be loading weights then: inference is refused with 400.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_DEPLOYED = "nothing is deployed here: sample through the Tinker door, or serve the files of a promoted model elsewhere"
+from trainmaster.api.errors import UnknownRouteError
+from trainmaster.core.errors import RefusedError, TrainmasterError
+
+DEPLOYED = (
+    "there are no deployments here: sample through the Tinker door, or serve the files of a promoted model elsewhere"
+)
 _SERVERLESS = "there is no serverless training here: make a trainer with TrainerJobManager"
 _BY_THEMSELVES = "jobs that train by themselves are submitted with POST /v1/jobs here, or with `trainmaster submit`"
 _JUDGED = "nothing is evaluated here: a job of kind command runs what you have"
 
 COLLECTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "batchInferenceJobs": _DEPLOYED,
+        "batchInferenceJobs": DEPLOYED,
         "datasets": "data sets are files here, which jobs name in `data_config`",
-        "deployedModels": _DEPLOYED,
-        "deploymentShapeVersions": _DEPLOYED,
-        "deploymentShapes": _DEPLOYED,
-        "deployments": _DEPLOYED,
+        "deployedModels": DEPLOYED,
+        "deploymentShapeVersions": DEPLOYED,
+        "deploymentShapes": DEPLOYED,
+        "deployments": DEPLOYED,
         "dpoJobs": _BY_THEMSELVES,
         "evaluationJobs": _JUDGED,
         "evaluators": _JUDGED,
@@ -37,16 +43,17 @@ COLLECTIONS: Mapping[str, str] = MappingProxyType(
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {
         "/training/v1/serverless/": _SERVERLESS,
-        "/inference/": _DEPLOYED,
-        "/hot_load/": _DEPLOYED,
+        "/inference/": DEPLOYED,
+        "/hot_load/": DEPLOYED,
     }
 )
 
 _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
 
 
-def absent(path: str) -> str:
-    """Why there is nothing at a path; empty where nobody would look for anything there."""
+def absent(path: str) -> TrainmasterError:
+    """The error for a path at which there is no route."""
     if found := _BELOW_ACCOUNT.match(path):
-        return COLLECTIONS.get(found[1], "")
-    return next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), "")
+        return UnknownRouteError(COLLECTIONS.get(found[1]))
+    why = next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), None)
+    return UnknownRouteError() if why is None else RefusedError(why)

@@ -1,12 +1,13 @@
 """The root Tinker door, `/api/v1`: what plain Tinker clients talk to. Importing it declares every route."""
 
-from trainmaster.api.routes.tinker import clients, models, operations, refused, runs, sampling, sessions
+from trainmaster.api.routes.tinker import clients, downloads, models, operations, refused, runs, sampling, sessions
 from trainmaster.api.tinker.routing import PREFIX, ROUTES, router, shortcuts
 
 __all__ = [
     "PREFIX",
     "ROUTES",
     "clients",
+    "downloads",
     "models",
     "operations",
     "refused",

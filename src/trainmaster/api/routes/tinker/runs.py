@@ -14,11 +14,11 @@ from starlette.responses import Response
 from trainmaster.api.auth import Principal
 from trainmaster.api.tinker.answers import ok, page_of, read
 from trainmaster.api.tinker.door import TinkerDoor, Weights, path_of
-from trainmaster.api.tinker.routing import By, answer
+from trainmaster.api.tinker.routing import answer
 from trainmaster.api.wire.tinker import NO_PROJECT, SetTtl, checkpoint_resource, run_resource
 from trainmaster.coordinator import checkpoints
 from trainmaster.coordinator.commands import Outcome
-from trainmaster.core.errors import NotFoundError, RefusedError
+from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.tinker import WeightsPath
@@ -26,9 +26,6 @@ from trainmaster.store import tinker
 
 _RUNS_PAGE = 20
 _CHECKPOINTS_PAGE = 100
-_DOWNLOAD = "there are no URLs of weights here; `trainmaster download` fetches their files"
-_FOR_OTHERS = "external_weights"
-"""Where nothing lies here: `save_weights_external` is refused."""
 _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
 
 
@@ -144,21 +141,6 @@ async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> R
     wanted = await read(request, SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
     return await _command(request, door, principal, checkpoints.expire_at, at=at)
-
-
-@answer("GET", f"{_ONE}/archive", KeyScope.VIEW, by=By.REFUSED, note=_DOWNLOAD)
-async def archive(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Say how the files of saved weights are fetched here."""
-    saved = (await _own(request, door, principal)).checkpoint
-    raise RefusedError(f"{_DOWNLOAD}: trainmaster download {saved.job_id} --checkpoint {saved.checkpoint_id}")
-
-
-@answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, by=By.REFUSED, note=_DOWNLOAD)
-async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Say how the files of saved weights are fetched here; clients ask for those that were saved for others."""
-    if request.path_params["place"] == _FOR_OTHERS:
-        raise RefusedError(_DOWNLOAD)
-    return await archive(request, door, principal)
 
 
 async def _command(

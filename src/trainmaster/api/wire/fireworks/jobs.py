@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from trainmaster.api.wire.fireworks.base import (
     ONE_LINE,
@@ -22,7 +22,7 @@ from trainmaster.api.wire.fireworks.base import (
 )
 from trainmaster.api.wire.fireworks.states import code_of, state_of
 from trainmaster.api.wire.reported import clean
-from trainmaster.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
+from trainmaster.core.fields import MAX_INTEGER, MAX_NODES
 from trainmaster.core.job import Job
 from trainmaster.core.reasons import CONSEQUENCES
 from trainmaster.core.resources import REGION
@@ -49,7 +49,6 @@ MEMBERS = frozenset(
         "dataset",
         "forwardOnly",
         "nodeCount",
-        "hotLoadDeploymentId",
         "trainingShape",
         "preemptible",
         "purpose",
@@ -153,12 +152,6 @@ class CreateJobBody(Body):
             _NOT_IN_SERVICE_MODE,
         ),
     }
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.reservation_target and not self.use_reservation:
-            refuse([Broken(("reservationTarget",), "names a queue, and useReservation is false; set one of them")])
-        return self
 
     def wanted(self, job_id: str) -> WantedTrainer:
         """What is asked for, under an id."""

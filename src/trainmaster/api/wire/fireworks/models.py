@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from trainmaster.api.wire.fireworks.base import ONE_LINE, Body, MaybeLine, moment, present
-from trainmaster.api.wire.fireworks.jobs import job_name
+from trainmaster.api.wire.fireworks.base import ONE_LINE, Body, moment, present
+from trainmaster.api.wire.fireworks.jobs import NO_DEPLOYMENTS, job_name
 from trainmaster.api.wire.reported import clean
 from trainmaster.coordinator.base_models import BaseModel
-from trainmaster.coordinator.promoting import BASE_MODEL, DELTA, PEFT_ADDON, SAMPLER, why_not
+from trainmaster.coordinator.promoting import BASE_MODEL, DELTA, EXTERNAL, PEFT_ADDON, SAMPLER, why_not
 from trainmaster.core.fields import Matches
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.store.promoted import Operation, PromotedModel
@@ -72,7 +72,8 @@ class PromoteBody(Body):
     trainer_job_id: Annotated[str, _JOB_NAME]
     base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
     async_promotion: bool = False
-    hot_load_deployment_id: MaybeLine = None
+
+    refused: ClassVar[Mapping[str, str]] = {"hot_load_deployment_id": NO_DEPLOYMENTS}
 
 
 def checkpoint_id(checkpoint: Checkpoint) -> str:
@@ -102,7 +103,7 @@ def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 def checkpoint_type(checkpoint: Checkpoint) -> str:
     """What a checkpoint is for, and what it holds."""
     said = checkpoint.attributes
-    if checkpoint.kind != SAMPLER:
+    if checkpoint.kind not in (SAMPLER, EXTERNAL):
         return "CHECKPOINT_TYPE_TRAINING_LORA" if said.get("is_lora") else "CHECKPOINT_TYPE_TRAINING"
     if said.get("sampler_kind") == DELTA:
         return "CHECKPOINT_TYPE_INFERENCE_ARC_V2"
