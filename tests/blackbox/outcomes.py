@@ -242,8 +242,10 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             local="torch-distributed",
             container="torch-distributed",
             kubernetes="those of the cluster",
-            ours="deepspeed-distributed, jax-distributed, mpi, python, torch-distributed, "
-            "trainmaster-continued-pretrain, trainmaster-full-finetune, trainmaster-lora, trainmaster-sft",
+            ours="deepspeed-distributed, jax-distributed, mlx-distributed, mpi, python, torch-distributed, "
+            "torch-distributed-with-cache, torchtune-llama3.2-1b, torchtune-llama3.2-3b, torchtune-qwen2.5-1.5b, "
+            "trainmaster-continued-pretrain, trainmaster-full-finetune, trainmaster-lora, trainmaster-sft, "
+            "xgboost-distributed",
             why="all runtimes on every backend",
         ),
         _same("runtime_shape", "`get_runtime`", "torch-distributed, torch, CustomTrainer, 1 node"),

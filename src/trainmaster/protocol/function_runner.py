@@ -31,7 +31,11 @@ RESULT_FILE = "result.json"
 
 MPI_LAUNCHER = "MPI_LAUNCHER"
 """Set by a runtime of MPI: what starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
-MPI_REMEDY = 'packages_to_install=["openmpi"] brings one'
+MPI_PACKAGE = "openmpi"
+MPI_LIBRARY = "libmpi.so.40"
+MLX_MPI_LIBRARY = "MLX_MPI_LIBNAME"
+"""Where MLX looks for MPI, which it would not find in a package."""
+MPI_REMEDY = f'packages_to_install=["{MPI_PACKAGE}"] brings one'
 MPI_MODULE = "trainmaster_mpi_nodes"
 MPI_FILE = f"{MPI_MODULE}.py"
 """The copy of `mpi_nodes`, where a job has several nodes."""
@@ -119,6 +123,8 @@ def make_room_for_mpi() -> bool:
     if not launcher:
         if os.environ.pop(STARTED_BY_MPI, ""):
             os.environ.update({ours: os.environ[its] for its, ours in MPI_VARIABLES if its in os.environ})
+            for library in files_of_mpi(MPI_LIBRARY):
+                os.environ.setdefault(MLX_MPI_LIBRARY, library)
             # The launcher mixes what they all write, piece by piece: let a piece be a line.
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
@@ -127,8 +133,9 @@ def make_room_for_mpi() -> bool:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return True
     os.environ[STARTED_BY_MPI] = sys.executable
-    # Open MPI can be a package among others, and lies beside the Python that has it then.
-    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)))
+    # Open MPI can be a package of this Python, or of the one below this environment.
+    beside = [os.path.dirname(file) for file in (sys.executable, *files_of_mpi(launcher[0]))]
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), *beside))
     cannot_run = f"{launcher[0]}, which starts the processes of MPI, cannot be run here"
     if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
         try:
@@ -145,6 +152,17 @@ def make_room_for_mpi() -> bool:
     except ConnectionError as error:
         sys.exit(str(error))
     return True
+
+
+def files_of_mpi(name: str) -> list[str]:
+    """The files of a name that the package of Open MPI has, where it is installed."""
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        found = files(MPI_PACKAGE) or []
+    except PackageNotFoundError:
+        return []
+    return [os.path.abspath(file.locate()) for file in found if file.name == name]
 
 
 def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[str, Any]:

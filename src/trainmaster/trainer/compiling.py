@@ -13,9 +13,10 @@ from typing import Any
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
 from trainmaster.trainer.naming import check_name
-from trainmaster.trainer.options.train_job_spec import take_train_job_fields
+from trainmaster.trainer.options.train_job_spec import environment_of, take_train_job_fields
 from trainmaster.trainer.resources import Nodes, nodes_from
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
+from trainmaster.trainer.runtimes.policies import TORCH, torchrun_variables
 from trainmaster.trainer.tuning import training_from
 from trainmaster.trainer.types import (
     BaseInitializer,
@@ -29,6 +30,7 @@ from trainmaster.trainer.types import (
     S3DatasetInitializer,
     S3ModelInitializer,
     ScriptTrainer,
+    TorchTuneConfig,
     TrainerType,
 )
 
@@ -62,7 +64,7 @@ def job_document(
     Args:
         name: the job's, unless an option says otherwise.
         runtime: what the trainer builds upon; its image counts, so that there is none for a backend without images.
-        trainer: what runs; None: the runtime's own command.
+        trainer: what runs; None: the runtime's own command or built-in trainer.
         initializer: what is fetched before.
         options: a list of options, applied in their order.
         backend: the server's backend that was asked for; None: its own choice.
@@ -75,6 +77,8 @@ def job_document(
     """
     if initializer is not None and not isinstance(initializer, Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")
+    if trainer is None and runtime.trainer_type is TrainerType.BUILTIN_TRAINER:
+        trainer = BuiltinTrainer(TorchTuneConfig())
     document: dict[str, Any] = {
         "name": name,
         "handle": name,
@@ -91,6 +95,8 @@ def job_document(
         document.setdefault("workload", {"kind": "trainer"}).update(deepcopy(dict(common)))
     _apply(options, document, trainer, backend)
     check_name(document["handle"])
+    for variable in runtime.job_name_variables:
+        environment_of(document).setdefault(variable, document["handle"])
     return document
 
 
@@ -144,7 +150,10 @@ def _job(
         raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
     workload = _workload(trainer, runtime, shipped)
     workload["ranks_per_node"] = _ranks(workload["kind"], runtime, nodes)
-    environment = {**runtime.environment, **((trainer.env if trainer else None) or {})}
+    own = (trainer.env if trainer else None) or {}
+    environment = {**runtime.environment, **own}
+    if workload["kind"] == "container" and runtime.policy == TORCH:
+        environment = {**torchrun_variables(runtime.ranks_per_node or nodes.ranks_per_node), **environment}
     if environment:
         workload["environment"] = environment
     if initializer is not None and (initializer.dataset or initializer.model):

@@ -55,6 +55,8 @@ ENVIRONMENT, PREPARE = "environment", "prepare"
 WORKING_STEPS: Mapping[str, str] = {"function": "node", "container": "node", "trainer": "train"}
 """What the step that does a job's work is called in its log, by kind; `main` of the others."""
 _MAIN = "main"
+_PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "mlx": "mlx[cpu]", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""Modules whose package is called otherwise."""
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 
 
@@ -151,9 +153,10 @@ def _advice(job: sdk.Job, lines: Sequence[str]) -> str | None:
     missing = next((found[1] for line in reversed(lines) if (found := _NO_MODULE.search(line))), None)
     if missing is None or job["kind"] not in ("function", "script"):
         return None
+    package = _PACKAGES.get(missing, missing)
     return (
         f"where it ran, there is no module {missing}: add the package that has it, such as "
-        f'packages_to_install=["{missing}"], or send it along if it is your own (ScriptTrainer\'s directory)'
+        f'packages_to_install=["{package}"], or send it along if it is your own (ScriptTrainer\'s directory)'
     )
 
 

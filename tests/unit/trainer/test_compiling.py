@@ -343,6 +343,26 @@ def test_built_in_trainer_takes_variables_of_its_own() -> None:
         )
 
 
+def test_image_that_starts_torchrun_itself_finds_its_variables() -> None:
+    image = CustomTrainerContainer(image="image:1", num_nodes=2, resources_per_node={"gpu": 4}, env={"PET_NNODES": "9"})
+    torch = compiled(image, runtime=runtime(policy="torch"))["workload"]
+    assert torch["ranks_per_node"] == 1
+    assert torch["environment"] == {
+        "PET_NNODES": "9",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "$(NODE_RANK)",
+        "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+        "PET_MASTER_PORT": "$(MASTER_PORT)",
+    }
+    assert "PET_NODE_RANK" not in compiled(image, runtime=runtime(policy="jax"))["workload"]["environment"]
+
+
+def test_variable_with_the_jobs_name_has_the_one_that_an_option_gave() -> None:
+    named = runtime(job_name_variables=("TRAIN_JOB_NAME",))
+    document = compiled(CustomTrainer(func=nothing), runtime=named, options=[Name("mine")])
+    assert document["workload"]["environment"] == {"TRAIN_JOB_NAME": "mine"}
+
+
 def test_without_a_trainer_the_runtimes_command_runs() -> None:
     words = {"command": ("python", "-c"), "args": ("print(1)",)}
     assert compiled(runtime=runtime(**words))["workload"]["argv"] == ["python", "-c", "print(1)"]

@@ -11,6 +11,7 @@ from runtime_documents import container, job, runtime, text_of
 
 from trainmaster.core.training.support import BUILT_IN
 from trainmaster.plain_yaml import parse_yaml
+from trainmaster.trainer.compiling import job_document
 from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
 from trainmaster.trainer.runtimes.reading import TextFile, built_in, read_files
 from trainmaster.trainer.types import RuntimeKind, TrainerType
@@ -60,11 +61,96 @@ def test_document_with_little_has_defaults() -> None:
         ({"mpi": {"numProcPerNode": 5, "mpiImplementation": "OpenMPI"}}, 5),
         ({"mpi": None}, None),
         ({"jax": {}}, 1),
+        ({"xgboost": {}}, None),
         ({}, 1),
     ],
 )
 def test_ranks_of_a_node_follow_from_the_policy(policy: dict[str, Any], ranks: int | None) -> None:
     assert read(runtime(policy=policy, resources={"limits": {"cpu": 3}})).ranks_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("framework", "policy", "variables"),
+    [
+        (
+            "jax",
+            {"jax": {}},
+            {
+                "JAX_COORDINATOR_ADDRESS": "$(MASTER_ADDR):$(MASTER_PORT)",
+                "JAX_NUM_PROCESSES": "$(WORLD_SIZE)",
+                "JAX_PROCESS_ID": "$(RANK)",
+            },
+        ),
+        (
+            "xgboost",
+            {"xgboost": {}},
+            {
+                "DMLC_TRACKER_URI": "$(MASTER_ADDR)",
+                "DMLC_TRACKER_PORT": "$(MASTER_PORT)",
+                "DMLC_TASK_ID": "$(RANK)",
+                "DMLC_NUM_WORKER": "$(WORLD_SIZE)",
+            },
+        ),
+        ("deepspeed", {"mpi": {"numProcPerNode": 1, "mpiImplementation": "OpenMPI"}}, {}),
+        ("torch", {"torch": {}}, {}),
+        ("plain", {}, {}),
+    ],
+)
+def test_policy_sets_the_variables_that_processes_find_each_other_by(
+    framework: str, policy: dict[str, Any], variables: dict[str, str]
+) -> None:
+    assert read(runtime(framework=framework, policy=policy)).environment == variables
+
+
+def test_policy_of_mpi_starts_processes_with_mpirun_and_a_file_may_say_otherwise() -> None:
+    policy = {"mpi": {"numProcPerNode": 2, "sshAuthMountPath": "/home/mpiuser/.ssh", "runLauncherAsNode": True}}
+    found = read(runtime(framework="mlx", policy=policy))
+    assert (found.ranks_per_node, found.environment["MPI_LAUNCHER"].split()[0]) == (2, "mpirun")
+    own = [{"name": "MPI_LAUNCHER", "value": "mpiexec -n 1"}]
+    assert read(runtime(framework="mlx", policy=policy, env=own)).environment["MPI_LAUNCHER"] == "mpiexec -n 1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"mpi": {"mpiImplementation": "MPICH"}}, r"spec.mlPolicy.mpi.mpiImplementation: is MPICH; only OpenMPI"),
+        ({"flux": {"numProcPerNode": 1}}, "spec.mlPolicy.flux: cannot be carried out here"),
+    ],
+)
+def test_policy_that_nothing_here_can_carry_out_is_refused(policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeDocumentError, match=message):
+        read(runtime(policy=policy))
+
+
+def test_variables_of_a_pods_labels_are_those_of_the_job() -> None:
+    def of(field: str) -> dict[str, Any]:
+        return {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": field}}}
+
+    env = [
+        {"name": "TRAIN_JOB_NAME", **of("metadata.labels['jobset.sigs.k8s.io/jobset-name']")},
+        {"name": "INDEX", **of("metadata.annotations['batch.kubernetes.io/job-completion-index']")},
+        {"name": "IP", **of("status.podIP")},
+    ]
+    found = read(runtime(env=env))
+    assert found.job_name_variables == ("TRAIN_JOB_NAME",)
+    assert found.environment == {"INDEX": "$(NODE_RANK)"}
+    assert [each.partition(" ")[2] for each in found.left_out] == ["(IP)"]
+
+
+def test_file_for_torchtune_is_a_built_in_trainer_without_the_image_of_torchtune() -> None:
+    def fetching(part: str, uri: str) -> dict[str, Any]:
+        env = [{"name": "STORAGE_URI", "value": uri}]
+        return job(part, part, [{"name": part, "image": "initializer:1", "env": env}])
+
+    node = job("node", "trainer", [container(image="torchtune:1", command=["tune", "run"])])
+    jobs = [fetching("dataset-initializer", "hf://org/rows"), fetching("model-initializer", "hf://org/model"), node]
+    found = read(runtime("torchtune-mine", framework="torchtune", jobs=jobs))
+    assert (found.trainer_type, found.image) == (TrainerType.BUILTIN_TRAINER, None)
+    assert (found.pretrained_model, found.dataset) == ("hf://org/model", "hf://org/rows")
+    document = job_document(name="job-1", runtime=found)
+    assert document["training_config"]["base_model"]["model_id"] == "hf://org/model"
+    assert document["data_config"]["sources"] == [{"path": "hf://org/rows"}]
+    assert document["training_config"]["training_type"] == "SFT"
 
 
 def test_policy_with_an_mpi_launcher_takes_the_container_that_trains() -> None:
@@ -193,7 +279,16 @@ def test_built_in_runtimes_are_whole() -> None:
     found = built_in()
     assert found.problems == ()
     custom = {each.name for each in found.runtimes if each.trainer_type is TrainerType.CUSTOM_TRAINER}
-    assert custom == {"torch-distributed", "jax-distributed", "deepspeed-distributed", "mpi", "python"}
+    assert custom == {
+        "deepspeed-distributed",
+        "jax-distributed",
+        "mlx-distributed",
+        "mpi",
+        "python",
+        "torch-distributed",
+        "torch-distributed-with-cache",
+        "xgboost-distributed",
+    }
     assert all(each.image is None for each in found.runtimes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from real_server import RealServer, running, wait_for
+from trainmaster.protocol.function_runner import files_of_mpi
 from trainmaster.protocol.processes import identity_of
 from trainmaster.sdk import Client, RefusedError
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_packages
@@ -163,6 +165,26 @@ def test_mpi_job_that_is_cancelled_leaves_no_process_on_any_node(server: RealSer
     server.data("POST", f"/v1/jobs/{job_id}/cancel")
     server.until(job_id, "CANCELLED")
     assert [identity_of(pid) for *_, pid in found] == [None, None]
+
+
+def test_mpi_of_a_package_is_found_wherever_that_is_installed() -> None:
+    (program,) = files_of_mpi("mpirun")
+    assert os.access(program, os.X_OK)
+    assert files_of_mpi("mpirun-of-nobody") == []
+
+
+def test_processes_of_xgboost_find_the_tracker_and_their_numbers(server: RealServer) -> None:
+    source = """\
+def show():
+    import os
+
+    names = ("DMLC_NUM_WORKER", "DMLC_TASK_ID", "DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "MASTER_ADDR", "MASTER_PORT")
+    print(*(os.environ[name] for name in names))
+"""
+    job = server.until(submit(server, source, runtime("xgboost-distributed").environment, nodes=2))
+    said = sorted(line.split() for line in server.lines(job["job_id"]))
+    assert [words[:2] for words in said] == [["2", "0"], ["2", "1"]]
+    assert all(words[2:4] == words[4:] for words in said)
 
 
 def test_mpi_that_is_not_installed_is_told(server: RealServer) -> None:

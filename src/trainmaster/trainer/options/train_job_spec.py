@@ -43,7 +43,7 @@ def take_train_job_fields(job: JobDocument, trainer: object, backend: str | None
         if path in _FIELDS:
             _FIELDS[path](value)(job, trainer, backend)
         elif path == _ENVIRONMENT:
-            _environment_of(job).update(_variables(value))
+            environment_of(job).update(_variables(value))
         else:
             remedy = f": {_REMEDIES[path]}" if path in _REMEDIES else ""
             raise ValueError(f"an option sets {path} of a TrainJob, which has no counterpart here{remedy}")
@@ -61,7 +61,7 @@ def _leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield place, value
 
 
-def _environment_of(job: JobDocument) -> dict[str, str]:
+def environment_of(job: JobDocument) -> dict[str, str]:
     """The variables of the job, which a built-in trainer has elsewhere than others."""
     place = job["training_config"] if "training_config" in job else job["workload"]
     found: dict[str, str] = place.setdefault("environment", {})

@@ -28,6 +28,8 @@ class TrainingRuntime:
     num_nodes: int = 1
     ranks_per_node: int | None = None
     """None: one for each GPU of a node, or one."""
+    policy: str | None = None
+    """How the processes find each other: a name of `policies.POLICIES`; None: by RANK and MASTER_ADDR alone."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -37,6 +39,8 @@ class TrainingRuntime:
     packages: tuple[str, ...] = ()
     pretrained_model: str | None = None
     dataset: str | None = None
+    job_name_variables: tuple[str, ...] = ()
+    """Variables that hold the job's name."""
     left_out: tuple[str, ...] = ()
     """Variables whose values only a cluster knows; they are not set."""
     origin: str = ""

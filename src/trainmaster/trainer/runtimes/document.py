@@ -6,6 +6,7 @@ Fields that are not known here are passed over: the files are Kubeflow's. What i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from trainmaster.trainer.constants import (
     DATASET_INITIALIZER,
     GPU_LABEL,
     GPU_MIG_PREFIX,
+    JOB_INDEX_LABEL,
+    JOBSET_NAME_LABEL,
     MODEL_INITIALIZER,
     NODE,
     RUNTIME_FRAMEWORK_LABEL,
@@ -22,6 +25,15 @@ from trainmaster.trainer.constants import (
     TRAINJOB_ANCESTOR_LABEL,
 )
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
+from trainmaster.trainer.runtimes.policies import (
+    JAX,
+    MPI,
+    OPEN_MPI,
+    POLICIES,
+    UNKNOWN_POLICIES,
+    XGBOOST,
+    variables_of,
+)
 from trainmaster.trainer.types import RuntimeKind, TrainerType
 
 PREFIX = "trainmaster.io/"
@@ -33,6 +45,8 @@ RESOURCE_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """A cluster's name of a resource -> the one in `resources_per_node`."""
 VENDOR = "nvidia.com/"
+_POD_LABEL = re.compile(r"metadata\.(?:labels|annotations)\['([^']+)'\]")
+"""A field of a pod that a variable may have its value from."""
 
 
 class RuntimeDocumentError(ValueError):
@@ -76,28 +90,33 @@ def _read(root: _Field, kind: RuntimeKind, name: str) -> TrainingRuntime:
     node = _container(jobs, TRAINER_STEP, NODE)
     if node is None:
         jobs.refuse(f"has no job called {NODE} with a container")
-    environment, left_out = _environment(node)
+    variables = _environment(node)
     resources = _resources(node)
-    policy = root.at("spec", "mlPolicy")
+    policies = root.at("spec", "mlPolicy")
+    policy = _policy(policies)
     training_type = annotations.at(TRAINING_TYPE).optional_text()
     built_in = training_type is not None or framework == TORCH_TUNE
+    # An image of torchtune's has nothing of our trainers, which do its work here.
+    image = None if built_in and training_type is None else node.at("image").optional_text()
     return TrainingRuntime(
         name=name,
         kind=kind,
         framework=framework,
         trainer_type=TrainerType.BUILTIN_TRAINER if built_in else TrainerType.CUSTOM_TRAINER,
         training_type=training_type,
-        image=node.at("image").optional_text(),
-        num_nodes=policy.at("numNodes").positive(default=1),
-        ranks_per_node=_ranks_per_node(policy, resources),
+        image=image,
+        num_nodes=policies.at("numNodes").positive(default=1),
+        ranks_per_node=_ranks_per_node(policy, policies, resources),
+        policy=policy,
         command=node.at("command").texts(),
         args=node.at("args").texts(),
-        environment=environment,
+        environment={**variables_of(policy, framework), **variables.values},
         resources=resources,
         packages=tuple(_lines(annotations.at(PACKAGES).optional_text() or "")),
         pretrained_model=annotations.at(PRETRAINED_MODEL).optional_text() or _storage_uri(jobs, MODEL_INITIALIZER),
         dataset=_storage_uri(jobs, DATASET_INITIALIZER),
-        left_out=left_out,
+        job_name_variables=variables.of_job_name,
+        left_out=variables.left_out,
         origin=root.where,
         document=root.mapping(),
     )
@@ -107,13 +126,24 @@ def _lines(text: str) -> Iterator[str]:
     return (stripped for line in text.splitlines() if (stripped := line.strip()))
 
 
-def _ranks_per_node(policy: _Field, resources: Mapping[str, str | int | float]) -> int | None:
-    """Processes on each node; None: one for each GPU, or one. Without torch or MPI a container is one process."""
-    policies = [found for name in ("mpi", "torch") if (found := policy.at(name)).present]
-    if not policies:
+def _policy(policies: _Field) -> str | None:
+    """How processes find each other; the rest of `mlPolicy` is about their number."""
+    for name in UNKNOWN_POLICIES:
+        if policies.at(name).present:
+            policies.at(name).refuse("cannot be carried out here; torch, mpi, jax and xgboost can")
+    found = next((name for name in POLICIES if policies.at(name).present), None)
+    implementation = policies.at(MPI, "mpiImplementation") if found == MPI else None
+    if implementation is not None and implementation.value not in (None, OPEN_MPI):
+        implementation.refuse(f"is {implementation.value}; only {OPEN_MPI} can be started here")
+    return found
+
+
+def _ranks_per_node(policy: str | None, policies: _Field, resources: Mapping[str, str | int | float]) -> int | None:
+    """Processes on each node; None: one for each GPU, or one. With JAX, or without a policy, a container is one."""
+    if policy in (None, JAX):
         return 1
-    processes = policies[0].at("numProcPerNode")
-    if processes.value in (None, "auto", "gpu"):
+    processes = policies.at(policy, "numProcPerNode")
+    if policy == XGBOOST or processes.value in (None, "auto", "gpu"):
         return None
     if processes.value == "cpu":
         cores = str(resources.get("cpu", ""))
@@ -140,20 +170,34 @@ def _container(jobs: _Field, step: str, name: str) -> _Field | None:
 def _storage_uri(jobs: _Field, step: str) -> str | None:
     """What an initializer of the runtime fetches by itself."""
     container = _container(jobs, step, step)
-    return None if container is None else _environment(container)[0].get("STORAGE_URI") or None
+    return None if container is None else _environment(container).values.get("STORAGE_URI") or None
 
 
-def _environment(container: _Field) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables with their values, and the paths of those whose value only a cluster knows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variables:
+    values: Mapping[str, str]
+    of_job_name: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """The paths of those whose value only a cluster knows."""
+
+
+def _environment(container: _Field) -> _Variables:
     found: dict[str, str] = {}
+    of_job_name: list[str] = []
     left_out: list[str] = []
     for entry in container.at("env").items():
         name = entry.at("name").text()
-        if entry.at("valueFrom").present:
-            left_out.append(f"{entry.path} ({name})")
-        else:
+        if not entry.at("valueFrom").present:
             found[name] = entry.at("value").optional_text() or ""
-    return found, tuple(left_out)
+            continue
+        label = _POD_LABEL.fullmatch(str(entry.at("valueFrom", "fieldRef", "fieldPath").value))
+        if label and label[1] == JOBSET_NAME_LABEL:
+            of_job_name.append(name)
+        elif label and label[1] == JOB_INDEX_LABEL:
+            found[name] = "$(NODE_RANK)"
+        else:
+            left_out.append(f"{entry.path} ({name})")
+    return _Variables(values=found, of_job_name=tuple(of_job_name), left_out=tuple(left_out))
 
 
 def _resources(container: _Field) -> dict[str, str | int | float]:

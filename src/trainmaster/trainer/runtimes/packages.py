@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.sdk import Client, NotFoundError, SdkError
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
@@ -77,7 +78,8 @@ def _document(runtime: TrainingRuntime, handle: str, backend: str | None) -> dic
         "source": LOOK,
         "name": "look",
         "arguments": {},
-        "environment": dict(runtime.environment),
+        # One process looks, which needs no launcher.
+        "environment": {name: value for name, value in runtime.environment.items() if name != MPI_LAUNCHER},
         "packages": list(runtime.packages),
     }
     if runtime.image is not None:
