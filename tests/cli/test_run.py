@@ -179,7 +179,7 @@ def test_example_of_the_docs_does_what_they_say(
     tm: Callable[..., Result], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "job-classes.md").read_text()
-    module, outside = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    module, outside, imports = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (place / "fit.py").write_text(module)
     try:
@@ -188,6 +188,7 @@ def test_example_of_the_docs_does_what_they_say(
             assert result.exit_code == 0, result.output
         assert (place / "runs/results/general/default/Fit/line.txt").read_text() == "y = 3.00 x + 1.00\n"
         exec(f"from fit import Fit\n{outside}", {})
+        exec(imports, {})
         assert (place / "runs/checkpoints/general/default/notebook/steps/50").is_dir()
     finally:
         sys.modules.pop("fit", None)

@@ -31,7 +31,7 @@ class Drift(RestoreableJob[DriftConfig]):
     def __init__(self, spec: ExecutionSpec, config: Any = None) -> None:
         super().__init__(spec, config)
         assert spec.topology is not None
-        self.mesh = spec.topology.mesh()
+        self.mesh = spec.topology.mesh
         self.step = 0
         weights = jnp.arange(32.0).reshape(8, 4)
         self.state = {
@@ -75,7 +75,7 @@ def test_topology_is_a_grid_of_replicas_and_shards(tmp_path: Path) -> None:
     topology = ExecutionSpec.local(tmp_path, "x", shard_into=2).topology
     assert topology is not None
     assert (topology.device_count, topology.replicas, topology.chip.name) == (4, 2, "cpu")
-    assert dict(topology.mesh().shape) == {"batch": 2, "shard": 2}
+    assert dict(topology.mesh.shape) == {"batch": 2, "shard": 2}
     with pytest.raises(ValueError, match="must divide the 4 devices"):
         ExecutionSpec.local(tmp_path, "x", shard_into=3)
 

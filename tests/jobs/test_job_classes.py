@@ -28,7 +28,7 @@ from trainmaster.jobs import (
     registry,
     report,
 )
-from trainmaster.jobs.configuration import ConfigurationError
+from trainmaster.jobs.config_document import ConfigurationError
 from trainmaster.jobs.registry import UnknownJobClassError
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.reasons import EXIT_STOPPED
@@ -301,8 +301,20 @@ def test_clock_that_goes_back_does_not_bring_an_older_save_back(
     assert walk(tmp_path).get_metadata("final") == {"number": 1}
 
 
-@pytest.mark.parametrize("read", [Walk.get_metadata_from_path, lambda job, path: job.get_metadata("a")])
-def test_metadata_right_after_a_save_waits_for_it(tmp_path: Path, read: Any) -> None:
+READERS = {
+    "get_metadata_from_path": lambda job: job.get_metadata_from_path("general/default/walk/a") == {"step": 1},
+    "get_metadata": lambda job: job.get_metadata("a") == {"step": 1},
+    "get_tree_and_metadata": lambda job: job.get_tree_and_metadata("a", job.state)[1] == {"step": 1},
+    "latest": lambda job: Walk.latest(job.spec) == "a",
+    "best": lambda job: Walk.best(job.spec) == "a",
+    "checkpoints": lambda job: Walk.checkpoints(job.spec) == ["a"],
+    "from_checkpoint": lambda job: Walk.from_checkpoint("a", job.spec)[0].restored_from == "general/default/walk/a",
+    "_get_checkpoint_path": lambda job: (Walk._get_checkpoint_path(job.spec, "a") / "metadata.json").is_file(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_reader_right_after_a_save_waits_for_it(tmp_path: Path, reader: str) -> None:
     job = walk(tmp_path)
     held = threading.Event()
 
@@ -311,10 +323,11 @@ def test_metadata_right_after_a_save_waits_for_it(tmp_path: Path, read: Any) -> 
             assert held.wait(60)
 
     job.hold(Slow())
-    job.save_tree_and_metadata("a", job.state, {"number": 1})
+    job.save_tree_and_metadata("a", job.state, {"step": 1})
+    job.register("a", best=True)
     assert not (checkpoint(tmp_path, "a")).exists()
     threading.Timer(0.1, held.set).start()
-    assert read(job, "general/default/walk/a") == {"number": 1}
+    assert READERS[reader](job)
 
 
 def test_save_to_the_suffix_best_is_the_best_checkpoint(tmp_path: Path) -> None:

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # imported by the first operation on a DTensor: once here, instead of in every rank
 from forked_ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainmaster.jobs import ExecutionSpec, RestoreableJob, job, runner
 from trainmaster.jobs.hardware import Cluster
+from trainmaster.jobs.loading import InexactResumeError
 from trainmaster.jobs.run_plan import RunError, RunRequest
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
@@ -227,10 +231,10 @@ def test_damaged_latest_gives_way_on_every_rank(tmp_path: Path) -> None:
     run_ranks(2, run, tmp_path / "a")
     flip_a_byte(tmp_path / "checkpoints/general/default/fit/steps/4")
     assert run_ranks(2, run, tmp_path / "b") == ["ran", "ran"]
-    assert len(Fit.checkpoints(ExecutionSpec.local(tmp_path, "fit"))) == 3
+    assert Fit.checkpoints(ExecutionSpec.local(tmp_path, "fit")) == ["steps/2", "steps/4"]
 
 
-def test_another_number_of_ranks_is_refused_and_may_begin_anew(tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_refused_unless_it_may_be_elastic(tmp_path: Path) -> None:
     def run(name: str, **fields: Any) -> str:
         try:
             runner.run(RunRequest(target="test/fit", name=name, overrides=("steps=2",), **fields), _cluster(tmp_path))
@@ -240,8 +244,48 @@ def test_another_number_of_ranks_is_refused_and_may_begin_anew(tmp_path: Path) -
 
     run_ranks(2, lambda _: run("fit"), tmp_path / "a")
     (refused,) = run_ranks(1, lambda _: run("fit"), tmp_path / "b")
-    assert "was saved by 2 ranks" in refused
+    assert "was saved by 2 processes" in refused
+    assert "--elastic" in refused
+    assert run_ranks(1, lambda _: run("fit", elastic=True), tmp_path / "d") == ["ran"]
+    assert run_ranks(3, lambda _: run("fit", elastic=True), tmp_path / "e") == ["ran"] * 3
     assert run_ranks(1, lambda _: run("alone", restore="general/default/fit/steps/2"), tmp_path / "c") == ["ran"]
+
+
+class ShardedFit(Fit):
+    """Weights that are sharded over all ranks: four rows, of which each has some."""
+
+    def __init__(self, spec: ExecutionSpec, config: Any = None) -> None:
+        super().__init__(spec, config)
+        mesh = init_device_mesh("cpu", (self.process.count,))
+        self.weights = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+
+    def restore_from_path(self, rel_path: str | os.PathLike[str]) -> None:
+        tree, metadata = self.get_tree_and_metadata_from_path(rel_path, {"weights": self.weights})
+        self.weights, self.step = tree["weights"], metadata["step"]
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_checkpoint_of_two_ranks_is_sharded_anew_over_another_number(tmp_path: Path, readers: int) -> None:
+    whole = torch.arange(8.0).reshape(4, 2)
+
+    def save(_rank: int) -> None:
+        job = ShardedFit.local(tmp_path, "fit")
+        job.weights = distribute_tensor(whole, job.weights.device_mesh, [Shard(0)])
+        job.save_tree_and_metadata("a", {"weights": job.weights}, {"step": 1})
+        job.register("a")
+        job._settle()
+
+    def resume(_rank: int) -> list[Any]:
+        spec = ExecutionSpec.local(tmp_path, "fit")
+        with pytest.raises(InexactResumeError, match="saved by 2 processes"):
+            ShardedFit.from_checkpoint("latest", spec, resume=True)
+        job, _ = ShardedFit.from_checkpoint("latest", spec, resume=True, elastic=True)
+        return [job.step, list(job.weights.to_local().shape), job.weights.full_tensor().tolist()]
+
+    run_ranks(2, save, tmp_path / "save")
+    found = run_ranks(readers, resume, tmp_path / "resume")
+    assert [[step, values] for step, _, values in found] == [[1, whole.tolist()]] * readers
+    assert sum(shape[0] for _, shape, _ in found) == 4
 
 
 def _cluster(root: Path) -> Cluster:

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from trainmaster.jobs.basic_job import BasicJob
-from trainmaster.jobs.configuration import (
+from trainmaster.jobs.config_document import (
     ConfigurationError,
     config_type,
     differences,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from walking import Walk, flip_a_byte, walk
 
-from trainmaster.jobs import BasicJob, ExecutionSpec, report, run_plan, runner
+from trainmaster.jobs import BasicJob, ExecutionSpec, basic_job, report, runner
 from trainmaster.jobs.hardware import Cluster
 from trainmaster.jobs.objects import ObjectStoreError
 from trainmaster.jobs.registrar import Registrar
@@ -153,7 +153,7 @@ def test_checkpoint_with_keys_that_are_no_longer_known_is_compared_as_it_is(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("steps=2")
-    monkeypatch.setattr(run_plan, "config_type", lambda cls: dict)
+    monkeypatch.setattr(basic_job, "config_type", lambda cls: dict)
     with pytest.raises(RunError, match=r"stride: 1.0 -> \(none\)"):
         run("steps=2")
 
@@ -214,7 +214,9 @@ def test_damaged_latest_gives_way_to_the_one_before(
     assert "steps/6 is damaged, and" in said
     assert suffixes(tmp_path) == ["steps/2", "steps/4", "steps/6"]
     assert len(open_root(tmp_path / "checkpoints").committed(HOME)) == 5
-    assert Walk.latest(ExecutionSpec.local(tmp_path, "walk")) not in ("steps/6", "steps/4", "steps/2")
+    again = walk(tmp_path)
+    assert again.get_tree_and_metadata("latest", again.state)[1] == {"step": 6}
+    assert again.get_tree_and_metadata("steps/6", again.state)[1] == {"step": 6}  # the new one, which is whole
 
 
 def test_job_whose_checkpoints_are_all_damaged_does_not_begin_anew(run: Callable[..., None], tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_inside_a_job_the_request_comes_as_a_file_and_a_refusal_is_told(
 def test_resumed_run_rejoins_the_tracker(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.jobs import basic_job, tracking
+    from trainmaster.jobs import tracking
 
     started: list[tuple[str, str | None]] = []
 
@@ -330,7 +332,7 @@ def test_resumed_run_rejoins_the_tracker(
             started.append((name, run_id))
             return run_id or "tracked-1"
 
-    monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None: tracking.Mirror(Recording()))
+    monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None, group=None: tracking.Mirror(Recording()))
     run("steps=2", tracker="trackio")
     run("steps=4", tracker="trackio", overlay=True)
     assert started == [("walk", None), ("walk", "tracked-1")]
@@ -353,8 +355,11 @@ def test_job_whose_checkpoints_lie_on_an_object_store_goes_on_from_there(
     assert f"goes on from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
     spec = ExecutionSpec.on(cluster, name="walk")
     assert (Walk.checkpoints(spec), Walk.latest(spec)) == (["steps/2", "steps/4"], "steps/4")
-    with pytest.raises(ValueError, match="no local directory"):
-        Walk._get_checkpoint_path(spec, "steps/4")
+    assert Walk._get_checkpoint_path(spec, "steps/4") == f"{s3_root}/checkpoints/{HOME}/steps/4"
+    again = Walk(spec)
+    again.save_tree_and_metadata("steps/4", again.state, {"step": -1})
+    assert again.get_metadata("steps/4") == Walk(spec).get_metadata("steps/4") == {"step": -1}
+    assert Walk._get_checkpoint_path(spec, "steps/4") == f"{s3_root}/checkpoints/{HOME}/steps/4-attempt-0"
     monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.0)
     with open_root(cluster.checkpoints_uri).lock(HOME, "somebody"), pytest.raises(RunError, match="somebody"):
         run("steps=4")

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from trainmaster.jobs.tracking import Mirror, tracker_for
+from trainmaster.jobs.tracking import Mirror, TrackerMissingError, tracker_for
 
 TRACKED = """
+import os
 import sys
 from pathlib import Path
 from trainmaster.jobs.tracking import tracker_for
 
 directory, run_id, first = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
-tracker = tracker_for("trackio", directory=Path(directory))
+tracker = tracker_for(os.environ.get("TRACKER", "trackio"), directory=Path(directory), group="team")
 run_id = tracker.start("walk", "project", {"lr": 0.1, "_own": 1}, run_id)
 for step in range(first, first + 2):
     tracker.log({"loss": 1 / step}, step)
@@ -36,7 +37,7 @@ print(json.dumps({run: [[row["step"], row["loss"]] for row in rows] for run, row
 
 
 def python(code: str, directory: Path, *arguments: str, **environment: str) -> str:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACKIO_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACKIO_", "WANDB_"))}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**inherited, "HF_HUB_OFFLINE": "1", "HOME": str(directory), **environment},
@@ -70,8 +71,27 @@ def test_no_tracker_keeps_the_run_that_is_known() -> None:
 
 
 def test_unknown_tracker_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are: none, trackio"):
-        tracker_for("wandb")
+    with pytest.raises(ValueError, match="there are: none, trackio, wandb"):
+        tracker_for("mlflow")
+
+
+@pytest.mark.parametrize("kind", ["trackio", "wandb"])
+def test_tracker_whose_package_is_missing_says_how_to_get_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(TrackerMissingError, match=rf"pip install 'trainmaster\[{kind}\]'"):
+        tracker_for(kind)
+
+
+def test_wandb_run_is_kept_offline_without_credentials_and_joined_again(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra `wandb`, which `make setup-dev` installs")
+    mirror = tmp_path / "mirror"
+    run_id = python(TRACKED, tmp_path, str(mirror), "", "1", TRACKER="wandb").strip()
+    assert python(TRACKED, tmp_path, str(mirror), run_id, "3", TRACKER="wandb", WANDB_MODE="offline").strip() == run_id
+    first, second = sorted(mirror.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    assert first.name == second.name == f"run-{run_id}.wandb"
+    for path, losses in ((first, (b"1.0", b"0.5")), (second, (b"0.3333", b"0.25"))):
+        written = path.read_bytes()  # what `wandb sync` uploads: its strings are readable
+        assert all(text in written for text in (run_id.encode(), b"project", b"team", b"walk", b"loss", *losses))
 
 
 class Broken:

@@ -379,7 +379,7 @@ def test_ranks_save_together(tmp_path: Path) -> None:
     assert {"rng-0.json", "rng-1.json", "rng-0.safetensors", "rng-1.safetensors"} < files
     assert not any(name.startswith(".") for name in files)
     with Saver(open_root(tmp_path / "root")) as saver:
-        with pytest.raises(InexactResumeError, match="saved by 2 ranks and cannot be resumed exactly by 1"):
+        with pytest.raises(InexactResumeError, match="saved by 2 processes and cannot be resumed exactly by 1"):
             saver.load("c", exact=True)
         assert saver.load("c").tree["w"].tolist() == [0, 0, 0]
 

@@ -70,7 +70,7 @@ OURS: dict[str, set[str]] = {
 THEIRS: dict[str, set[str]] = {
     "protocol": set(),
     "worker": set(),
-    "jobs": {"numpy", "ml_dtypes", "obstore", "pyarrow", "torch", "jax", "orbax", "trackio", *PYDANTIC},
+    "jobs": {"numpy", "ml_dtypes", "obstore", "pyarrow", "torch", "jax", "orbax", "trackio", "wandb", *PYDANTIC},
     "core": PYDANTIC,
     "scheduling": set(),
     "store": {"sqlalchemy", "alembic", "psycopg"},

@@ -7,41 +7,65 @@ are committed below a directory of one's own.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, committed, verify
 from trainmaster.jobs.control import Stop
 from trainmaster.jobs.owner import NotOwnerError
 
 if TYPE_CHECKING:
-    from trainmaster.jobs.basic_job import BasicJob
+    from trainmaster.jobs.ambient import build, configuration, configure, current_config, field, patch
+    from trainmaster.jobs.basic_job import BasicJob, _BaseJob
     from trainmaster.jobs.checkpointed_job import CheckpointedJob
-    from trainmaster.jobs.hardware import Cluster
+    from trainmaster.jobs.hardware import Axis, Chip, Cluster, ClusterMachine, HardwareRequest, HardwareResult, Topology
     from trainmaster.jobs.registry import job
     from trainmaster.jobs.restoreable_job import RestoreableJob
     from trainmaster.jobs.spec import ExecutionSpec, JobSpec
 
+Leaf = TypeVar("Leaf")
+PyTree: TypeAlias = Leaf | Mapping[Any, Any] | Sequence[Any]
+"""A tree of arrays, for annotations: nested mappings, sequences and nodes that JAX knows."""
+
 __all__ = [
+    "Axis",
     "BasicJob",
     "CheckpointedJob",
+    "Chip",
     "Cluster",
+    "ClusterMachine",
     "CorruptCheckpointError",
     "ExecutionSpec",
+    "HardwareRequest",
+    "HardwareResult",
     "JobSpec",
     "Manifest",
     "NotOwnerError",
+    "PyTree",
     "RestoreableJob",
     "Stop",
+    "Topology",
+    "_BaseJob",
+    "build",
     "committed",
+    "configuration",
+    "configure",
+    "current_config",
+    "field",
     "job",
+    "patch",
     "verify",
 ]
 
 _ON_USE = {
     "BasicJob": "basic_job",
+    "_BaseJob": "basic_job",
     "CheckpointedJob": "checkpointed_job",
     "RestoreableJob": "restoreable_job",
-    "Cluster": "hardware",
+    **dict.fromkeys(
+        ("Axis", "Chip", "Cluster", "ClusterMachine", "HardwareRequest", "HardwareResult", "Topology"), "hardware"
+    ),
+    **dict.fromkeys(("build", "configuration", "configure", "current_config", "field", "patch"), "ambient"),
     "ExecutionSpec": "spec",
     "JobSpec": "spec",
     "job": "registry",

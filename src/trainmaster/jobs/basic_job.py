@@ -6,24 +6,37 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
-from trainmaster.jobs import report
-from trainmaster.jobs.configuration import config_type, overlay_of, plain, typed
+from trainmaster.jobs import ambient, report
+from trainmaster.jobs.config_document import config_type, overlay_of, plain, typed
 from trainmaster.jobs.control import Stop
 from trainmaster.jobs.locking import Lock
 from trainmaster.jobs.process import current_process
-from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, ExecutionSpec
+from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.jobs.tracking import NONE, Lines, tracker_for
 from trainmaster.jobs.wishes import Wishes
 from trainmaster.protocol.reasons import Phase
 
 C = TypeVar("C")
+JobT = TypeVar("JobT", bound="BasicJob[Any]")
 
 
-class BasicJob(ABC, Generic[C]):
+class _BaseJob(ABC):
+    """Something that every process of a job calls once, all at the same time."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Run it."""
+
+
+class BasicJob(_BaseJob, Generic[C]):
     """Something that runs once, on every process of its job.
+
+    A class may take its configuration from an ambient one instead (see `ambient.py`): it names its dataclasses by a
+    class method `config`, and its `__init__` takes the spec alone.
 
     Args:
         spec: who it is, and what it runs on.
@@ -31,13 +44,17 @@ class BasicJob(ABC, Generic[C]):
     """
 
     tracker: str = NONE
-    """The experiment tracker that metrics are mirrored to: `none` or `trackio`."""
+    """The experiment tracker that metrics are mirrored to: `none`, `trackio` or `wandb`."""
     shows_progress: bool = False
     """Whether a line about it is printed every now and then."""
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         self.spec = spec
-        self.config: C = _configured(type(self), config)
+        self._ambient = ambient.current_config() if config is None and ambient.is_ambient(type(self)) else None
+        """The configuration that this job takes its values from, also while it runs; None where it was given one."""
+        self.args: C = _arguments(type(self), config, self._ambient)
+        if not ambient.declares(type(self)):
+            self.config: C = self.args
         self.process = current_process()
         self.restored_from: str | None = None
         """The checkpoint that another identity's work was taken from, if any."""
@@ -49,14 +66,19 @@ class BasicJob(ABC, Generic[C]):
     def local(
         cls,
         root_dir: str | os.PathLike[str],
-        name: str,
-        project: str = DEFAULT_PROJECT,
-        group: str = DEFAULT_GROUP,
+        name: str = "local",
+        project: str | None = None,
+        group: str | None = None,
+        shard_into: int | None = None,
         config: C | Mapping[str, Any] | None = None,
-        shard_into: int = 1,
     ) -> Self:
         """The job on this machine, with all its files below `root_dir`: for notebooks and tests."""
-        return cls(ExecutionSpec.local(root_dir, name, project, group, shard_into), config)
+        spec = ExecutionSpec.local(root_dir, name, project, group, shard_into)
+        if config is None and ambient.current_config() is not None and ambient.is_ambient(cls):
+            return cls(spec)
+        if ambient.declares(cls):
+            config = completed_document(cls, {} if config is None else overlay_of(config))
+        return make_job(cls, spec, config)
 
     @property
     def done(self) -> bool:
@@ -67,8 +89,15 @@ class BasicJob(ABC, Generic[C]):
     def run(self) -> None:
         """Do the work. All processes are here; each of them calls this."""
 
+    def main_process(self) -> bool:
+        """Whether this is process 0; also for an instance whose `__init__` was passed over."""
+        return current_process().index == 0
+
     def finish(self) -> None:
-        """Called on every process after the work was done and everything was saved."""
+        """Called on every process when everything is saved. Ends a run of W&B that the class itself has begun."""
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and wandb.run is not None:
+            wandb.finish()
 
     def __call__(self) -> None:
         """Run the job, unless it is done; return when all processes are through and everything is saved.
@@ -76,6 +105,10 @@ class BasicJob(ABC, Generic[C]):
         Raises:
             SystemExit: it was asked to stop, and has. The code says so to whoever started it.
         """
+        with self._configured():
+            self._run_once()
+
+    def _run_once(self) -> None:
         if self.process.broadcast(self.is_main and bool(self.done), f"{self.spec.path}:done"):
             if self.is_main:
                 sys.stderr.write(f"trainmaster: {self.spec.path} is complete already\n")
@@ -138,9 +171,18 @@ class BasicJob(ABC, Generic[C]):
     def _begin_tracking(self) -> None:
         run_id = self.spec.id
         if self.is_main and self.tracker != NONE:
-            self._mirror = tracker_for(self.tracker, directory=self.spec.cluster.status_dir / self.tracker)
-            run_id = self._mirror.start(self.spec.name, self.spec.project, plain(self.config), run_id)
+            directory = self.spec.cluster.status_dir / self.tracker
+            self._mirror = tracker_for(self.tracker, directory=directory, group=self.spec.group)
+            run_id = self._mirror.start(self.spec.name, self.spec.project, self._document(), run_id)
         self.spec = replace(self.spec, id=self.process.broadcast(run_id, f"{self.spec.path}:tracking"))
+
+    def _configured(self) -> AbstractContextManager[None]:
+        """The block in which this job's ambient configuration holds, if it has one."""
+        return nullcontext() if self._ambient is None else ambient.configuration(self._ambient)
+
+    def _document(self) -> dict[str, Any]:
+        """The whole configuration, plain, as a checkpoint keeps it."""
+        return ambient.plain_config(self._ambient) if ambient.declares(type(self)) else plain(self.config)
 
     def hold(self, lock: Lock | None) -> None:
         """From now on, commit nothing without this lock."""
@@ -152,8 +194,33 @@ class BasicJob(ABC, Generic[C]):
         """Save what can be saved of what is under way when the work fails."""
 
 
-def _configured(cls: type[BasicJob[C]], config: C | Mapping[str, Any] | None) -> C:
+def make_job(cls: type[JobT], spec: ExecutionSpec, config: Any) -> JobT:
+    """A job with this configuration, whichever way its class takes it."""
+    if not ambient.is_ambient(cls):
+        return cls(spec, config)
+    with ambient.configuration({} if config is None else overlay_of(config)):
+        return cls(spec)
+
+
+def completed_document(cls: type[BasicJob[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration of a class, plain: what is given, and its defaults.
+
+    Raises:
+        ConfigurationError: a key is not known, a value is missing, or one does not fit.
+    """
+    if ambient.declares(cls):
+        return ambient.completed(ambient.declared(cls), given)
+    return plain(typed(config_type(cls), given))
+
+
+def _arguments(cls: type[BasicJob[C]], config: C | Mapping[str, Any] | None, around: Any) -> C:
+    if ambient.declares(cls):
+        if around is None:
+            raise RuntimeError(f"{cls.__name__} takes its values from a configuration: use `with configuration(...):`")
+        found: C = ambient.configure(ambient.declared(cls)[0])
+        return found
     kind: type[C] = config_type(cls)
     if isinstance(config, kind) and kind is not dict:
         return config
-    return typed(kind, {} if config is None else overlay_of(config))
+    given = around if config is None else config
+    return typed(kind, {} if given is None else overlay_of(given))

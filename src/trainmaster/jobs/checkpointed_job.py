@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from trainmaster.jobs import ambient, job_key, report, theseus_checkpoint
 from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.configuration import plain, to_yaml
+from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.finding import LATEST, find
 from trainmaster.jobs.loading import METADATA
 from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import ProcessError
 from trainmaster.jobs.registrar import Registrar
 from trainmaster.jobs.registry import name_of
 from trainmaster.jobs.roots import Root, checked, open_root
-from trainmaster.jobs.saving import Saver
+from trainmaster.jobs.saving import Saver, finish_saves
 from trainmaster.jobs.spec import ExecutionSpec
 
 C = TypeVar("C")
@@ -45,6 +47,9 @@ class CheckpointedJob(BasicJob[C]):
     save_total_limit: ClassVar[int | None] = None
     """How many checkpoints of this job are kept beside the latest and the best; None: all. In the directory of a
     server, that server says so instead."""
+    elastic: bool = False
+    """Whether it may go on from its own checkpoint with another number of processes than saved it. Arrays are sharded
+    anew, as the template says; the random-number generators are then not restored."""
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         super().__init__(spec, config)
@@ -58,13 +63,44 @@ class CheckpointedJob(BasicJob[C]):
             check_owner=self._registrar.check_owner,
             on_commit=self._registrar.on_commit,
         )
+        self._key: Any = None
         self._restoring: str | None = None
         """The place of a checkpoint that this job is being restored from: that very one, whatever was saved since."""
 
+    @property
+    def key(self) -> Any:
+        """A key of JAX for this job to split, the same on every process; saved and restored with its checkpoints."""
+        if self._key is None:
+            self._key = job_key.first()
+        return self._key
+
+    @key.setter
+    def key(self, key: Any) -> None:
+        self._key = key
+
     @staticmethod
-    def _get_checkpoint_path(spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> Path:
-        """The absolute path of a checkpoint, where checkpoints lie in a directory."""
-        return spec.cluster.checkpoints_dir / spec.path / checked(suffix)
+    def _get_checkpoints_dir(spec: ExecutionSpec) -> Path:
+        """The directory that all checkpoints lie below; on an object store there is none."""
+        return spec.cluster.checkpoints_dir
+
+    @staticmethod
+    def _get_checkpoint_rel_path(spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> Path:
+        """`project/group/name/suffix`."""
+        return Path(spec.path, suffix)
+
+    @staticmethod
+    def _get_checkpoint_path(spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> Path | str:
+        """Where a checkpoint lies, or would lie: an absolute path, or the URI on an object store."""
+        finish_saves()
+        root = open_root(spec.cluster.checkpoints_uri)
+        if Path(suffix) == Path():
+            where = root.locate(spec.path)
+        else:
+            path = f"{spec.path}/{checked(suffix)}"
+            with contextlib.suppress(FileNotFoundError):
+                path = find(root, path)
+            where = root.locate(path)
+        return where if where.startswith(S3_SCHEME) else Path(where)
 
     def get_tree_and_metadata_from_path(
         self, rel_path: str | os.PathLike[str], template_tree: Any, partial: bool = False
@@ -72,7 +108,8 @@ class CheckpointedJob(BasicJob[C]):
         """A tree and its metadata.
 
         From a checkpoint of this job's own, all random-number generators go on where they were, too; a partial load
-        leaves them alone.
+        leaves them alone. Any number of processes can load what another number saved, but that promise holds only
+        for the same number: with `elastic`, such a load leaves the generators alone, too.
 
         Args:
             rel_path: which checkpoint, below the root.
@@ -83,12 +120,21 @@ class CheckpointedJob(BasicJob[C]):
         Raises:
             FileNotFoundError: nothing is committed there.
             CorruptCheckpointError: it is not what was committed.
-            InexactResumeError: it is this job's own, and was written by another number of processes.
+            InexactResumeError: it is this job's own, was saved by another number of processes, and `elastic` is not
+                set.
             TreeError: the tree does not fit the template.
         """
         place = self._find(rel_path)
+        if (directory := self._theseus_directory(place)) is not None:
+            tree = theseus_checkpoint.tree(directory, template_tree, partial=partial)
+            return tree, theseus_checkpoint.metadata(directory)
         exact = self.is_own(place) and not partial
-        loaded = self._saver.load(place, template_tree, partial=partial, exact=exact)
+        loaded = self._saver.load(place, template_tree, partial=partial, exact=exact, elastic=self.elastic)
+        if exact and self.is_main and loaded.manifest.world_size != self.process.count:
+            counts = f"saved by {loaded.manifest.world_size} processes, loaded by {self.process.count}"
+            report.note(f"{place}: {counts}; the random-number generators were not restored")
+        if exact and any(file.path == job_key.FILE for file in loaded.manifest.files):
+            self._key = job_key.from_json(self.root.read(place, job_key.FILE))
         return loaded.tree, loaded.metadata
 
     def get_tree_and_metadata(
@@ -138,7 +184,12 @@ class CheckpointedJob(BasicJob[C]):
                 epoch=epoch,
                 metrics=metrics or {},
                 metadata=metadata,
-                files={JOB_FILE: json.dumps(self._described(), indent=1), CONFIG_FILE: to_yaml(plain(self.config))},
+                files={
+                    JOB_FILE: json.dumps(self._described(), indent=1),
+                    CONFIG_FILE: to_yaml(self._document()),
+                    **job_key.files(self._key),
+                    **self._theseus_files(metadata),
+                },
             )
         except BaseException:
             self._registrar.expect(None)
@@ -161,7 +212,10 @@ class CheckpointedJob(BasicJob[C]):
 
     def get_metadata_from_path(self, rel_path: str | os.PathLike[str]) -> dict[str, Any]:
         """The metadata of a checkpoint alone."""
-        metadata: dict[str, Any] = json.loads(self.root.read(self._find(rel_path), METADATA))
+        place = self._find(rel_path)
+        if (directory := self._theseus_directory(place)) is not None:
+            return theseus_checkpoint.metadata(directory)
+        metadata: dict[str, Any] = json.loads(self.root.read(place, METADATA))
         return metadata
 
     def get_metadata(self, suffix: str | os.PathLike[str]) -> dict[str, Any]:
@@ -202,6 +256,14 @@ class CheckpointedJob(BasicJob[C]):
         if "place" not in said:
             raise _FOUND_BY_MAIN.get(said["kind"], ProcessError)(said["message"])
         return said["place"]
+
+    def _theseus_files(self, metadata: Mapping[str, Any]) -> dict[str, str]:
+        """The metadata under its old name, too: classes in the form of theseus may read that file themselves."""
+        declares = ambient.declares(type(self))
+        return {theseus_checkpoint.METADATA: json.dumps(dict(metadata))} if declares else {}
+
+    def _theseus_directory(self, place: str) -> Path | None:
+        return None if self.root.manifest(place) is not None else theseus_checkpoint.directory_of(self.root, place)
 
     def hold(self, lock: Lock | None) -> None:
         """From now on, commit nothing without this lock."""

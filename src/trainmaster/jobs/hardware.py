@@ -13,6 +13,13 @@ from trainmaster.jobs.process import current_process
 CPU = "cpu"
 
 
+class Axis:
+    """The axes of a topology's mesh."""
+
+    BATCH = "batch"
+    SHARD = "shard"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """A kind of accelerator, or `cpu`."""
@@ -155,12 +162,15 @@ class Topology:
         """Copies of the model in this process."""
         return self.local_device_count // self.shard_into
 
+    @property
     def mesh(self) -> Any:
-        """The grid as a `jax.sharding.Mesh` with the axes `batch` and `shard`."""
+        """The grid as a `jax.sharding.Mesh` with the axes `Axis.BATCH` and `Axis.SHARD`."""
         import jax
         import numpy
 
-        return jax.sharding.Mesh(numpy.array(jax.devices()).reshape(self.replicas, self.shard_into), ("batch", "shard"))
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        grid = numpy.array(devices).reshape(self.replicas, self.shard_into)
+        return jax.sharding.Mesh(grid, (Axis.BATCH, Axis.SHARD))
 
 
 def seen_devices(shard_into: int) -> Topology:

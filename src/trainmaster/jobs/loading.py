@@ -39,6 +39,7 @@ def load(
     verify: bool,
     exact: bool,
     needs: Sequence[str],
+    elastic: bool = False,
 ) -> Loaded:
     """One checkpoint, on all ranks or on none; see `Saver.load`."""
     problem: Exception | None = None
@@ -49,7 +50,7 @@ def load(
         with root.fetch(rel_path, verify=False) as directory:
             digests = {file.path: file.sha256 for file in manifest.files} if verify else None
             metadata = json.loads(read_text(directory, METADATA, digests))
-            if exact:
+            if exact and not (elastic and manifest.world_size != process.count):
                 _require_same_ranks(rel_path, manifest, process)
                 state = _state(directory, rel_path, manifest, process, digests)
             tree = trees.read(directory, template, partial=partial, digests=digests, process=process, buffers=buffers)
@@ -115,7 +116,8 @@ def _manifest(root: Root, rel_path: str) -> Manifest:
 def _require_same_ranks(rel_path: str, manifest: Manifest, process: Process) -> None:
     if manifest.world_size != process.count:
         raise InexactResumeError(
-            f"{rel_path} was saved by {manifest.world_size} ranks and cannot be resumed exactly by {process.count}"
+            f"{rel_path} was saved by {manifest.world_size} processes and cannot be resumed exactly by "
+            f"{process.count}: each has random-number generators of its own"
         )
 
 

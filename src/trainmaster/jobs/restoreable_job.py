@@ -14,11 +14,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
+from trainmaster.jobs import ambient, theseus_checkpoint
+from trainmaster.jobs.basic_job import make_job
 from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob
-from trainmaster.jobs.configuration import from_yaml, overlaid, overlay_of
+from trainmaster.jobs.config_document import from_yaml, overlaid, overlay_of
 from trainmaster.jobs.finding import BEST, LATEST, find, path_of, paths, pointed
+from trainmaster.jobs.process import current_process
 from trainmaster.jobs.registry import UnknownJobClassError, known_class
-from trainmaster.jobs.roots import checked, open_root
+from trainmaster.jobs.roots import Root, checked, open_root
+from trainmaster.jobs.saving import finish_saves
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.protocol.identity import POINTERS
 
@@ -66,6 +70,7 @@ class RestoreableJob(CheckpointedJob[C]):
     @classmethod
     def checkpoints(cls, spec: ExecutionSpec) -> list[str]:
         """The suffixes that this job can be restored from, in the order of their newest saves, the oldest first."""
+        finish_saves()
         found = paths(open_root(spec.cluster.checkpoints_uri), spec.path)
         return [path.removeprefix(f"{spec.path}/") for path in found]
 
@@ -76,8 +81,10 @@ class RestoreableJob(CheckpointedJob[C]):
         spec: ExecutionSpec,
         runtime_cfg: C | Mapping[str, Any] | None = None,
         resume: bool = False,
+        *,
+        elastic: bool = False,
     ) -> tuple[Self, C]:
-        """A job made and restored from a checkpoint.
+        """A job made and restored from a checkpoint; collective, where there are several processes.
 
         Args:
             rel_path: which one, below the root.
@@ -85,6 +92,7 @@ class RestoreableJob(CheckpointedJob[C]):
             runtime_cfg: values that win over the checkpoint's configuration.
             resume: go on as the very job that wrote it: name, project, group and the tracker's run are the saved ones.
                 Otherwise the job is who `spec` says that it is.
+            elastic: allow another number of processes than saved it, as `CheckpointedJob.elastic` does.
 
         Returns:
             The job, whose `spec` is the one that holds, and its configuration.
@@ -95,26 +103,30 @@ class RestoreableJob(CheckpointedJob[C]):
             ConfigurationError: the configuration does not fit the class.
             UnknownJobClassError: the class that wrote it is not loaded, and this is none that could be made.
         """
+        finish_saves()
+        current_process().barrier(f"restore {checked(rel_path)}")  # process 0 commits
         root = open_root(spec.cluster.checkpoints_uri)
-        return cls._from_place(find(root, checked(rel_path)), spec, runtime_cfg, resume)
+        return cls._from_place(find(root, checked(rel_path)), spec, runtime_cfg, resume, elastic=elastic)
 
     @classmethod
     def _from_place(
-        cls, place: str, spec: ExecutionSpec, runtime_cfg: C | Mapping[str, Any] | None, resume: bool
+        cls, place: str, spec: ExecutionSpec, runtime_cfg: C | Mapping[str, Any] | None, resume: bool, *, elastic: bool
     ) -> tuple[Self, C]:
         """The same, from the checkpoint that lies at this very place, whatever was saved to its path since."""
         root = open_root(spec.cluster.checkpoints_uri)
-        saved = json.loads(root.read(place, JOB_FILE))
-        document = from_yaml(root.read(place, CONFIG_FILE).decode(), f"{place}/{CONFIG_FILE}")
+        saved, document = identity_and_configuration(root, place)
         if runtime_cfg is not None:
             document = overlaid(document, overlay_of(runtime_cfg))
-        job = cls._class_for(saved.get("job_class", ""), place)(spec.with_identity(saved) if resume else spec, document)
+        made = cls._class_for(saved.get("job_class") or document.get("job", ""), place)
+        job = make_job(made, spec.with_identity(saved) if resume else spec, document)
         if resume:
             job.restored_from = saved.get("restored_from")
         else:
             job.restored_from = place
+        job.elastic = job.elastic or elastic
         job._restore_from_place(place)
-        return job, job.config
+        config: Any = job._ambient if ambient.declares(type(job)) else job.config
+        return job, config
 
     @classmethod
     def from_checkpoint(
@@ -123,14 +135,17 @@ class RestoreableJob(CheckpointedJob[C]):
         spec: ExecutionSpec,
         runtime_cfg: C | Mapping[str, Any] | None = None,
         resume: bool = False,
+        *,
+        elastic: bool = False,
     ) -> tuple[Self, C]:
         """The same, from one of the checkpoints that belong to `spec`."""
-        return cls.from_checkpoint_path(f"{spec.path}/{checked(suffix)}", spec, runtime_cfg, resume)
+        return cls.from_checkpoint_path(f"{spec.path}/{checked(suffix)}", spec, runtime_cfg, resume, elastic=elastic)
 
     def _restore_from_place(self, place: str) -> None:
         self._restoring = place
         try:
-            self.restore_from_path(place)
+            with self._configured():
+                self.restore_from_path(place)
         finally:
             self._restoring = None
 
@@ -148,7 +163,23 @@ class RestoreableJob(CheckpointedJob[C]):
         return cls
 
 
+def identity_and_configuration(root: Root, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Who wrote a checkpoint, and with which configuration.
+
+    Raises:
+        FileNotFoundError: nothing is committed there, or it is no checkpoint of a job class.
+        CorruptCheckpointError: it is not what was committed.
+    """
+    theirs = theseus_checkpoint.directory_of(root, place) if root.manifest(place) is None else None
+    if theirs is not None:
+        job, config = ((theirs / name).read_bytes() for name in (JOB_FILE, CONFIG_FILE))
+    else:
+        job, config = (root.read(place, name) for name in (JOB_FILE, CONFIG_FILE))
+    return json.loads(job), from_yaml(config.decode(), f"{place}/{CONFIG_FILE}")
+
+
 def _pointed_suffix(spec: ExecutionSpec, pointer: str) -> str | None:
+    finish_saves()
     root = open_root(spec.cluster.checkpoints_uri)
     place = pointed(root, spec.path, pointer)
     return None if place is None else path_of(root, place).removeprefix(f"{spec.path}/")

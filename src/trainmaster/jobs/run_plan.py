@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.jobs.basic_job import BasicJob
+from trainmaster.jobs import ambient
+from trainmaster.jobs.basic_job import BasicJob, completed_document
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE
-from trainmaster.jobs.configuration import (
+from trainmaster.jobs.config_document import (
     ConfigurationError,
-    config_type,
     differences,
-    from_yaml,
     overlaid,
     overridden,
-    plain,
-    typed,
 )
 from trainmaster.jobs.finding import LATEST, find, pointed
 from trainmaster.jobs.hardware import HardwareRequest
-from trainmaster.jobs.restoreable_job import RestoreableJob
+from trainmaster.jobs.restoreable_job import RestoreableJob, identity_and_configuration
 from trainmaster.jobs.roots import Root
 from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, ExecutionSpec
 from trainmaster.jobs.tracking import NONE
@@ -53,6 +48,8 @@ class RunRequest:
     """Another run's checkpoint to begin with, while this one has none of its own."""
     overlay: bool = False
     """Go on with another configuration than the checkpoint's."""
+    elastic: bool = False
+    """Go on from a checkpoint of another number of processes, without its random-number generators."""
     checkpoints: str | None = None
     """The root of its checkpoints, if it is another than the job's: `s3://bucket/prefix`."""
     tracker: str = NONE
@@ -93,15 +90,14 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
         CorruptCheckpointError: the checkpoint to begin with cannot be read.
     """
     given = overridden(request.config, request.overrides)
-    kind = config_type(cls)
     if not issubclass(cls, RestoreableJob):
         if request.restore is not None:
             raise RunError(f"{request.target} is no RestoreableJob: it cannot begin from {request.restore}")
-        return Plan(document=plain(typed(kind, given)))
+        return Plan(document=completed_document(cls, given))
     own, other = _beginnings(spec, root, request)
     if own:
-        return _going_on(kind, spec, root, request, own, other=other, given=given)
-    document = plain(typed(kind, given))
+        return _going_on(cls, spec, root, request, own, other=other, given=given)
+    document = completed_document(cls, given)
     if other is None:
         return Plan(document=document)
     try:
@@ -147,7 +143,7 @@ def _chosen_by_server(spec: ExecutionSpec, root: Root) -> str | None:
 
 
 def _going_on(
-    kind: type,
+    cls: type[BasicJob[Any]],
     spec: ExecutionSpec,
     root: Root,
     request: RunRequest,
@@ -159,7 +155,7 @@ def _going_on(
     notes = []
     while True:
         try:
-            began_from, before = _papers(kind, root, own[0])
+            began_from, before = _papers(cls, root, own[0])
             break
         except CorruptCheckpointError as error:
             notes.append(next_after(own, error))
@@ -171,7 +167,7 @@ def _going_on(
         )
     manifest = root.manifest(own[0])
     where = f"{own[0]} (step {manifest.step})" if manifest is not None else own[0]
-    document = plain(typed(kind, overlaid(before, given) if request.overlay else given))
+    document = completed_document(cls, overlaid(before, given) if request.overlay else given)
     changed = differences(before, document)
     if changed and not request.overlay:
         raise RunError(
@@ -185,13 +181,15 @@ def _going_on(
     return Plan(document=document, own=tuple(own), notes=tuple(notes))
 
 
-def _papers(kind: type, root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
+def _papers(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
     """What a run began from, and its configuration as its class fills it today.
 
     A configuration that does not fit the class any more is compared as it was written.
     """
-    saved = json.loads(root.read(place, JOB_FILE))
-    document = from_yaml(root.read(place, CONFIG_FILE).decode(), f"{place}/{CONFIG_FILE}")
+    saved, document = identity_and_configuration(root, place)
+    if ambient.declares(cls):
+        # Code may have added to it while it ran.
+        document = ambient.known_part(document, ambient.defaults(ambient.declared(cls)))
     with contextlib.suppress(ConfigurationError):
-        document = plain(typed(kind, document))
+        document = completed_document(cls, document)
     return saved.get("restored_from"), document

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.jobs import report
-from trainmaster.jobs.basic_job import BasicJob
+from trainmaster.jobs.basic_job import BasicJob, make_job
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.configuration import ConfigurationError, to_yaml
+from trainmaster.jobs.config_document import ConfigurationError, to_yaml
 from trainmaster.jobs.hardware import Cluster
 from trainmaster.jobs.loading import InexactResumeError
 from trainmaster.jobs.locking import Lock, LockedError
@@ -28,7 +28,7 @@ from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.run_plan import Plan, RunError, RunRequest, next_after, plan_run
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.jobs.tracking import NONE
+from trainmaster.jobs.tracking import NONE, TrackerMissingError
 from trainmaster.protocol import environment
 from trainmaster.protocol.identity import RUN_FILE
 from trainmaster.protocol.reasons import Reason
@@ -65,12 +65,18 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
                 sys.stdout.write(f"# {spec.path}\n{to_yaml(plan.document)}")
                 sys.stdout.flush()
                 _tell(*plan.notes)
-            job = _restored(cls, spec, plan, process)
+            try:
+                job = _restored(cls, spec, plan, process, elastic=request.elastic)
+            except ConfigurationError as error:
+                raise RunError(str(error)) from error
             job.hold(lock)
             job.shows_progress = shows_progress
             if request.tracker != NONE:
                 job.tracker = request.tracker
-            job()
+            try:
+                job()
+            except TrackerMissingError as error:
+                raise RunError(str(error)) from error
 
 
 def main() -> None:
@@ -165,12 +171,14 @@ def _on_first(process: Process, name: str, work: Callable[[], Any]) -> Any:
     return said["found"]
 
 
-def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process) -> BasicJob[Any]:
+def _restored(
+    cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process, *, elastic: bool
+) -> BasicJob[Any]:
     """The job as the plan says."""
     if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other_place):
-        return cls(spec, plan.document)
+        return make_job(cls, spec, plan.document)
     if plan.other_place is not None:
-        job = cls(spec, plan.document)
+        job = make_job(cls, spec, plan.document)
         job.restored_from = plan.other
         try:
             job._restore_from_place(plan.other_place)
@@ -180,10 +188,10 @@ def _restored(cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process
     own = plan.own
     while True:
         try:
-            return cls._from_place(own[0], spec, plan.document, True)[0]
+            return cls._from_place(own[0], spec, plan.document, True, elastic=elastic)[0]
         except InexactResumeError as error:
             raise RunError(
-                f"{error}; run it with as many as before, or give another name and begin from it with `restore`"
+                f"{error}; run as many as before, or set `elastic` (--elastic) to go on with other random numbers"
             ) from error
         except CorruptCheckpointError as error:
             said = next_after(own, error)

@@ -12,6 +12,7 @@ import json
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,16 @@ TIMEOUT_S = 1800.0
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = frozenset({METADATA, TREE, "manifest.json"})
+
+
+_savers: weakref.WeakSet[Saver] = weakref.WeakSet()
+"""Of this process, for those who read without one."""
+
+
+def finish_saves() -> None:
+    """Return when no saver of this process writes any more; whether it went well, `Saver.wait` says. Not collective."""
+    for saver in list(_savers):
+        saver.join()
 
 
 class SaveError(RuntimeError):
@@ -91,6 +102,7 @@ class Saver:
         self._pending = False
         self._problem: BaseException | None = None
         self._saved: Saved | None = None
+        _savers.add(self)
 
     def prepare(self, tree: Any) -> None:
         """Get the memory for copies of this tree in the background, so that the first save does not wait for it."""
@@ -189,6 +201,11 @@ class Saver:
         """Whether something is under way here. Ranks may see it differently."""
         return self._thread is not None and self._thread.is_alive()
 
+    def join(self) -> None:
+        """Return when nothing is under way in this process. Not collective, and raises nothing."""
+        if (thread := self._thread) is not None and thread is not threading.current_thread():
+            thread.join()
+
     def wait(self) -> Saved | None:
         """Wait until nothing is under way; what was saved since the last wait, if anything.
 
@@ -221,6 +238,7 @@ class Saver:
         verify: bool = True,
         exact: bool = False,
         needs: Sequence[str] = (),
+        elastic: bool = False,
     ) -> Loaded:
         """Read a checkpoint.
 
@@ -232,6 +250,7 @@ class Saver:
             exact: go on just as the training that saved it would have: the random-number generators of this rank
                 are put into their state, and it is an error when that is missing.
             needs: names in the tree or the metadata, at their top, without which it is refused.
+            elastic: where another number of processes saved it, leave the generators alone instead of refusing.
 
         Raises:
             FileNotFoundError: nothing is committed there.
@@ -250,6 +269,7 @@ class Saver:
             verify=verify,
             exact=exact,
             needs=needs,
+            elastic=elastic,
         )
 
     def load_latest_good(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,12 @@ DEFAULT_PROJECT = "general"
 DEFAULT_GROUP = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class JobSpec:
-    """Who a job is. Project, group and name are where its checkpoints lie; a resume restores all four fields."""
+    """Who a job is. Project, group and name are where its checkpoints lie; a resume restores all four fields.
+
+    A project or group of None is the default one. A class that starts a tracker itself may set `id`.
+    """
 
     name: str
     id: str | None = None
@@ -38,6 +42,8 @@ class JobSpec:
     group: str = DEFAULT_GROUP
 
     def __post_init__(self) -> None:
+        self.project = self.project or DEFAULT_PROJECT
+        self.group = self.group or DEFAULT_GROUP
         for what in ("project", "group", "name"):
             if not is_segment(value := getattr(self, what)):
                 raise ValueError(f"{what} {value!r}: it {SEGMENT_SAYS}")
@@ -51,8 +57,16 @@ class JobSpec:
         """All fields, plain."""
         return asdict(self)
 
+    def model_dump(self) -> dict[str, Any]:
+        """All fields, plain; by the name that a pydantic model has for it."""
+        return self.to_json()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def model_dump_json(self, *, indent: int | None = None) -> str:
+        """All fields as JSON; by the name that a pydantic model has for it."""
+        return json.dumps(self.to_json(), indent=indent)
+
+
+@dataclass(slots=True, kw_only=True)
 class ExecutionSpec(JobSpec):
     """A job's identity with all that it was given to run on."""
 
@@ -67,10 +81,10 @@ class ExecutionSpec(JobSpec):
     def local(
         cls,
         root_dir: str | os.PathLike[str],
-        name: str,
-        project: str = DEFAULT_PROJECT,
-        group: str = DEFAULT_GROUP,
-        shard_into: int = 1,
+        name: str = "local",
+        project: str | None = None,
+        group: str | None = None,
+        shard_into: int | None = None,
     ) -> Self:
         """This machine, with all files below `root_dir` (or its `s3://` URI), and the devices that can be seen.
 
@@ -84,15 +98,20 @@ class ExecutionSpec(JobSpec):
         cluster: Cluster,
         *,
         name: str,
-        project: str = DEFAULT_PROJECT,
-        group: str = DEFAULT_GROUP,
-        shard_into: int = 1,
+        project: str | None = None,
+        group: str | None = None,
+        shard_into: int | None = None,
         nodes: int = 1,
         node: int = 0,
         requested: HardwareRequest | None = None,
     ) -> Self:
-        """This process on a cluster, with what its frameworks see; all machines are taken to be alike."""
-        topology = seen_devices(shard_into)
+        """This process on a cluster, with what its frameworks see; all machines are taken to be alike.
+
+        Where machines run several processes each, every process counts as a host: `hosts[process.index]` is its own.
+        """
+        topology = seen_devices(shard_into or 1)
+        if topology.process_count > nodes:
+            nodes, node = topology.process_count, current_process().index
         accelerated = topology.chip.name != CPU
         per_node = topology.device_count // nodes if accelerated else 0
         machine = ClusterMachine(
@@ -103,8 +122,8 @@ class ExecutionSpec(JobSpec):
         others = (replace(machine, name=f"node-{index}") for index in range(nodes))
         return cls(
             name=name,
-            project=project,
-            group=group,
+            project=project or DEFAULT_PROJECT,
+            group=group or DEFAULT_GROUP,
             hardware=HardwareResult(
                 hosts=tuple(machine if index == node else other for index, other in enumerate(others)),
                 chip=topology.chip if accelerated else None,

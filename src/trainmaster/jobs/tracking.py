@@ -7,6 +7,7 @@ training goes on.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import secrets
@@ -18,7 +19,12 @@ from typing import Any, Protocol
 
 NONE = "none"
 TRACKIO = "trackio"
-TRACKERS = (NONE, TRACKIO)
+WANDB = "wandb"
+TRACKERS = (NONE, TRACKIO, WANDB)
+
+
+class TrackerMissingError(ImportError):
+    """The package of an experiment tracker is not installed."""
 
 
 class Tracker(Protocol):
@@ -89,6 +95,50 @@ class TrackioTracker:
             trackio.finish()  # type: ignore[no-untyped-call]
 
 
+class WandbTracker:
+    """Weights & Biases: online where it finds credentials, else offline, in a local directory for `wandb sync`.
+
+    Its own variables are honoured: `WANDB_MODE`, `WANDB_API_KEY`, `WANDB_DIR`, `WANDB_BASE_URL`.
+    """
+
+    def __init__(self, directory: Path | None = None, group: str | None = None) -> None:
+        self._directory = directory
+        self._group = group
+        self._run: Any = None
+
+    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
+        """Begin a run, or go on with the one of this id."""
+        import wandb
+
+        options: dict[str, Any] = {
+            "project": project,
+            "group": self._group,
+            "name": name,
+            "id": run_id or secrets.token_hex(4),
+            "resume": "allow",
+            "config": dict(config),
+            # The log of a rank is the server's to keep.
+            "settings": wandb.Settings(console="off", silent=True),
+        }
+        if self._directory is not None and "WANDB_DIR" not in os.environ:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            options["dir"] = str(self._directory)
+        try:
+            self._run = wandb.init(**options)
+        except wandb.errors.UsageError as error:
+            sys.stderr.write(f"trainmaster: {error}; metrics go to an offline run below {options.get('dir', '.')}\n")
+            self._run = wandb.init(**options, mode="offline")
+        return str(self._run.id)
+
+    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Queue numbers for the package's own process."""
+        self._run.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        """Write out what is queued."""
+        self._run.finish()
+
+
 class Lines:
     """Metrics as lines for a person to watch: the first ones at once, then one a second."""
 
@@ -148,14 +198,22 @@ class Mirror:
         sys.stderr.write(f"trainmaster: the tracker could not be {what} and is left alone from now on: {error!r}\n")
 
 
-def tracker_for(kind: str, *, directory: Path | None = None) -> Mirror:
-    """The tracker of a name: `none` or `trackio`, whose files lie in `directory` unless `TRACKIO_DIR` says otherwise.
+def tracker_for(kind: str, *, directory: Path | None = None, group: str | None = None) -> Mirror:
+    """The tracker of a name: `none`, `trackio` or `wandb`.
+
+    Args:
+        kind: which one.
+        directory: where its files lie, unless its own variables say otherwise.
+        group: what its runs are grouped by, where it has groups.
 
     Raises:
         ValueError: there is none of that name.
+        TrackerMissingError: its package is not installed.
     """
+    if kind not in TRACKERS:
+        raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
     if kind == NONE:
         return Mirror(NoTracker())
-    if kind == TRACKIO:
-        return Mirror(TrackioTracker(directory))
-    raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
+    if importlib.util.find_spec(kind) is None:
+        raise TrackerMissingError(f"the tracker {kind} needs one more package: pip install 'trainmaster[{kind}]'")
+    return Mirror(TrackioTracker(directory) if kind == TRACKIO else WandbTracker(directory, group))

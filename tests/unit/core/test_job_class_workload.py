@@ -41,6 +41,7 @@ def test_runner_is_told_who_runs_and_on_what() -> None:
         "overrides": ["lr=0.1"],
         "restore": "a/b/c/d",
         "overlay": False,
+        "elastic": False,
         "project": "general",
         "group": "default",
         "name": "my run",

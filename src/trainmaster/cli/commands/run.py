@@ -45,8 +45,14 @@ def run(
     overlay: Annotated[
         bool, typer.Option("--overlay", help="Go on with another configuration than the checkpoint's.")
     ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic", help="Go on with another number of processes, without their random-number generators."
+        ),
+    ] = False,
     tracker: Annotated[
-        str, typer.Option("--tracker", help="Mirror its metrics to an experiment tracker: none or trackio.")
+        str, typer.Option("--tracker", help="Mirror its metrics to an experiment tracker: none, trackio or wandb.")
     ] = "none",
 ) -> None:
     """Run a job class here, in the foreground, without a server.
@@ -55,7 +61,7 @@ def run(
     run again, it goes on.
     """
     from trainmaster.jobs import runner
-    from trainmaster.jobs.configuration import ConfigurationError, from_yaml
+    from trainmaster.jobs.config_document import ConfigurationError, from_yaml
     from trainmaster.jobs.objects import ObjectStoreError
     from trainmaster.jobs.run_plan import RunError, RunRequest
     from trainmaster.jobs.tracking import TRACKERS
@@ -79,6 +85,7 @@ def run(
         group=group,
         restore=restore,
         overlay=overlay,
+        elastic=elastic,
         tracker=tracker,
     )
     try:

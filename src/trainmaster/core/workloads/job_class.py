@@ -44,6 +44,11 @@ class JobClassSpec(WorkloadSpec):
         default=False,
         description="Go on with another configuration than that of the latest checkpoint; otherwise that is refused.",
     )
+    elastic: Flag = Field(
+        default=False,
+        description="Go on from a checkpoint that another number of processes saved: arrays are sharded anew, and the "
+        "random-number generators are not restored. Otherwise that is refused.",
+    )
     project: Segment = Field(default="general", description="The first part of who it is.")
     group: Segment = Field(default="default", description="The second part.")
     name: Segment | None = Field(default=None, description="The third part; the job's name when null.")
@@ -52,8 +57,10 @@ class JobClassSpec(WorkloadSpec):
         description="`s3://bucket/prefix` for its checkpoints, in place of the server's own directory. Give the "
         "`AWS_*` variables in `environment`.",
     )
-    tracker: Literal["none", "trackio"] = Field(
-        default="none", description="The experiment tracker that metrics are mirrored to."
+    tracker: Literal["none", "trackio", "wandb"] = Field(
+        default="none",
+        description="The experiment tracker that metrics are mirrored to. Weights & Biases writes offline runs unless "
+        "`environment` has a `WANDB_API_KEY`.",
     )
 
     def name_for(self, request: SubmitJobRequest) -> str:
@@ -95,6 +102,7 @@ def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
         "overrides": list(spec.overrides),
         "restore": spec.restore,
         "overlay": spec.overlay,
+        "elastic": spec.elastic,
         "project": spec.project,
         "group": spec.group,
         "name": spec.name_for(request),

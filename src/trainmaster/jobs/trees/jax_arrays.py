@@ -65,6 +65,30 @@ def read(directory: Path, wanted: Sequence[Wanted]) -> list[Any]:
     return [_finished(leaf, restored[leaf.node["name"]]) for leaf in wanted]
 
 
+def read_tree(directory: Path, template: Any, *, partial: bool) -> Any:
+    """A tree that Orbax saved by itself, with arrays on the devices, and sharded, as those of the template are.
+
+    Raises:
+        ValueError: the tree does not fit the template.
+    """
+    structs = jax.tree_util.tree_map(_like, template)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(
+            directory.absolute(),
+            args=ocp.args.PyTreeRestore(
+                item=structs,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(structs),
+                partial_restore=partial,
+            ),
+        )
+
+
+def _like(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
 def _plain(value: jax.Array) -> jax.Array:
     """What Orbax can save: the words of a key, and arrays that all processes know of."""
     array = jax.random.key_data(value) if _is_key(value) else value

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,10 +52,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def overlay_of(config: Any) -> dict[str, Any]:
-    """What a configuration says over another: a mapping says what it holds, a pydantic model what was set in it,
-    and a dataclass all its fields."""
+    """What a configuration says over another: a mapping (or one of OmegaConf) says what it holds, a pydantic model what
+    was set in it, and a dataclass all its fields."""
     from pydantic import BaseModel
 
+    if (omegaconf := sys.modules.get("omegaconf")) is not None and isinstance(config, omegaconf.DictConfig):
+        return dict(omegaconf.OmegaConf.to_container(config, resolve=True, enum_to_str=True))
     if isinstance(config, BaseModel):
         return config.model_dump(mode="json", exclude_unset=True)
     return plain(config)

@@ -1,0 +1,318 @@
+"""A nested configuration that holds for a block of code, and dataclasses that take their values from it.
+
+    @dataclass
+    class ModelConfig:
+        layers: int = field("architecture/layers", default=4)
+
+    with configuration({"architecture": {"layers": 8}}):
+        configure(ModelConfig).layers  # 8
+
+Job classes in the form of theseus are configured like this: their `config()` names the dataclasses, and their
+`__init__` takes the spec alone. Where OmegaConf is installed, `current_config` is one of its configurations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import enum
+import importlib
+import inspect
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from trainmaster.jobs.config_document import ConfigurationError, overlaid, overlay_of
+
+KEY = "trainmaster_key"
+"""In the metadata of a dataclass field: where in the configuration its value lies."""
+
+MISSING = "???"
+"""A value that has no default and has to be given."""
+
+_ABSENT = object()
+_current: ContextVar[Any] = ContextVar("configuration", default=None)
+
+
+class Section(dict[str, Any]):
+    """A part of a configuration whose keys are attributes, too; where OmegaConf is not installed."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__(
+            {key: Section(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r} here; it has: {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = Section(value) if isinstance(value, Mapping) else value
+
+
+def field(key: str, default: Any = None, default_factory: Any = None, **options: Any) -> Any:
+    """A dataclass field whose value lies at a key with slashes, `optimizer/lr`; required where it has no default."""
+    if default is not None and default_factory is not None:
+        raise ValueError(f"{key}: give a default or a default_factory, not both")
+    if default is not None:
+        options["default"] = default
+    elif default_factory is not None:
+        options["default_factory"] = default_factory
+    return dataclasses.field(metadata={KEY: key}, **options)
+
+
+@contextlib.contextmanager
+def configuration(config: Any) -> Iterator[None]:
+    """Have a configuration hold for the block: a mapping, or one of OmegaConf."""
+    token = _current.set(opened(config))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_config() -> Any:
+    """The configuration that holds now; None when there is none."""
+    return _current.get()
+
+
+def configure(kind: Any) -> Any:
+    """A dataclass (or a Flax module) with its values from the configuration that holds now.
+
+    Raises:
+        RuntimeError: none holds.
+        ConfigurationError: a value is missing, or does not fit.
+    """
+    config = current_config()
+    if config is None:
+        raise RuntimeError(f"{kind.__name__} takes its values from a configuration: use `with configuration(...):`")
+    return _filled_in(kind, plain_config(config))
+
+
+@contextlib.contextmanager
+def patch() -> Iterator[Any]:
+    """The configuration that holds now, to be changed freely in the block; changes stay. Without one, a new one."""
+    config = current_config()
+    with contextlib.ExitStack() as scope:
+        if config is None:
+            config = opened({})
+            scope.enter_context(configuration(config))
+        omegaconf = _omegaconf()
+        if omegaconf is None or not isinstance(config, omegaconf.DictConfig):
+            yield config
+            return
+        omegaconf.OmegaConf.set_struct(config, False)
+        try:
+            yield config
+        finally:
+            omegaconf.OmegaConf.set_struct(config, True)
+
+
+def build(*kinds: Any) -> Any:
+    """The configuration of some dataclasses together, with their defaults; what they do not agree on is missing."""
+    return opened(defaults(kinds))
+
+
+def defaults(kinds: Sequence[Any]) -> dict[str, Any]:
+    """The same as a plain document."""
+    found: dict[str, Any] = {}
+    for key, value in _default_values(kinds):
+        found[key] = value if found.get(key, MISSING) in (MISSING, value) or value == MISSING else MISSING
+    document: dict[str, Any] = {}
+    for key, value in found.items():
+        for name in reversed(key.split("/")):
+            value = {name: value}
+        document = overlaid(document, value)
+    return document
+
+
+def completed(kinds: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with the defaults of some dataclasses below it.
+
+    Raises:
+        ConfigurationError: none of them knows a key.
+    """
+    base = defaults(kinds)
+    if problems := list(_unknown(base, given, "")):
+        raise ConfigurationError("\n".join(problems))
+    return overlaid(base, given)
+
+
+def known_part(document: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a document is in a schema, too: the rest was added by code."""
+    found = {}
+    for key in document.keys() & schema.keys():
+        value, below = document[key], schema[key]
+        nested = isinstance(value, Mapping) and isinstance(below, Mapping) and below
+        found[key] = known_part(value, below) if nested else value
+    return found
+
+
+def opened(config: Any) -> Any:
+    """A configuration whose keys are attributes."""
+    omegaconf = _omegaconf()
+    if omegaconf is None:
+        return config if isinstance(config, Section) else Section(config)
+    if isinstance(config, omegaconf.DictConfig):
+        return config
+    made = omegaconf.OmegaConf.create(dict(config))
+    omegaconf.OmegaConf.set_struct(made, True)
+    return made
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """A configuration as a plain document, with references resolved."""
+    if isinstance(config, Section):
+        return {key: plain_config(value) if isinstance(value, Section) else value for key, value in config.items()}
+    return overlay_of(config)
+
+
+def is_ambient(job_class: type) -> bool:
+    """Whether a job class is made of its spec alone, and takes its configuration from the one that holds."""
+    return declares(job_class) or not _takes_config(job_class)
+
+
+def declares(job_class: type) -> bool:
+    """Whether a job class names its dataclasses by a class method `config`."""
+    return isinstance(inspect.getattr_static(job_class, "config", None), classmethod)
+
+
+def declared(job_class: Any) -> list[Any]:
+    """The dataclasses that a job class names; the first is that of its `args`."""
+    found = job_class.config()
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _takes_config(job_class: type) -> bool:
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    _spec, *others = inspect.signature(job_class).parameters.values()
+    return any(each.name == "config" or each.kind not in by_keyword for each in others)
+
+
+def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)
+    values: dict[str, Any] = {}
+    problems = []
+    for each in dataclasses.fields(kind):
+        annotation = hints[each.name]
+        if _is_dataclass(annotation):
+            values[each.name] = _filled_in(annotation, document)
+            continue
+        key = each.metadata.get(KEY)
+        if key is None:
+            continue
+        value = _at(document, key)
+        if value is _ABSENT and _has_default(each):
+            continue
+        if value is _ABSENT or value == MISSING:
+            problems.append(f"{key}: required, and has no default")
+            continue
+        try:
+            values[each.name] = _fitted(annotation, value, key)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return kind(**values)
+
+
+def _fitted(annotation: Any, value: Any, key: str) -> Any:
+    """A value as its type: numbers from text, dataclasses from mappings, members of enums from their names."""
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter = TypeAdapter(annotation)
+    except PydanticUserError:
+        return value  # of a type that only its library knows
+    try:
+        return adapter.validate_python(_members(annotation, value))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = "/".join([key, *map(str, problem["loc"])])
+        raise ConfigurationError(
+            f"{where}: {problem['msg'][:1].lower()}{problem['msg'][1:]}, not {value!r:.80}"
+        ) from error
+
+
+def _members(annotation: Any, value: Any) -> Any:
+    """A value in which the names of enum members are the members: OmegaConf writes names, pydantic reads values."""
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return annotation.__members__.get(value, value) if isinstance(value, str) else value
+    if _is_dataclass(annotation) and isinstance(value, Mapping):
+        hints = _hints(annotation)
+        return {name: _members(hints.get(name), inner) for name, inner in value.items()}
+    inner_types = typing.get_args(annotation)
+    if isinstance(value, list) and inner_types:
+        return [_members(inner_types[0], each) for each in value]
+    for inner in inner_types:
+        if inner is not type(None) and (found := _members(inner, value)) is not value:
+            return found
+    return value
+
+
+def _default_values(kinds: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    from pydantic_core import to_jsonable_python
+
+    for kind in kinds:
+        hints = _hints(kind)
+        for each in dataclasses.fields(kind):
+            if _is_dataclass(hints[each.name]):
+                yield from _default_values([hints[each.name]])
+            elif (key := each.metadata.get(KEY)) is not None:
+                value = MISSING
+                if each.default is not dataclasses.MISSING:
+                    value = each.default
+                elif each.default_factory is not dataclasses.MISSING:
+                    value = each.default_factory()
+                yield key, to_jsonable_python(value, fallback=str)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        found = typing.get_type_hints(kind)
+    except Exception:  # names that only its library's own modules know
+        found = {}
+    return {
+        each.name: found.get(each.name, Any if isinstance(each.type, str) else each.type)
+        for each in dataclasses.fields(kind)
+    }
+
+
+def _is_dataclass(annotation: Any) -> bool:
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+
+
+def _at(document: Mapping[str, Any], key: str) -> Any:
+    found: Any = document
+    for name in key.split("/"):
+        if not isinstance(found, Mapping) or name not in found:
+            return _ABSENT
+        found = found[name]
+    return found
+
+
+def _has_default(each: dataclasses.Field[Any]) -> bool:
+    return each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
+
+
+def _unknown(known: Mapping[str, Any], given: Mapping[str, Any], above: str) -> Iterator[str]:
+    for key, value in given.items():
+        where = f"{above}.{key}" if above else str(key)
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known) or 'none'}"
+            yield f"{where}: unknown key; {hint}"
+        elif isinstance(value, Mapping) and isinstance(known[key], Mapping) and known[key]:
+            yield from _unknown(known[key], value, where)
+
+
+def _omegaconf() -> Any:
+    try:
+        return importlib.import_module("omegaconf")
+    except ImportError:
+        return None
