@@ -46,6 +46,15 @@ def test_rows_are_shown_with_what_is_trained_on_and_wrong_ones_named(tm: Tm, tmp
     assert "error: rows.jsonl, line 3: has no `messages`, no `prompt` with `completion` and no `text`" in shown
 
 
+def test_length_above_the_positions_of_the_model_is_told(tm: Tm, tmp_path: Path) -> None:
+    file = written(tmp_path, [{"prompt": "2+2=", "completion": "4"}])
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 8}))
+    result = tm("data", "check", file)
+    assert result.exit_code == 1
+    said = "data_config.max_seq_length is 12, but the base model has 8 positions; set it to at most 8"
+    assert said in " ".join((result.stdout + result.stderr).split())
+
+
 def test_same_problem_in_many_rows_is_told_once(tm: Tm, tmp_path: Path) -> None:
     rows = [{"question": "a"}, {"question": "b"}, {"question": "c"}, {"prompt": 1, "completion": "d"}]
     shown = tm("data", "check", written(tmp_path, rows)).stdout

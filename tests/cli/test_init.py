@@ -72,6 +72,29 @@ def test_shown_hyperparameters_are_the_defaults(tm: Callable[..., Result], train
         assert default is None or known.read(training.hyperparameters[name]) == default
 
 
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"n_positions": 256}, 256),
+        ({"max_position_embeddings": 512}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": {"factor": 4.0}}, 1024),
+        ({"max_position_embeddings": 32_768}, 1024),
+        ({}, 1024),
+    ],
+)
+def test_length_is_no_more_than_the_model_has_positions(
+    tm: Callable[..., Result], config: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(config))
+    assert f"max_seq_length: {length} " in tm("init", "-", "--model", "./model").stdout
+    kept = Path("hub/models--org--tiny/snapshots/abc")
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HUB_CACHE", str(Path("hub").absolute()))
+    assert f"max_seq_length: {length} " in tm("init", "-", "--model", "org/tiny").stdout
+
+
 @pytest.mark.parametrize("given", ["full-finetune", "FULL_FINETUNE", "full_finetune"])
 def test_type_may_be_written_as_people_like(tm: Callable[..., Result], given: str) -> None:
     assert "training_type: FULL_FINETUNE\n" in tm("init", "-", "--type", given).stdout

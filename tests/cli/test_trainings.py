@@ -38,7 +38,7 @@ def written(directory: Path, path: str = "rows.jsonl", **training: Any) -> str:
 def test_training_that_names_a_file_which_is_not_there_says_so_before_anything_is_sent(tm: Tm, tmp_path: Path) -> None:
     result = tm("submit", written(tmp_path))
     assert result.exit_code == 1
-    assert "data_config.sources[0].path: there is no rows.jsonl" in result.stderr
+    assert "data_config.sources[0].path: there is no such file or directory: rows.jsonl; looked in" in result.stderr
 
 
 def test_training_that_is_refused_at_admission_says_so_while_its_owner_looks(tm: Tm, tmp_path: Path) -> None:

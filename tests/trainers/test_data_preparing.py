@@ -107,6 +107,12 @@ def test_split_decides_which_rows_are_trained_on_and_is_part_of_the_key(job: Job
     assert part["sources"][0]["slices"] == [[1, ":10%"]]
 
 
+def test_length_above_the_positions_of_the_model_ends_the_job(job: Job) -> None:
+    job.configure(max_seq_length=65)
+    with pytest.raises(SystemExit, match=r"^BAD_INPUT: .*max_seq_length is 65, but the base model has 64 positions"):
+        job.prepare()
+
+
 def test_load_gives_a_script_the_rows_of_the_split(job: Job) -> None:
     job.configure(sources=[{"path": "train.jsonl"}])
     job.prepare(fetching_step.main)

@@ -638,6 +638,27 @@ def test_refusals_of_the_hub_are_told_by_their_kind(hub: Hub, access: Access) ->
         fetch_model({"model_id": "a/b/c"}, access)
 
 
+def test_mistyped_path_of_a_model_says_that_nothing_is_there_and_where_it_was_looked_for(
+    hub: Hub, access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (access.working_directory / "models" / "tiny").mkdir(parents=True)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # whether the Hub answers or not
+    for fetch in (fetch_model, lambda base, access: fetch_tokenizer({}, base["model_id"], access)):
+        said = f"models/nope: there is no such file or directory; looked in {access.working_directory}"
+        with pytest.raises(InputError, match=said):
+            fetch({"model_id": "models/nope"}, access)
+        with pytest.raises(InputError, match=r"write \./models/tiny or hf://models/tiny"):
+            fetch({"model_id": "models/tiny"}, access)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with pytest.raises(InputError, match=rf"no such repository.*nor is there such a directory in .*{tmp_path}/root"):
+        fetch_model({"model_id": "other/nope"}, access)
+    (tmp_path / "root" / "other" / "there").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"but there is {tmp_path}/root/other/there: name it by its whole path"):
+        fetch_model({"model_id": "other/there"}, access)
+    hub.repositories["models/models/real"] = MODEL
+    assert fetch_model({"model_id": "hf://models/real"}, access).is_dir()
+
+
 def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # it tries again for a while
     hub.down = True

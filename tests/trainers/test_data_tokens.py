@@ -419,3 +419,45 @@ def test_sample_length_is_the_jobs_or_the_models_or_the_tokenizers(tmp_path: Pat
     assert sample_length(None, tmp_path) == 300
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 200}}))
     assert sample_length(None, tmp_path) == 200
+
+
+@pytest.mark.parametrize(
+    ("config", "model_kwargs", "positions"),
+    [
+        ({"n_positions": 1024}, {}, 1024),
+        ({"max_position_embeddings": 2048}, {}, 2048),
+        ({"text_config": {"max_position_embeddings": 2048}}, {}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2.0}}, {}, 4096),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            {},
+            131_072,
+        ),
+        (
+            {
+                "max_position_embeddings": 32_768,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768},
+            },
+            {},
+            131_072,
+        ),
+        ({"max_position_embeddings": 2048, "rope_scaling": None}, {}, 2048),
+        ({"max_position_embeddings": 2048}, {"rope_scaling": '{"rope_type": "linear", "factor": 4}'}, 8192),
+        ({"max_position_embeddings": 2048}, {"max_position_embeddings": "4096"}, 4096),
+        ({"model_type": "mamba"}, {}, None),
+    ],
+)
+def test_length_above_the_positions_of_the_model_is_refused(
+    tmp_path: Path, config: dict[str, Any], model_kwargs: dict[str, str], positions: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    longest = positions or 10**6
+    assert sample_length(longest, tmp_path, model_kwargs=model_kwargs) == longest
+    if positions is not None:
+        with pytest.raises(
+            InputError, match=f"the base model has {positions} positions; set it to at most {positions}"
+        ):
+            sample_length(positions + 1, tmp_path, model_kwargs=model_kwargs)

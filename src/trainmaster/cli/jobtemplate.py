@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 from trainmaster.cli.exits import UsageError
 from trainmaster.core.errors import TrainmasterError
@@ -21,6 +22,7 @@ from trainmaster.core.spec.scheduling import SchedulingConfig
 from trainmaster.core.spec.training import BaseModelConfig
 from trainmaster.core.suggest import choice_message
 from trainmaster.core.training.hyperparameters import hyperparameters_of
+from trainmaster.core.training.positions import positions_of
 from trainmaster.core.training.support import unavailable
 from trainmaster.core.training.types import LORA_TYPES, FrameworkType, TrainingType
 from trainmaster.core.training.values import Kind
@@ -69,6 +71,8 @@ _EXAMPLES: Mapping[str, object] = MappingProxyType(
     }
 )
 """What is shown, commented out, of fields that are empty by default."""
+_SEQ_LENGTH = 1024
+"""Enough for most conversations, and little enough for a small GPU; a model may have fewer positions."""
 _WIDTH = 119
 _COMMENT_COLUMN = 40
 
@@ -96,7 +100,9 @@ def training_type_of(text: str) -> TrainingType:
     return training_type
 
 
-def job_file(training_type: TrainingType, *, model: str, data: str, file: str) -> str:
+def job_file(
+    training_type: TrainingType, *, model: str, data: str, file: str, config: Mapping[str, Any] | None = None
+) -> str:
     """The text of a job file: what is usually changed, and all else commented out with its default.
 
     Args:
@@ -104,11 +110,12 @@ def job_file(training_type: TrainingType, *, model: str, data: str, file: str) -
         model: The base model, as the file is to name it.
         data: The training data, likewise.
         file: What the comments call the file.
+        config: The model's `config.json`, where it is on this machine.
 
     Raises:
         UsageError: the model or the data is nothing that a job can name.
     """
-    lines = [*_header(training_type, file), *_job(training_type, model, data)]
+    lines = [*_header(training_type, file), *_job(training_type, model, data, positions_of(config or {}))]
     text = "".join(f"{line}\n" for each in lines for line in _rendered(each))
     try:
         parse(SubmitJobRequest, parse_yaml(text, file))
@@ -130,7 +137,7 @@ def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
     yield _Line(text="# A line that begins with # and a name shows a default, or an example where there is none.")
 
 
-def _job(training_type: TrainingType, model: str, data: str) -> Iterator[_Line]:
+def _job(training_type: TrainingType, model: str, data: str, positions: int | None) -> Iterator[_Line]:
     yield _set(SubmitJobRequest, "name", 0, _name(training_type, model))
     yield _unset(SubmitJobRequest, "labels", 0)
     yield _Line(text="")
@@ -145,7 +152,7 @@ def _job(training_type: TrainingType, model: str, data: str) -> Iterator[_Line]:
     yield _Line(text="hyperparameters:", depth=1)
     yield from _hyperparameters(training_type)
     yield _Line(text="")
-    yield from _data(training_type, data)
+    yield from _data(training_type, data, positions)
     yield _Line(text="")
     yield _Line(text="resource_config:")
     yield _set(ResourceConfig, "gpu_count", 1, None)
@@ -172,7 +179,7 @@ def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
         )
 
 
-def _data(training_type: TrainingType, data: str) -> Iterator[_Line]:
+def _data(training_type: TrainingType, data: str, positions: int | None) -> Iterator[_Line]:
     yield _Line(text="data_config:")
     yield _Line(text=f"# Rows: {rows_of(training_type)}", depth=1)
     yield _Line(text="sources:", depth=1)
@@ -183,7 +190,7 @@ def _data(training_type: TrainingType, data: str) -> Iterator[_Line]:
     yield _Line(text="preprocess:", depth=1)
     yield _set(PreprocessConfig, "packing", 2, training_type is TrainingType.CONTINUED_PRETRAIN)
     yield _unset(PreprocessConfig, "field_mapping", 2)
-    yield _set(DataConfig, "max_seq_length", 1, 1024)
+    yield _set(DataConfig, "max_seq_length", 1, min(_SEQ_LENGTH, positions or _SEQ_LENGTH))
     yield _set(DataConfig, "batch_size", 1, 4)
     yield _set(DataConfig, "gradient_accumulation_steps", 1, 4)
     yield _set(DataConfig, "validation_split", 1, 0.05)

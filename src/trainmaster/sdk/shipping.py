@@ -13,7 +13,7 @@ from trainmaster.sdk.client import Client, digest_of
 from trainmaster.sdk.directories import files_below, kept_files
 from trainmaster.sdk.errors import ApiError, ShippingError
 from trainmaster.sdk.local import running
-from trainmaster.sdk.training_files import TRAINER, Named, named_files, names_training, with_paths
+from trainmaster.sdk.training_files import TRAINER, Named, named_files, names_training, nothing_at, with_paths
 from trainmaster.sdk.types import Submitted
 
 MAX_FILES = 8192
@@ -200,9 +200,14 @@ def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> 
     path = workload.get("path")
     if workload.get("kind") != "script" or not isinstance(path, str) or os.path.isabs(path):
         return None
-    if workload.get("working_directory") is not None or not (base / path).is_file():
+    if workload.get("working_directory") is not None:
         return None
-    return None if any(isinstance(file, Mapping) and file.get("path") == path for file in files) else Path(path)
+    if any(isinstance(file, Mapping) and file.get("path") == path for file in files):
+        return None
+    if not (base / path).is_file():
+        among = " and among workload.files" if files else ""
+        raise ShippingError(nothing_at("workload.path", path, base) + among)
+    return Path(path)
 
 
 def _local_modules(workload: Mapping[str, Any], files: list[Any]) -> list[str]:

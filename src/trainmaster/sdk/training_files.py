@@ -70,8 +70,22 @@ def named_files(document: Mapping[str, Any], base: Path) -> list[Named]:
         if files:
             found.append(Named(field=field, place=place, path=path, target=target, files=tuple(files)))
         elif certain or plain.startswith(_LOCAL_STARTS):
-            raise ShippingError(f"{field}: there is no {plain} in {os.path.abspath(base)}")
+            raise ShippingError(nothing_at(field, plain, base))
+        elif _looks_like_a_path(plain, base):
+            hub = f". If a model of the Hub is meant, write hf://{plain}" if plain.count("/") == 1 else ""
+            raise ShippingError(nothing_at(field, plain, base) + hub)
     return found
+
+
+def nothing_at(field: str, path: str, base: Path) -> str:
+    """What is said of a path that leads nowhere."""
+    return f"{field}: there is no such file or directory: {path}; looked in {os.path.abspath(base)}"
+
+
+def _looks_like_a_path(name: str, base: Path) -> bool:
+    """Whether what could be a name on the Hub is meant as a path: its directory lies here, or it is too deep."""
+    first, slash, rest = name.partition("/")
+    return bool(slash) and ":" not in first and ("/" in rest or not rest or (base / first).is_dir())
 
 
 def with_paths(document: Mapping[str, Any], paths: Mapping[tuple[str | int, ...], str]) -> dict[str, Any]:

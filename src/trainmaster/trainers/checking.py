@@ -19,7 +19,7 @@ from typing import Any
 
 from trainmaster.trainers.data.config import DataConfig, LocalSource, Source
 from trainmaster.trainers.errors import Origin, PreparingError, RowError
-from trainmaster.trainers.fetching import Access, fetch_source, fetch_tokenizer
+from trainmaster.trainers.fetching import Access, fetch_config, fetch_source, fetch_tokenizer
 
 BEGINNING_BYTES = 64 << 20
 """Of a file that lies elsewhere, this much is fetched."""
@@ -80,7 +80,8 @@ class _View:
 
         trusted = bool(base_model.get("trust_remote_code"))
         tokenizer = load_tokenizer(directory, config.preprocess, trust_remote_code=trusted)
-        length = sample_length(config.max_seq_length, directory)
+        model = fetch_config(base_model, access) or directory
+        length = sample_length(config.max_seq_length, model, directory, model_kwargs=base_model.get("model_kwargs"))
         return cls(tokenizer, Encoder(config, tokenizer, length), length)
 
 

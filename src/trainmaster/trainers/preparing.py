@@ -50,7 +50,7 @@ def main() -> None:
     progress.begin("data")
     sources = fetch_sources(config, access, progress)
     progress.begin("tokens")
-    length = sample_length(config.max_seq_length, model, tokenizer)
+    length = sample_length(config.max_seq_length, model, tokenizer, model_kwargs=base_model.get("model_kwargs"))
     cache = Cache(access.cache)
     key = rows_key(config, sources, tokenizer, length, cache)
     work = _Work(document, config, sources, tokenizer, length, progress)

@@ -130,7 +130,6 @@ def test_script_above_the_job_file_goes_by_its_name(client: Client, tmp_path: Pa
     [
         {"kind": "script", "path": "/server/train.py"},
         {"kind": "script", "path": "train.py", "working_directory": "/srv"},
-        {"kind": "script", "path": "absent.py"},
         {"kind": "script", "path": "train.py", "files": [{"path": "train.py", "sha256": "0" * 64}]},
         {"kind": "command", "argv": ["train.py"]},
         {"kind": "script"},
@@ -329,6 +328,33 @@ def test_file_of_a_training_that_is_not_there_is_an_error(
 ) -> None:
     with pytest.raises(ShippingError, match=f"{re.escape(field)}: there is no .* in {re.escape(str(project))}"):
         ship(client, document, project)
+
+
+@pytest.mark.parametrize("model", ["model/nope", "model/tiny/nope", "somewhere/deep/nope"])
+def test_mistyped_path_of_a_model_is_not_taken_for_a_name_on_the_hub(client: Client, project: Path, model: str) -> None:
+    said = re.escape(f"there is no such file or directory: {model}; looked in {project}")
+    with pytest.raises(ShippingError, match=rf"^training_config\.base_model\.model_id: {said}"):
+        ship(client, training("hf://a/b", base_model={"model_id": model}), project)
+    document = training("hf://a/b")
+    document["data_config"]["preprocess"] = {"tokenizer_id": model}
+    with pytest.raises(ShippingError, match=rf"^data_config\.preprocess\.tokenizer_id: {said}"):
+        ship(client, document, project)
+
+
+@pytest.mark.parametrize("model", ["org/model", "hf://model/nope", "artifacts:job-a/output/model", "gpt2"])
+def test_name_on_the_hub_stays_as_it_is(client: Client, project: Path, model: str) -> None:
+    document = training("hf://a/b", base_model={"model_id": model})
+    assert ship(client, document, project) == document
+
+
+@pytest.mark.parametrize("files", [[], [{"path": "other.py", "sha256": "0" * 64}]])
+def test_script_that_is_not_there_says_so_and_where_it_was_looked_for(
+    client: Client, project: Path, files: list[dict[str, str]]
+) -> None:
+    workload = {"kind": "script", "path": "absent.py", "files": files}
+    said = re.escape(f"workload.path: there is no such file or directory: absent.py; looked in {project}")
+    with pytest.raises(ShippingError, match=said):
+        ship(client, {"workload": workload}, project)
 
 
 def test_local_server_finds_files_below_its_data_roots_where_they_are(

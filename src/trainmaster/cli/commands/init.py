@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,6 +66,7 @@ def run(
         model=_model_from(base, model),
         data=_data_from(base, data),
         file="job.yaml" if file == STDOUT else file,
+        config=_config_of(model),
     )
     if file != STDOUT:
         _write(Path(file), text, force=force)
@@ -108,6 +111,18 @@ def _model_from(base: Path, path: str) -> str:
         return path
     found = os.path.relpath(path, base)
     return found if found.startswith("..") else f"./{found}"
+
+
+def _config_of(model: str) -> dict[str, Any] | None:
+    """The model's configuration, where it is a directory here or in the Hugging Face client's cache."""
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface", "hub"))
+    kept = cache.expanduser() / f"models--{model.removeprefix('hf://').replace('/', '--')}" / "snapshots"
+    for file in (Path(model.removeprefix("file://"), "config.json"), *sorted(kept.glob("*/config.json"))):
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(file.read_bytes())
+            if isinstance(found, dict):
+                return found
+    return None
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:

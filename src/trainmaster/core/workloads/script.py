@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trainmaster.core.spec.submit import SubmitJobRequest
 
 KIND = "script"
+_NAMED = 5
+"""Of the shipped files, an error names so many."""
 
 
 class ScriptSpec(PackagedSpec):
@@ -35,7 +37,11 @@ def validate(request: SubmitJobRequest) -> None:
     if spec.path.startswith("/") or spec.working_directory is not None:
         return
     if spec.path not in {file.path for file in spec.files}:
-        message = "is not among the shipped files; ship it in workload.files, or give an absolute path on the server"
+        there = ", ".join(sorted(file.path for file in spec.files)[:_NAMED]) or "none"
+        message = (
+            f"there is no such file: '{spec.path}' was looked for among the shipped files ({there}); ship it in "
+            "workload.files, or give an absolute path on the server"
+        )
         raise SpecError([Problem(field="workload.path", message=message)])
 
 

@@ -140,9 +140,9 @@ def check_shipped(request: SubmitJobRequest) -> None:
     problems = [
         Problem(
             field=field,
-            message=f"'{path}' is a relative path, and not among the shipped files: `trainmaster submit` sends along "
-            "what lies beside the job file; otherwise ship it in workload.files, or give an absolute path on the "
-            "server",
+            message=f"there is no such file: '{path}' was looked for among the shipped files. `trainmaster submit` "
+            "sends along what lies beside the job file; otherwise ship it in workload.files, or give an absolute path "
+            "on the server",
         )
         for field, path in local_paths(request)
         if not path.startswith("/") and not _is_shipped(path, shipped)
@@ -207,6 +207,13 @@ def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: Dat
     ):
         for name, instead in refused_arguments(options):
             yield Problem(field=f"{field}.{shown(name)}", message=instead)
+    for field, name in models_from(ModelSource.HUGGINGFACE, training.base_model, data):
+        if scheme_of(name) is None and name.count("/") > 1:
+            message = (
+                f"there is no such directory: '{shown(name)}'. A name on the Hub is owner/name; `trainmaster submit` "
+                "looks for paths beside the job file; otherwise give an absolute path on the server"
+            )
+            yield Problem(field=field, message=message)
     place = output.output_path
     if place is not None and scheme_of(place) != "s3" and not (file_path(place) or "").startswith("/"):
         message = "must be an absolute path on the server, or an s3:// URI"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core.training.loading import refused_arguments
+from trainmaster.core.training.positions import positions_of, too_long
 from trainmaster.trainers.data.config import Preprocess
 from trainmaster.trainers.errors import InputError
 from trainmaster.trainers.values import parsed
@@ -39,13 +41,21 @@ def load_tokenizer(directory: Path, preprocess: Preprocess, *, trust_remote_code
     return tokenizer
 
 
-def sample_length(wanted: int | None, *directories: Path) -> int:
+def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
     """The most tokens of a sample: what the job says, or what its model or else its tokenizer was made for.
 
+    Args:
+        wanted: what the job says.
+        directories: of the model, then of the tokenizer.
+        model_kwargs: further arguments for loading the model, which may change how many positions it has.
+
     Raises:
-        InputError: nobody says.
+        InputError: nobody says, or the model has fewer positions than the job wants.
     """
     if wanted is not None:
+        known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
+        if (problem := too_long(wanted, next((each for each in known if each is not None), None))) is not None:
+            raise InputError(problem)
         return wanted
     for directory in directories:
         config = _json(directory / "config.json")

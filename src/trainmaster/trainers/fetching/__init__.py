@@ -9,12 +9,13 @@ from pathlib import Path
 
 from trainmaster.trainers.data.config import DataConfig, LocalSource
 from trainmaster.trainers.fetching.access import Access
-from trainmaster.trainers.fetching.models import fetch_model, fetch_tokenizer, left_to_the_script
+from trainmaster.trainers.fetching.models import fetch_config, fetch_model, fetch_tokenizer, left_to_the_script
 from trainmaster.trainers.fetching.sources import fetch_source
 from trainmaster.trainers.progress import Progress, note, size_text
 
 __all__ = [
     "Access",
+    "fetch_config",
     "fetch_model",
     "fetch_source",
     "fetch_sources",

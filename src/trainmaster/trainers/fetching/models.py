@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from trainmaster.core.training.sources import ModelSource, model_source, scheme_of
-from trainmaster.trainers.errors import InputError
+from trainmaster.trainers.errors import InputError, PreparingError
 from trainmaster.trainers.fetching import files
 from trainmaster.trainers.fetching.access import Access
 from trainmaster.trainers.fetching.archives import MARK, checkpoint_in, unpack
@@ -36,7 +37,8 @@ def fetch_model(base_model: Mapping[str, Any], access: Access, tell: Tell = tell
     if source is ModelSource.HUGGINGFACE:
         from trainmaster.trainers.fetching import hub
 
-        return hub.model(name.removeprefix("hf://"), revision, access, tell)
+        with _named_on_the_hub(name, access):
+            return hub.model(name.removeprefix("hf://"), revision, access, tell)
     return _directory(name, source, revision, access, tell, MARK)
 
 
@@ -54,12 +56,25 @@ def fetch_tokenizer(
     if source is ModelSource.HUGGINGFACE:
         from trainmaster.trainers.fetching import hub
 
-        directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, tell)
+        with _named_on_the_hub(name, access):
+            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, tell)
     else:
         directory = _directory(name, source, revision, access, tell, None)
     if not any((directory / mark).is_file() for mark in _TOKENIZER_MARKS):
         raise InputError(f"{name} holds no tokenizer ({' or '.join(_TOKENIZER_MARKS)}); name one with tokenizer_id")
     return directory
+
+
+def fetch_config(base_model: Mapping[str, Any], access: Access) -> Path | None:
+    """The directory with the configuration of a base model, without its weights; None where it cannot be had so."""
+    name = base_model.get("model_id")
+    if name is None:
+        return None
+    try:
+        # Its configuration comes along with its tokenizer.
+        return fetch_tokenizer({**base_model, "tokenizer_id": None}, None, access)
+    except PreparingError:
+        return None
 
 
 def adapter_error(shown: str) -> InputError:
@@ -74,6 +89,36 @@ def left_to_the_script(base_model: Mapping[str, Any]) -> bool:
     """Whether a CUSTOM script loads the model itself: its id is a mere name, and no source is given."""
     name = base_model["model_id"]
     return not base_model.get("source") and scheme_of(name) is None and model_source(name) is ModelSource.HUGGINGFACE
+
+
+@contextlib.contextmanager
+def _named_on_the_hub(name: str, access: Access) -> Iterator[None]:
+    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`.
+
+    Raises:
+        InputError: it lies in a directory of the job's, or the Hub has no such model; the message says where it was
+            looked for.
+    """
+    first, slash, _ = name.partition("/")
+    if scheme_of(name) is not None or not slash:
+        yield
+        return
+    if (access.working_directory / first).is_dir():
+        place = access.working_directory / name
+        if place.is_dir():
+            raise InputError(f"{name} is a directory of this job, and a name on the Hub; write ./{name} or hf://{name}")
+        raise InputError(
+            f"{name}: there is no such file or directory; looked in {access.working_directory}. If a model of the Hub "
+            f"is meant, write hf://{name}"
+        )
+    try:
+        yield
+    except InputError as error:
+        below = [root / name for root in access.data_roots or () if (root / name).is_dir()]
+        if below:
+            raise InputError(f"{error}; but there is {below[0]}: name it by its whole path") from error
+        looked = ", ".join(map(str, (access.working_directory, *(access.data_roots or ()))))
+        raise InputError(f"{error}; nor is there such a directory in {looked}") from error
 
 
 def _named(base_model: Mapping[str, Any]) -> ModelSource | None:
