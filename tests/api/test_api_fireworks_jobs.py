@@ -120,7 +120,6 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
         {"disableInactivityCleanup": True},
         lambda job, told: job.inactivity_timeout_s is None,
     ),
-    ({"useReservation": False}, {}, lambda job, told: job.queue == "default"),
 ]
 
 
@@ -139,6 +138,8 @@ def test_reservation_is_the_name_of_a_queue(door: Door, world: World) -> None:
     made = door.create("job-q", reservationTarget="accounts/x/reservations/team")
     assert (door.job("job-q").queue, made["reservationTarget"]) == ("team", "team")
     assert "reservationTarget" in door.create("job-r", 400, reservationTarget="nobodys")["message"]
+    # As the public client sends it.
+    door.create("job-s", 200, reservationTarget="team", useReservation=False)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ def test_reservation_is_the_name_of_a_queue(door: Door, world: World) -> None:
         ({"hotLoadDeploymentId": "d-1"}, "hotLoadDeploymentId: is not available: this server has no deployments"),
         ({"rolloutDeploymentName": "d-1"}, "this server has no deployments"),
         ({"query": {"deploymentId": "d-1"}}, "deploymentId: is not available: this server has no deployments"),
+        ({"useReservation": False}, "useReservation: false has no effect: accounts have no reservations here"),
         ({"config_loraRank": -1}, "trainingConfig.loraRank: must be at least 0"),
         ({"config_nobodys": 1}, "trainingConfig.nobodys: unknown field"),
         ({"dataset": "d"}, "dataset"),
@@ -171,6 +173,35 @@ def test_wrong_field_is_refused_by_its_name(door: Door, sent: dict[str, Any], sa
     error = door.create("job-w", 400, **sent)
     assert said in error["message"]
     assert error["code"] == 3
+    door.get("job-w", 404)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "keepAlive",
+        "usePurpose",
+        "dataset",
+        "evaluationDataset",
+        "evalAutoCarveout",
+        "lossConfig",
+        "rewardWeights",
+        "wandbConfig",
+        "awsS3Config",
+        "azureBlobStorageConfig",
+        "config_warmStartFrom",
+        "config_outputModel",
+        "config_batchSize",
+        "config_batchSizeSamples",
+        "config_jinjaTemplate",
+        "config_learningRateWarmupSteps",
+        "config_optimizerWeightDecay",
+        "config_samplerCheckpointSaveIntervalSteps",
+    ],
+)
+def test_member_that_no_trainer_has_is_refused_by_its_name(door: Door, name: str) -> None:
+    error = door.create("job-w", 400, **{name: "x"})
+    assert f"{name.removeprefix('config_')}: " in error["message"]
     door.get("job-w", 404)
 
 

@@ -43,12 +43,14 @@ def test_request_for_a_session_that_comes_twice_makes_one(client: Client, strang
 
 
 def test_session_is_shown_with_what_is_in_it(client: Client, trainer: StandIn) -> None:
-    session_id = client.session(user_metadata={"a": 1}, display_name="mine", project_id="p")
+    about = {"tags": ["x", "y"], "sdk_version": "0.36.0"}
+    session_id = client.session(user_metadata={"a": 1}, display_name="mine", project_id="p", **about)
     assert client.get(f"sessions/{session_id}") == {
         "training_run_ids": [],
         "sampler_ids": [],
         "user_metadata": {"a": "1"},
         "display_name": "mine",
+        **about,
     }
     client.ask_for_model(session_id, 0)
     assert client.get(f"sessions/{session_id}")["training_run_ids"] == [f"{session_id}:train:0"]

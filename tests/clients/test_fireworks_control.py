@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from client_model import FIREWORKS_NAME
 from client_programs import Client, facts
 
 from fireworks_page import described_fields
-from real_server import RealServer
+from real_server import RealServer, running
 from trainmaster.api.routes.fireworks.absent import COLLECTIONS
 
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def service_server(ground: Path) -> Iterator[RealServer]:
+    """A server that nodes may be added to, so that trainers wait for a region in which there is none."""
+    flags = ["--model-alias", f"{FIREWORKS_NAME}={ground / 'model'}"]
+    with running(ground / "data", *flags, TRAINMASTER_AUTOSCALING="true") as started:
+        yield started
+        assert "Traceback" not in started.log_text(), started.log_text()[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +63,6 @@ def test_every_field_of_the_public_client_is_tried_and_described(results: dict[s
         ("purpose", "purpose", "a test"),
         ("preemptible", "preemptible", True),
         ("managed_by", "managedBy", "a test"),
-        ("use_reservation", "state", "JOB_STATE_PENDING"),
         ("reservation_target", "state", "JOB_STATE_PENDING"),
     ],
 )
@@ -73,6 +83,7 @@ def test_fields_without_an_effect_say_why(results: dict[str, Any]) -> None:
     refused = facts(results, "fields")["refused"]
     assert "no projection head" in refused["projection_head_dim"]["message"]
     assert "no deployments" in refused["hot_load_deployment_id"]["message"]
+    assert "useReservation" in refused["use_reservation"]["message"]
     assert "customImageTag" in refused["custom_image_tag"]["message"]
     # That is the client's own word: it lets no account do so but one.
     assert refused["disable_inactivity_cleanup"]["type"] == "ValueError"

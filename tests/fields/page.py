@@ -9,7 +9,11 @@ from pathlib import Path
 from field_tables import fields_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
-TABLES = {"job": "A job: `POST /v1/jobs`, and the job file"}
+TABLES = {
+    "job": "A job: `POST /v1/jobs`, and the job file",
+    "trainer_job": "A trainer: `TrainerJobConfig` of the Fireworks door, as its client sends it",
+    "tinker": "Requests of `tinker`: those that say what is to be done",
+}
 """Table -> its title."""
 
 INTRODUCTION = """\
@@ -17,7 +21,7 @@ INTRODUCTION = """\
 
 This page is made from the tables in `tests/fields` by `make docs`. Its tests fail when a field is in no row, when
 changing a field changes nothing, or when the test that a row names is not there. Types and defaults are in
-[job-fields.md](job-fields.md). The fields of a `TrainerJobConfig` are in
+[job-fields.md](job-fields.md); the fields of a `TrainerJobConfig` by their names in Python are in
 [fireworks.md](fireworks.md#fields-of-a-trainer).
 """
 

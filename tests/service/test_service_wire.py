@@ -352,6 +352,9 @@ def test_stops_are_told_apart(stop: Any, tokens: Any, strings: Any) -> None:
         ({"prompt": [1, 2]}, "prompt"),
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not offered"),
         ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is not offered"),
+        ({"record_stability_info": True}, "record_stability_info is not offered"),
+        ({"base_model": "m"}, "base_model is not offered"),
+        ({"model_path": "tinker://r/sampler_weights/n"}, "model_path is not offered"),
         ({"target_prompt_logprobs": {"data": [1], "dtype": "int64"}}, "target_prompt_logprobs is not offered"),
     ],
 )

@@ -31,7 +31,6 @@ REFERENCE = {
 }
 """What the public reference of the service lists; the classes of the clients have more."""
 WITHOUT_EFFECT = {
-    "use_reservation": "no effect",
     "skip_validations": "Without one no effect",
     "hot_load_deployment_id": "refused",
     "projection_head_dim": "refused",

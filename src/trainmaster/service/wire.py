@@ -48,8 +48,10 @@ REFUSED_OF_SAMPLES = (
     "prompt_alt_tokens_k",
     "prompt_logprobs_last_n",
     "record_stability_info",
+    "base_model",
+    "model_path",
 )
-"""What clients may ask of a sample, and do not get here."""
+"""What clients may ask of a sample, and do not get here; what is sampled from belongs to the sampling session."""
 _RECORD = "ArrayRecord"
 
 

@@ -50,13 +50,13 @@ FIELDS: dict[str, Any] = {
     "preemptible": True,
     "managed_by": "a test",
     "requested_job_id": "field-requested",
-    "use_reservation": False,
     "reservation_target": "default",
 }
 """Every field of a TrainerJobConfig, but the model's name, the region and those that are refused."""
 REFUSED: dict[str, Any] = {
     "projection_head_dim": 4,
     "disable_inactivity_cleanup": True,
+    "use_reservation": False,
     "hot_load_deployment_id": "d-1",
     "custom_image_tag": "tag-7",
 }

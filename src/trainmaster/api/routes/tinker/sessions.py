@@ -108,6 +108,8 @@ async def get_session(request: Request, door: TinkerDoor, principal: Principal) 
             "sampler_ids": [sampler.sampler_id for sampler in samplers],
             "user_metadata": texts(session.user_metadata),
             "display_name": session.display_name,
+            "tags": list(session.tags),
+            "sdk_version": session.sdk_version,
         }
 
     return ok(await door.context.read(question))

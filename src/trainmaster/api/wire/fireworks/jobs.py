@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from trainmaster.api.wire.fireworks.base import (
     ONE_LINE,
@@ -22,7 +22,7 @@ from trainmaster.api.wire.fireworks.base import (
 )
 from trainmaster.api.wire.fireworks.states import code_of, state_of
 from trainmaster.api.wire.reported import clean
-from trainmaster.core.fields import MAX_INTEGER, MAX_NODES
+from trainmaster.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
 from trainmaster.core.job import Job
 from trainmaster.core.reasons import CONSEQUENCES
 from trainmaster.core.resources import REGION
@@ -152,6 +152,14 @@ class CreateJobBody(Body):
             _NOT_IN_SERVICE_MODE,
         ),
     }
+
+    @model_validator(mode="after")
+    def _without_reservations(self) -> Self:
+        # Beside a target the public client always sends false.
+        if not self.use_reservation and self.reservation_target is None:
+            reason = "false has no effect: accounts have no reservations here, and share what is free; leave it out"
+            refuse([Broken(("useReservation",), reason)])
+        return self
 
     def wanted(self, job_id: str) -> WantedTrainer:
         """What is asked for, under an id."""
