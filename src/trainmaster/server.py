@@ -49,7 +49,7 @@ from trainmaster.protocol.datadir import AT_REST, KEPT
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.rundir import write_document
+from trainmaster.protocol.rundir import OWNER, write_document
 from trainmaster.sealing import Sealer, keys_of
 from trainmaster.settings import Role, Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
@@ -196,6 +196,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
         vault = Vault(sealer)
         token_exchange = TokenExchange(settings.token_exchange) if settings.token_exchange else None
         with contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as patient:
+            require_jobs_of_runs(patient, settings.runs)
             ensure_key(patient, settings.data_dir / "api-key")
         database = Database.open(settings.database)
         stack.callback(database.close)
@@ -264,6 +265,10 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 check_account=check_uid,
                 spool=settings.data_dir / "spool",
                 healthy=healthy,
+                disks={
+                    "the database": settings.database_file.parent if settings.database_file else settings.data_dir,
+                    "run directories": settings.runs,
+                },
                 leads=leads,
                 engine=engine,
                 token_exchange=token_exchange,
@@ -330,6 +335,23 @@ def load_sealer(settings: Settings) -> Sealer:
     sealer = Sealer.load(settings, may_make_key=nothing_is_sealed)
     _log.info("secrets are sealed with the key %s", sealer.key_id)
     return sealer
+
+
+def require_jobs_of_runs(database: Database, runs: Path) -> None:
+    """See that a database without any job is new, and not one that was lost.
+
+    Raises:
+        RefusedError: there are run directories of jobs; the message says what to do.
+    """
+    with database.read() as connection:
+        if jobs.exist(connection, Scope.everything()):
+            return
+    left = next(runs.glob(f"*/{OWNER}"), None)
+    if left is not None:
+        raise RefusedError(
+            f"the database has no jobs, but {runs} has run directories, such as {left.parent.name}: the database was "
+            f"lost, or it is another one. Restore it from a backup; or, to begin anew, move {runs} away"
+        )
 
 
 def ensure_key(database: Database, path: Path) -> None:

@@ -56,7 +56,10 @@ def test_full_disk_of_runs_fails_who_filled_it_and_nothing_else(disk: SmallDisk,
     greedy = server.submit("sh", "-c", "cat /dev/zero > filler")
     error = server.until(greedy)["error"]
     assert error["error_type"] == "DISK_FULL"
+    lost = server.submit("sh", "-c", "cat /dev/zero > filler; kill -9 $PPID; sleep 60")
+    assert server.until(lost)["error"]["error_type"] == "DISK_FULL"
     disk.fill()
+    assert "no space left for run directories" in server.ask("GET", "/readyz").json()["error"]["message"]
     late = server.submit(*ground.counting(2))
     wait_for(lambda: "No space left" in (server.job(late)["status_message"] or ""), "the launch to be refused")
     disk.grow()
@@ -64,7 +67,7 @@ def test_full_disk_of_runs_fails_who_filled_it_and_nothing_else(disk: SmallDisk,
     assert server.until(bystander)["attempt"] == 1
     server.until(late)
     assert {entry.pid for entry in ground.ledger() if entry.job_id == bystander} == {rank}
-    check(ground, server, {greedy: "FAILED", bystander: "COMPLETED", late: "COMPLETED"})
+    check(ground, server, {greedy: "FAILED", lost: "FAILED", bystander: "COMPLETED", late: "COMPLETED"})
 
 
 def test_full_disk_of_the_database_refuses_what_it_cannot_keep(disk: SmallDisk, ground: Ground) -> None:
@@ -80,9 +83,13 @@ def test_full_disk_of_the_database_refuses_what_it_cannot_keep(disk: SmallDisk, 
             break
         accepted.append(answer)
     assert server.job(running)["job_id"] == running, "what is on disk can be read"
+    unready = server.ask("GET", "/readyz")
+    assert (unready.status_code, unready.json()["error"]["code"]) == (503, "UNHEALTHY")
+    assert "no space left for the database" in unready.json()["error"]["message"]
     ground.open_gate("go")
     wait_for(lambda: [entry for entry in ground.ledger() if entry.what == "end"], "the job to end meanwhile")
     disk.free()
+    assert server.ask("GET", "/readyz").status_code == 200
     again = wait_for(lambda: submit(server, ground, f"job {len(accepted)}"), "the server to accept jobs again")
     for job_id in (*accepted, again):
         server.until(job_id)

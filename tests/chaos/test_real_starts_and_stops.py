@@ -79,3 +79,25 @@ def test_server_refuses_the_database_of_a_newer_version(ground: Ground) -> None:
     assert "revision 9999" in said
     assert "newer version of Trainmaster" in said
     ground.leave()
+
+
+def test_server_does_not_start_on_an_empty_database_beside_run_directories(ground: Ground) -> None:
+    server = ground.server().start()
+    job_id = server.submit("true")
+    server.until(job_id)
+    server.stop()
+    database = server.directory / "trainmaster.db"
+    kept = database.read_bytes()
+    for path in server.directory.glob("trainmaster.db*"):
+        path.unlink()
+    database.touch()
+    for _ in range(2):  # the first start has made the tables
+        said = refused_start(server)
+        assert "has no jobs" in said
+        assert "Restore it from a backup" in said
+    for path in server.directory.glob("trainmaster.db*"):
+        path.unlink()
+    database.write_bytes(kept)
+    server.start()
+    assert server.job(job_id)["status"] == "COMPLETED"
+    ground.leave()

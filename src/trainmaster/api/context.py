@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -76,6 +76,8 @@ class ApiContext:
     """Called with an attempt's id after its worker reported something."""
     healthy: Callable[[], str | None] = _fine
     """None while the rest of this process does its work; else what keeps it from that. Must not wait."""
+    disks: Mapping[str, Path] = field(default_factory=dict)
+    """By what lies there, directories without whose disks the server can do no work."""
     clock: Callable[[], float] = time.time
     version: str = __version__
     max_blob_bytes: int = 2 << 30

@@ -51,7 +51,7 @@ class Pace:
     occupied_s: float = 2.0
     """The inventory, while a GPU is only waiting for its memory to be freed."""
     behind_s: float = 0.1
-    """Between two looks at an attempt that reports more than one look takes, whatever hints come."""
+    """Between two looks at attempts that report more than one look takes, whatever hints come; they take turns."""
 
 
 PLACEMENTS_PER_PASS = 256
@@ -59,6 +59,8 @@ PLACEMENTS_PER_PASS = 256
 REST_FACTOR = 4.0
 """After a pass, new jobs wait so many times as long as it took: a thousand of them need no thousand passes."""
 REST_MAX_S = 0.05
+MOST_BEHIND = 20
+"""Attempts that are read on in turns; of more, several are read in one turn."""
 DROP_AFTER = 3
 """Reports that could not be committed so often are dropped: they must not keep their job from ending."""
 FAILED_WAIT_S = 5.0
@@ -289,7 +291,8 @@ class Coordinator:
             if sight is None:
                 return None
             if sight.behind:
-                self._next_looks[f"{job.job_id}.{job.live.number}"] = time.monotonic() + self._pace.behind_s
+                wait_s = self._pace.behind_s * min(1 + len(self._next_looks), MOST_BEHIND)
+                self._next_looks[f"{job.job_id}.{job.live.number}"] = time.monotonic() + wait_s
             if self._uncommitted[job.job_id] >= DROP_AFTER:
                 sight = sight.without_reports(f"reports could not be stored {DROP_AFTER} times in a row; dropped")
             return observations.observe(job, sight, now=now)

@@ -11,6 +11,7 @@ from trainmaster.coordinator.launching import checkpoints_home
 from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
+from trainmaster.core.states import Desired
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.core.workloads.trainer_service import KIND as TRAINER_SERVICE
 from trainmaster.protocol.disks import disk_is_full
@@ -28,7 +29,7 @@ from trainmaster.storage import ARTIFACTS, URI, Location, Roots
 
 LONGEST_LINE = 1 << 20
 """A longer line is skipped: no report needs it, and it must not block the lines after it."""
-LOOK_LINES = 256
+LOOK_LINES = 512
 """Lines that one look takes from all event streams of an attempt together: other jobs wait meanwhile."""
 LEAST_LINES = 16
 """Lines that each stream gets in one look, however many streams share it."""
@@ -207,8 +208,8 @@ def _look_at_node(
     if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
         message = f"the worker of node {node} died without a word, and the disk of its run directory is full"
         ended = {"reason": Reason.DISK_FULL, "message": message}
-    if behind:
-        # Its end would cut off what it said before; that is taken in first.
+    if behind and job.desired not in (Desired.STOP, Desired.DELETE):
+        # Its end would cut off what it said before; that is taken in first, unless nobody wants the job any more.
         ended, alive = None, Liveness.UNKNOWN
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 

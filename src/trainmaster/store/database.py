@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -12,10 +13,14 @@ from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from trainmaster.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.store import migrate, postgres, sqlite
+from trainmaster.store import migrate, postgres, queues, sqlite
+from trainmaster.store.scope import Scope
 from trainmaster.store.writer import Writer
 
 T = TypeVar("T")
+
+PROBE_EVERY_S = 1.0
+"""Anybody may ask whether the database works, as often as they like."""
 
 
 class Watch(Protocol):
@@ -66,6 +71,8 @@ class Database:
         self._writer = Writer(writing, kind.meaning)
         self._watch = watch
         self._watch_lock = threading.Lock()
+        self._probe: Future[None] | None = None
+        self._probe_began = 0.0
 
     @staticmethod
     def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
@@ -125,6 +132,16 @@ class Database:
         """A connection for reading, on any thread: sees one state of the database from its first query to its end."""
         with _translated(self._kind), self._reading.connect() as connection:
             yield connection
+
+    def probe(self) -> Future[None]:
+        """A write that changes nothing, to see whether the database takes any.
+
+        Those who ask within a second share one. They ask on one thread.
+        """
+        if self._probe is None or (self._probe.done() and time.monotonic() - self._probe_began > PROBE_EVERY_S):
+            self._probe_began = time.monotonic()
+            self._probe = self.write(lambda connection: queues.touch(connection, Scope.everything()))
+        return self._probe
 
     def data_version(self) -> int:
         """A number that changes whenever anything was committed, by this process or another; cheap to ask for."""

@@ -145,6 +145,11 @@ def active(connection: Connection, scope: Scope) -> list[Job]:
     return [job_from_row(row) for row in connection.execute(scope.limit(_ACTIVE, _jobs.c.account_id))]
 
 
+def exist(connection: Connection, scope: Scope) -> bool:
+    """Whether there is any job, deleted ones among them."""
+    return connection.execute(scope.limit(sa.select(_jobs.c.job_id), _jobs.c.account_id).limit(1)).first() is not None
+
+
 def to_purge(connection: Connection, scope: Scope) -> list[str]:
     """Deleted jobs whose files are to be removed."""
     return list(connection.execute(scope.limit(_TO_PURGE, _jobs.c.account_id)).scalars())

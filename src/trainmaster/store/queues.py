@@ -41,6 +41,12 @@ def exists(connection: Connection, scope: Scope, name: str) -> bool:  # noqa: AR
     return _NAMED.execute(connection, {"wanted": name}).first() is not None
 
 
+def touch(connection: Connection, scope: Scope) -> None:
+    """Write the default queue as it is, to see whether the database takes anything."""
+    scope.require_everything()
+    connection.execute(update(_queues).where(_queues.c.name == DEFAULT).values(name=_queues.c.name))
+
+
 def put(connection: Connection, scope: Scope, queue: Queue, now: float) -> None:
     """Make a queue, or change its weight and quota; nothing is written where nothing changes."""
     scope.require_everything()

@@ -18,6 +18,7 @@ from trainmaster.core.observations import admit, place
 from trainmaster.core.resources import Share
 from trainmaster.core.sight import Liveness, Sight
 from trainmaster.core.spec import parse_submit
+from trainmaster.core.states import Desired
 from trainmaster.core.submission import submit
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.rundir import (
@@ -223,6 +224,13 @@ def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
     directory.append(worker_stream(0), 0, NOTE)
     sight, job = seen(job, directory, roots)
     assert (len(noted(sight)), cut(sight), sight.behind) == (1, [], False)
+
+
+def test_end_of_a_cancelled_job_does_not_wait_for_its_flood(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    directory.append(events_stream(0, 0), 0, NOTE * 1000)
+    directory.put_document(exit_document(0), {"reason": "CANCELLED", "message": "m", "ended_at": 2.0})
+    assert seen(job, directory, roots)[0].nodes[0].exit is None
+    assert seen(job.evolve(desired=Desired.STOP), directory, roots)[0].nodes[0].exit is not None
 
 
 def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDirectory, roots: Roots) -> None:

@@ -21,6 +21,7 @@ MACHINERY = {
     "migrate",
     "migrations",
     "paging",
+    "portions",
     "postgres",
     "prepared",
     "records",

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from http import HTTPStatus
 
 from fastapi import APIRouter, Response
+from starlette.concurrency import run_in_threadpool
 
-from trainmaster.api.context import Context
+from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import ErrorEnvelope, Ok, ok
 from trainmaster.api.errors import UnhealthyError
 from trainmaster.api.openapi import OPEN
 from trainmaster.api.wire.health import Alive, Ready
 from trainmaster.core.errors import StoreUnavailableError
-from trainmaster.store import queues
-from trainmaster.store.scope import Scope
+from trainmaster.protocol.disks import disk_is_full
 
 router = APIRouter(tags=["health"])
 
 _log = logging.getLogger(__name__)
+
+PROBE_PATIENCE_S = 10.0
 
 
 @router.get("/healthz", response_model=Ok[Alive], openapi_extra=OPEN)
@@ -39,13 +42,19 @@ async def alive(context: Context) -> Response:
     },
 )
 async def ready(context: Context) -> Response:
-    """Whether the server can do its work: the database answers, and so does the part that runs jobs."""
+    """Whether the server can do its work: the part that runs jobs does, disks have space, the database takes writes."""
     if (problem := context.healthy()) is not None:
         raise UnhealthyError(problem)
+    if full := await run_in_threadpool(_full_disks, context):
+        raise UnhealthyError(f"there is no space left for {' and '.join(full)}")
     try:
-        await context.read(lambda connection: queues.exists(connection, Scope.everything(), queues.DEFAULT))
-    except StoreUnavailableError as error:
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(context.database.probe())), PROBE_PATIENCE_S)
+    except (StoreUnavailableError, TimeoutError) as error:
         # Anybody may ask; what the database says is for those who run it.
-        _log.warning("not ready: %s", error.message)
-        raise StoreUnavailableError("the database does not answer; try again") from None
+        _log.warning("not ready: %s", str(error) or "a write was not committed in time")
+        raise StoreUnavailableError("the database takes no writes; try again") from None
     return ok(Ready(version=context.version))
+
+
+def _full_disks(context: ApiContext) -> list[str]:
+    return [what for what, path in context.disks.items() if disk_is_full(path)]
