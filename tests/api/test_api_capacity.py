@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from api_world import COMMAND, EVERYTHING, VAULT, Api, Served, World
+from fireworks_world import door_of, knowing
+from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
@@ -34,10 +36,17 @@ def served(world: World) -> Iterator[Served]:
         yield served
 
 
-def report(world: World, *names: str, gpus: int = 4, healthy: bool = True, **more: Any) -> None:
+def report(
+    world: World,
+    *names: str,
+    gpus: int = 4,
+    kind: str = "H100-80GB",
+    healthy: bool = True,
+    **more: Any,
+) -> None:
     """Report machines that are alike."""
     units = tuple(
-        Gpu(index=index, device=str(index), type="H100-80GB", memory_mb=81920, healthy=healthy) for index in range(gpus)
+        Gpu(index=index, device=str(index), type=kind, memory_mb=81920, healthy=healthy) for index in range(gpus)
     )
     values: dict[str, Any] = {"cpu_cores": 64, "ram_mb": 64_000, "storage_mb": 1_000, "slots": 2, **more}
     found = [
@@ -121,6 +130,25 @@ def test_retry_with_other_resources_is_checked_and_one_with_the_same_is_not(api:
     assert "no node could ever hold" in api.call("POST", f"/v1/jobs/{job_id}/retry", 400, json=more)["message"]
     report(world, "n1", gpus=4)
     api.call("POST", f"/v1/jobs/{job_id}/retry", 201, json={})
+
+
+def test_trainer_that_no_node_could_hold_is_refused_by_the_fireworks_door(world: World, tmp_path: Path) -> None:
+    (tmp_path / "door").mkdir()
+    report(world, "n1")
+    with knowing(world, tmp_path / "door") as served, door_of(world, served, "account") as door:
+        wanted = {"config_acceleratorType": "NVIDIA_H100_80GB", "config_acceleratorCount": 8}
+        error = door.create("large", 400, **wanted)
+        assert "no node has 8 × H100" in error["message"]
+        door.create("small", **{**wanted, "config_acceleratorCount": 4})
+
+
+def test_model_whose_trainer_no_node_could_hold_fails_at_the_tinker_door(tmp_path: Path) -> None:
+    with TinkerWorld.open(tmp_path) as world, Served.serve(world.context()) as served:
+        report(world, "n1", kind="mig-1g.5gb")
+        with Client.of(served, world) as client:
+            answer = client.result(client.ask_for_model(client.session()))
+            assert "no node could ever hold 1 × GPU" in answer["error"]
+            assert not client.jobs()
 
 
 def test_server_with_an_autoscaler_queues_what_no_node_holds_yet(world: World) -> None:
