@@ -14,7 +14,7 @@ from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.capacity import Capacity
+from trainmaster.coordinator.capacity import FRESH_S, Capacity
 from trainmaster.coordinator.commands import Commands
 from trainmaster.core.errors import RefusedError
 from trainmaster.core.resources import Gpu, Node, NodeState
@@ -156,13 +156,27 @@ def test_server_with_an_autoscaler_queues_what_no_node_holds_yet(world: World) -
     request = parse_submit({**COMMAND, "resource_config": {"gpu_count": 64}})
     scope = Scope(account_id="account")
     world.key("account")
-    refusing, scaling = commands(world), commands(world, autoscaling=True)
+    refusing, scaling = commands(world, Capacity()), commands(world, Capacity(autoscaling=True))
     with pytest.raises(RefusedError, match="no node could ever hold"):
         refusing.submit(scope, request, created_by="tester").result()
     assert scaling.submit(scope, request, created_by="tester").result().job.needs.gpus_per_node == 64
 
 
-def commands(world: World, *, autoscaling: bool = False) -> Commands:
+def test_node_that_is_gone_does_not_count_for_long(world: World) -> None:
+    report(world, "n1", gpus=8)
+    world.key("account")
+    now = 0.0
+    accepting = commands(world, Capacity(clock=lambda: now))
+    request = parse_submit({**COMMAND, "resource_config": {"gpu_count": 8}})
+    scope = Scope(account_id="account")
+    accepting.submit(scope, request, created_by="tester").result()
+    report(world, "n1", gpus=4)
+    now = FRESH_S
+    with pytest.raises(RefusedError, match="the largest has 4"):
+        accepting.submit(scope, request, created_by="tester").result()
+
+
+def commands(world: World, capacity: Capacity) -> Commands:
     return Commands(
         world.database,
         backends={"local": capabilities_of("local")},
@@ -170,5 +184,5 @@ def commands(world: World, *, autoscaling: bool = False) -> Commands:
         admission=Admission(),
         vault=VAULT,
         hint=lambda subject: None,
-        capacity=Capacity(autoscaling=autoscaling),
+        capacity=capacity,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection
@@ -15,15 +16,18 @@ from trainmaster.store import nodes
 from trainmaster.store.scope import Scope
 
 FIELD = "scheduling_config.allow_waiting_for_nodes"
+FRESH_S = 10.0
+"""How long a look at the nodes lasts: to read thousands of them for every job would take too long."""
 _EVERYTHING = Scope.everything()
 
 
 class Capacity:
     """What all nodes could hold, as of the last look at them. For one thread at a time."""
 
-    def __init__(self, *, autoscaling: bool = False) -> None:
+    def __init__(self, *, autoscaling: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         """With `autoscaling`, nodes are added for jobs that wait, so that no request is refused."""
         self._autoscaling = autoscaling
+        self._clock = clock
         self._remember([])
 
     def require(self, connection: Connection, job: Job) -> None:
@@ -35,9 +39,11 @@ class Capacity:
             RefusedError: none could; the message says what comes nearest.
         """
         needs = replace(job.needs, storage_mb=0)
-        if self._autoscaling or job.waits_for_nodes or self._could_hold(job.host_backend, needs):
+        if self._autoscaling or job.waits_for_nodes:
             return
-        # Nodes may have been added since the last look.
+        if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs):
+            return
+        # Nodes may have come or gone since the last look.
         self._remember(nodes.all(connection, _EVERYTHING))
         here = [node for node in self._nodes if node.backend == job.host_backend]
         if not here or self._could_hold(job.host_backend, needs):
@@ -52,6 +58,7 @@ class Capacity:
 
     def _remember(self, found: Sequence[Node]) -> None:
         self._nodes = found
+        self._looked_at = self._clock()
         self._pool = restored_pool(found)
 
     def _could_hold(self, backend: str, needs: Needs) -> bool:
