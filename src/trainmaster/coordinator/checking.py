@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from trainmaster.core.accounts import Account
 from trainmaster.core.errors import ConflictError, RefusedError
 from trainmaster.core.training.support import TRAIN_EXTRA
 from trainmaster.protocol import account_files
-from trainmaster.protocol.environment import CACHE_DIR, RESERVED_PREFIX, TOKENS
+from trainmaster.protocol.environment import CACHE_DIR, ENDPOINTS, FETCHING, RESERVED_PREFIX, TOKENS
 from trainmaster.protocol.rundir import SEARCH_ONLY
 from trainmaster.protocol.users import User
 from trainmaster.settings import Settings
@@ -43,18 +44,6 @@ MAX_ANSWER_BYTES = 32 << 20
 NEEDED = ("transformers", "datasets")
 """Packages without which nothing can be looked at."""
 _LAST_BYTES = 64 << 10
-_ENDPOINTS = frozenset({"HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
-_PASSED = _ENDPOINTS | {
-    "AWS_ACCESS_KEY_ID",
-    "AWS_DEFAULT_REGION",
-    "AWS_REGION",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-}
-"""Variables of the caller's that reach the process. Others may name programs, files or addresses, which are a job's
-affair: `AWS_CONTAINER_CREDENTIALS_FULL_URI` is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +92,7 @@ class DataChecks:
             self._under_way[account.account_id] -= 1
 
     def _require_usual_endpoints(self, variables: Mapping[str, str]) -> None:
-        if not self._settings.private_sources and (named := [name for name in variables if name in _ENDPOINTS]):
+        if not self._settings.private_sources and (named := [name for name in variables if name in ENDPOINTS]):
             raise RefusedError(
                 f"environment.{named[0]}: a check on this server asks the usual services alone; its operator can allow "
                 "others with the setting private_urls"
@@ -142,8 +131,8 @@ class DataChecks:
         user = None if uid is None else User.of(uid)
         try:
             process = subprocess.Popen(
-                # Without -P, a shipped file would be imported in the place of a module of its name.
-                [sys.executable, "-P", "-m", "trainmaster.trainers.checking"],
+                # Without -P and -s, a shipped file would be imported in the place of a module of its name.
+                [sys.executable, "-s", "-P", "-m", "trainmaster.trainers.checking"],
                 cwd=directory / "work",
                 env=self._environment(check, directory, uid),
                 start_new_session=True,
@@ -177,9 +166,11 @@ class DataChecks:
             **inherited,
             **({} if uid is None else {"HOME": str(directory / "work")}),
             **fetching_environment(self._settings),
-            **{name: value for name, value in check.environment.items() if name in _PASSED},
+            **{name: value for name, value in check.environment.items() if name in FETCHING},
             **{TOKENS[name]: token for name, token in check.tokens.items() if name in TOKENS},
             CACHE_DIR: str(directory / "work" / ".cache"),
+            # Libraries import what lies there; no shipped file has such a name.
+            "HF_MODULES_CACHE": str(directory / "work" / f".modules-{secrets.token_hex(8)}"),
         }
 
 

@@ -74,6 +74,30 @@ KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 KUBEFLOW_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 KUBEFLOW_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 
+ENDPOINTS = ("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS")
+"""Variables of a job that say where to fetch from."""
+FETCHING = frozenset(
+    {
+        *ENDPOINTS,
+        "AWS_ACCESS_KEY_ID",
+        "AWS_DEFAULT_REGION",
+        "AWS_REGION",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "HF_HUB_DISABLE_XET",
+        "HF_HUB_DOWNLOAD_TIMEOUT",
+        "HF_HUB_ETAG_TIMEOUT",
+        "HF_HUB_OFFLINE",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "OMP_NUM_THREADS",
+        "TOKENIZERS_PARALLELISM",
+    }
+)
+"""The variables of a job that reach a process of ours which holds tokens. It gets no others: many name code to load
+(`PYTHONPATH`, `LD_PRELOAD`, `OPENSSL_CONF`, `PATH`, `BASH_ENV`), or would show somebody else what it sends
+(`HTTPS_PROXY`, `SSL_CERT_FILE`, `SSLKEYLOGFILE`). What the operator set on the machine stays."""
+
 REFERABLE = (
     "RANK",
     "LOCAL_RANK",

@@ -81,6 +81,11 @@ class Step:
     gang: Gang | None = None
     """What runs beside it where it has an image of its own; None: it runs by itself."""
 
+    @property
+    def guarded(self) -> bool:
+        """Whether it is a program of ours with tokens or secrets that the job's own code must not see."""
+        return self.python and (self.tokens or bool(self.secrets))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobFile:

@@ -197,7 +197,7 @@ class NodeRun:
             for rank in ranks:
                 # A container has the environment of its image, and not of this machine.
                 base = {} if step.through else os.environ
-                variables = rank_environment(self._around, rank, base=base, rendezvous=rendezvous)
+                variables = rank_environment(self._around, rank, base=base, rendezvous=rendezvous, guarded=step.guarded)
                 variables |= step_environment(step, self._secrets)
                 pids[rank], lead = start_rank(step, rank, self._around, variables)
                 self._tree.add(rank, pids[rank], leads=lead is not None)

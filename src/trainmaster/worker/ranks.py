@@ -90,7 +90,12 @@ class Surroundings:
 
 
 def rank_environment(
-    around: Surroundings, rank: int, *, base: Mapping[str, str], rendezvous: tuple[str, int] | None
+    around: Surroundings,
+    rank: int,
+    *,
+    base: Mapping[str, str],
+    rendezvous: tuple[str, int] | None,
+    guarded: bool = False,
 ) -> dict[str, str]:
     """The environment of one rank: the worker's own, the job's on top, then what we promise.
 
@@ -99,19 +104,24 @@ def rank_environment(
         rank: the global rank.
         base: the worker's environment; what is ours in it does not concern the job.
         rendezvous: where the ranks meet; None for a preparing step, which meets nobody.
+        guarded: it holds tokens, so that of the job's variables it gets those alone that say how to fetch.
     """
     request, launch = around.request, around.request.launch
     inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}
     if around.user is not None:
         inherited = {**without_session(inherited), **around.user.variables(around.working_directory)}
     local_world_size = launch.ranks_per_node
+    chosen = {**launch.environment, **around.secrets}
+    if guarded:
+        chosen = {name: value for name, value in chosen.items() if name in names.FETCHING}
+        # Libraries import what lies there; otherwise it would be in the job's home.
+        chosen["HF_MODULES_CACHE"] = os.fspath(around.home / PREPARED / "modules")
     variables = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a Python that crashes says where
         **inherited,
         **request.environment,
-        **launch.environment,
-        **around.secrets,
+        **chosen,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - around.first_rank),
         "WORLD_SIZE": str(request.world_size),
@@ -167,7 +177,7 @@ def rank_environment(
         variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
         variables["VIRTUAL_ENV"] = around.environment
     # Of the job's own variables only those that nothing above has set otherwise.
-    own = {name: value for name, value in around.secrets.items() if "$(" in value and variables[name] == value}
+    own = {name: value for name, value in around.secrets.items() if "$(" in value and variables.get(name) == value}
     return variables | {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
 
 

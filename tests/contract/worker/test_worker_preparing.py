@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import site
 import sys
 from pathlib import Path
 
@@ -65,6 +66,51 @@ def test_worker_tokens_reach_the_steps_that_fetch_and_no_other(attempts: Attempt
     assert "u-1" not in fetch.values()
     for step in ("other", "run"):
         assert not {"h-1", "d-1", "u-1"} & set(_environment(attempt.log(step=step)).values())
+
+
+def test_worker_step_with_tokens_runs_no_code_of_the_job(attempts: Attempts, tmp_path: Path) -> None:
+    seen, home = tmp_path / "seen", tmp_path / "home"
+    trap = f"import os\nwith open({str(seen)!r}, 'a') as file: print(os.environ, file=file)\n"
+    own = Path(site.getusersitepackages()).relative_to(Path(site.getuserbase()))
+    for place in (home / "trap", home / ".local" / own):
+        place.mkdir(parents=True)
+        (place / "sitecustomize.py").write_text(trap)
+        (place / "usercustomize.py").write_text(trap)
+    loaders = {
+        "PYTHONPATH": str(home / "trap"),
+        "PYTHONSTARTUP": "x",
+        "PYTHONHOME": "",
+        "LD_LIBRARY_PATH": str(home),
+        "LD_AUDIT": "",
+        "BASH_ENV": "x",
+        "OPENSSL_CONF": "x",
+        "PATH": str(home),
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "SSL_CERT_FILE": "x",
+        "HF_MODULES_CACHE": str(home),
+        "HOME": str(home),
+    }
+    wanted = {"HF_ENDPOINT": "https://hub.example", "AWS_REGION": "eu-1"}
+    show = ("-s", "-P", "-c", SHOW)
+    attempt = attempts(
+        steps=(
+            Step(name="fetch", argv=show, python=True, tokens=True),
+            Step(name="sealed", argv=show, python=True, secrets={"TOKEN": "secret:hub_token"}),
+            Step(name="run", argv=("-c", SHOW), python=True),
+        ),
+        secrets={name: f"secret:env.{name}" for name in (*loaders, *wanted)},
+    )
+    attempt.start(environment={**loaders, **wanted}, tokens={"hub_token": "h-1"})
+    assert attempt.ended()["reason"] == Reason.SUCCEEDED
+    for step in ("fetch", "sealed"):
+        variables = _environment(attempt.log(step=step))
+        assert "h-1" in variables.values()
+        assert wanted.items() <= variables.items()
+        assert not {(name, variables.get(name)) for name in loaders} & loaders.items()
+        assert not variables["HF_MODULES_CACHE"].startswith(str(home))
+    # The job's own step has all of its variables, and runs what they name.
+    assert loaders.items() <= _environment(attempt.log(step="run")).items()
+    assert "h-1" not in seen.read_text()
 
 
 def test_worker_variables_of_the_server_reach_every_process(attempts: Attempts) -> None:

@@ -201,7 +201,8 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     assert effective_workload(request).kind == "script"
     compiled = compile_launch(request)
     fetch, script = compiled.steps
-    assert fetch == Step(name="prepare", argv=("-P", "-m", "trainmaster.trainers.fetching"), python=True, tokens=True)
+    fetching = ("-s", "-P", "-m", "trainmaster.trainers.fetching")
+    assert fetch == Step(name="prepare", argv=fetching, python=True, tokens=True)
     assert script == Step(name="main", argv=("/srv/train.py",), python=True)
     assert (compiled.kind, compiled.ranks_per_node, compiled.secrets) == ("script", 4, {"A": "secret:env.A"})
     assert json.loads(compiled.inputs["training.json"])["data_config"]["sources"][0]["path"] == "hf://org/data"

@@ -31,8 +31,6 @@ from trainmaster.protocol.secrets import reference_to
 
 INPUT_FILE = "initializers.json"
 """Among a launch's inputs: what the steps are to fetch, without secrets."""
-ENDPOINT_VARIABLES = ("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS")
-"""Variables that say where the steps fetch from. What a job sets them to is checked as any URL that it names."""
 OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 """Weights again in other forms than *.safetensors; of a model they are left out unless the job says otherwise."""
 SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
@@ -265,8 +263,9 @@ def _own_step(part: str, spec: InitializerSpec) -> Step:
     """Our own initializer; for a table, of which there is no other, also in an image of its own."""
     return Step(
         name=f"{part}-initializer",
-        # Whatever the job ships: without -P, a file of that name would be imported in the module's place.
-        argv=("-P", "-m", "trainmaster.trainers.initializing", part),
+        # Whatever the job ships: without -P, a file of that name would be imported in the module's place, and without
+        # -s what lies in the home, which may be the working directory.
+        argv=("-s", "-P", "-m", "trainmaster.trainers.initializing", part),
         python=True,
         secrets=_sealed(part, spec, SECRETS),
         timeout_s=spec.timeout_s,
@@ -279,7 +278,7 @@ def _gang(spec: CacheInitializer) -> Gang:
     """Who writes a table's shards; the step is their head."""
     return Gang(
         count=spec.num_data_nodes,
-        argv=("-P", "-m", "trainmaster.trainers.tables.writing"),
+        argv=("-s", "-P", "-m", "trainmaster.trainers.tables.writing"),
         size=_size(spec.worker_cpu, spec.worker_mem),
         head=_size(spec.head_cpu, spec.head_mem),
     )
@@ -326,7 +325,8 @@ def initializers_text(initializers: Initializers, variables: Mapping[str, str]) 
         part: spec.model_dump(mode="json", exclude={"image", "timeout_s", *SECRETS})
         for part, spec in initializers.named()
     }
-    named = [name for name in ENDPOINT_VARIABLES if name in variables]
+    # What a job sets them to is checked as any URL that it names.
+    named = [name for name in environment.ENDPOINTS if name in variables]
     return json.dumps({**document, "endpoints_of_the_job": named}, indent=2) + "\n"
 
 

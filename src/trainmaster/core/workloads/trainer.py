@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 KIND = "trainer"
 _RUN = ("-P", "-m")
 """A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
-PREPARE = Step(name="prepare", argv=(*_RUN, "trainmaster.trainers.preparing"), python=True, tokens=True)
+_GUARDED = ("-s", *_RUN)
+"""With tokens: nothing from the user's own packages either, as the home may be the job's working directory."""
+PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.trainers.preparing"), python=True, tokens=True)
 """Fetches model and data, and makes rows of tokens of them; once for each node."""
-FETCH = Step(name="prepare", argv=(*_RUN, "trainmaster.trainers.fetching"), python=True, tokens=True)
+FETCH = Step(name="prepare", argv=(*_GUARDED, "trainmaster.trainers.fetching"), python=True, tokens=True)
 """Fetches alone, for a script of the user's own."""
 RESULT = "model"
 """The directory of the result in the job's output."""
