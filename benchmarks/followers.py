@@ -22,22 +22,23 @@ import uvloop
 
 from benchmarks.apart import apart
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
-from benchmarks.server import Client, command_job, cpu_s, resident_mb, running_server, wait_for
+from benchmarks.server import Client, Server, command_job, cpu_s, resident_mb, running_server, wait_for
 
 FOLLOWERS = 1000
-LINES = 1000
-LINES_PER_S = 50
+RATES = (50, 5)
+"""Lines a second. At the lower one, every line is sent to every follower by itself."""
+PRINT_FOR_S = 20
 TARGET_S = 1.0
 
-PRINTING = f"""
+PRINTING = """
 import pathlib, sys, time
-go = pathlib.Path(sys.argv[1])
+go, lines, per_s = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 deadline = time.time() + 120
 while not go.exists() and time.time() < deadline:
     time.sleep(0.05)
 began = time.time()
-for number in range({LINES}):
-    time.sleep(max(0.0, began + number / {LINES_PER_S} - time.time()))
+for number in range(lines):
+    time.sleep(max(0.0, began + number / per_s - time.time()))
     print("line", number, time.time(), flush=True)
 """
 
@@ -59,38 +60,40 @@ class Followed:
 
 
 def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
-    """The 99th percentile of a line's delay."""
+    """The 99th percentile of a line's delay, at each rate."""
     with running_server(directory) as server:
-        client = Client(server)
-        go = directory / "go"
-        job_id = client.submit(command_job(sys.executable, "-c", PRINTING, str(go)))
-        running = lambda: client.call("GET", f"/v1/jobs/{job_id}")["status"] == "TRAINING" or None  # noqa: E731
-        wait_for(running, "the job runs")
-        before_s = cpu_s(server.pid)
-        progress(f"{FOLLOWERS:,} followers, {LINES:,} lines at {LINES_PER_S} a second")
-        (seen,) = apart(follow_all, [(server.host, server.port, server.key, job_id, str(go))])
-        used_s = cpu_s(server.pid) - before_s
-        memory_mb = resident_mb(server.pid)
-        status = client.wait(job_id)
-        client.close()
+        return [_figure(server, directory, per_s, progress) for per_s in RATES]
+
+
+def _figure(server: Server, directory: Path, per_s: int, progress: Progress) -> Figure:
+    client = Client(server)
+    go, lines = directory / f"go-{per_s}", per_s * PRINT_FOR_S
+    job_id = client.submit(command_job(sys.executable, "-c", PRINTING, str(go), str(lines), str(per_s)))
+    running = lambda: client.call("GET", f"/v1/jobs/{job_id}")["status"] == "TRAINING" or None  # noqa: E731
+    wait_for(running, "the job runs")
+    before_s = cpu_s(server.pid)
+    progress(f"{FOLLOWERS:,} followers, {lines:,} lines at {per_s} a second")
+    (seen,) = apart(follow_all, [(server.host, server.port, server.key, job_id, str(go), lines)])
+    used_s = cpu_s(server.pid) - before_s
+    memory_mb = resident_mb(server.pid)
+    status = client.wait(job_id)
+    client.close()
     if seen.broken or status != "COMPLETED":
         raise WrongResultError(f"{len(seen.broken)} followers of a job that {status}: {'; '.join(seen.broken[:3])}")
     wall_s = seen.connecting_s + seen.following_s
-    return [
-        Figure(
-            name=f"{FOLLOWERS:,} followers, p99 of a line's delay",
-            measured=percentile(seen.delays_s, 99),
-            unit="s",
-            target=TARGET_S,
-            note=f"p50 {statistics.median(seen.delays_s):.3f} s, worst {max(seen.delays_s):.3f} s of"
-            f" {len(seen.delays_s):,} lines, none missing or doubled; all connected after {seen.connecting_s:.1f} s; a"
-            f" core is 100 %: server {used_s / wall_s:.0%}, client {seen.client_cpu_s / wall_s:.0%}; server"
-            f" {memory_mb:.0f} MB",
-        )
-    ]
+    return Figure(
+        name=f"{FOLLOWERS:,} followers, {per_s} lines a second, p99 of a line's delay",
+        measured=percentile(seen.delays_s, 99),
+        unit="s",
+        target=TARGET_S,
+        note=f"p50 {statistics.median(seen.delays_s):.3f} s, worst {max(seen.delays_s):.3f} s of"
+        f" {len(seen.delays_s):,} lines, none missing or doubled; all connected after {seen.connecting_s:.1f} s;"
+        f" processor time of the server {used_s / len(seen.delays_s) * 1e6:.0f} us a line; a core is 100 %: server"
+        f" {used_s / wall_s:.0%}, client {seen.client_cpu_s / wall_s:.0%}; server {memory_mb:.0f} MB",
+    )
 
 
-def follow_all(host: str, port: int, key: str, job_id: str, go: str) -> Followed:
+def follow_all(host: str, port: int, key: str, job_id: str, go: str, lines: int) -> Followed:
     """Follow a job's log over many connections, let it begin, and see it to its end."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -98,10 +101,10 @@ def follow_all(host: str, port: int, key: str, job_id: str, go: str) -> Followed
         f"GET /v1/jobs/{job_id}/logs?follow=true HTTP/1.1\r\nHost: {host}:{port}\r\n"
         f"Authorization: Bearer {key}\r\nAccept: text/event-stream\r\n\r\n"
     )
-    return uvloop.run(_follow_all(host, port, request.encode(), Path(go)))
+    return uvloop.run(_follow_all(host, port, request.encode(), Path(go), lines))
 
 
-async def _follow_all(host: str, port: int, request: bytes, go: Path) -> Followed:
+async def _follow_all(host: str, port: int, request: bytes, go: Path, lines: int) -> Followed:
     began = time.perf_counter()
     delays_s = array("d")
     places = asyncio.Semaphore(_CONNECT_AT_ONCE)
@@ -109,7 +112,7 @@ async def _follow_all(host: str, port: int, request: bytes, go: Path) -> Followe
     async def connect() -> _Follower:
         async with places:
             loop = asyncio.get_running_loop()
-            _, follower = await loop.create_connection(lambda: _Follower(request, delays_s), host, port)
+            _, follower = await loop.create_connection(lambda: _Follower(request, delays_s, lines), host, port)
             await follower.connected
             return follower
 
@@ -130,10 +133,11 @@ async def _follow_all(host: str, port: int, request: bytes, go: Path) -> Followe
 class _Follower(asyncio.Protocol):
     """Reads one stream. What it needs of a line is found by one search: the client must not be what is measured."""
 
-    def __init__(self, request: bytes, delays_s: array[float]) -> None:
+    def __init__(self, request: bytes, delays_s: array[float], lines: int) -> None:
         loop = asyncio.get_running_loop()
         self._request = request
         self._delays_s = delays_s
+        self._lines = lines
         self._rest = b""
         self._expected = 0
         self._complaint = ""
@@ -146,7 +150,7 @@ class _Follower(asyncio.Protocol):
         """What is wrong with what came; empty when every line came once and the stream came to its end."""
         if self._complaint:
             return self._complaint
-        if not self._complete or self._expected != LINES:
+        if not self._complete or self._expected != self._lines:
             return f"the stream broke off after {self._expected} lines"
         return ""
 

@@ -14,7 +14,7 @@ from harness import ACCOUNT, EVERYTHING, Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.api.wire.jobs import JobView, job_resource
+from trainmaster.api.wire.jobs import JobResource, JobView, job_json
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.coordinator.explain import Waiting
 from trainmaster.coordinator.launching import attempt_request
@@ -145,7 +145,7 @@ def stored(cluster: Cluster, change: Change | None) -> Job:
         has_output=True,
         now=cluster.now + 10,
     )
-    json.loads(job_resource(view).model_dump_json())
+    JobResource.model_validate_json(job_json(view))
     for event in change.events:
         event.message.encode()
         json.dumps(event.data, allow_nan=False)

@@ -47,8 +47,9 @@ from trainmaster.api.routes import (
 )
 from trainmaster.api.routes.fireworks.absent import absent
 from trainmaster.api.routes.fireworks.door import FireworksDoor
-from trainmaster.api.routing import RawRoute
+from trainmaster.api.routing import Handler, QuickHandler, RawRoute
 from trainmaster.api.status import failure_at
+from trainmaster.api.summaries import Summaries
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.trials import Trials
 from trainmaster.core.errors import Problem, SpecError, TrainmasterError
@@ -102,6 +103,7 @@ def create_app(context: ApiContext) -> Front:
     app.state.context = context
     app.state.followers = Followers(context.database)
     app.state.gateway = gateway.Gateway(context)
+    app.state.summaries = Summaries()
     app.state.trials = Trials(context.subscriptions)
     app.state.gate = Gate(context)
     app.state.tinker = TinkerDoor(context, app.state.gate)
@@ -120,9 +122,14 @@ def create_app(context: ApiContext) -> Front:
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _fail)
     openapi.install(app, context.version)
-    # A thousand submissions a second: on this route even the router is a cost.
-    submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
-    shortcuts = {("POST", f"{prefix}/jobs"): submit for prefix in (PREFIX, PREFIX + ALIAS) if API in context.roles}
+    # Routes that are asked for a thousand times a second: there even the router is a cost.
+    shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
+    if API in context.roles:
+        submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
+        for prefix in (PREFIX, PREFIX + ALIAS):
+            shortcuts["POST", f"{prefix}/jobs"] = submit
+            shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
+            shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
     if GATEWAY in context.roles:
         shortcuts |= tinker.shortcuts()
     return Front(

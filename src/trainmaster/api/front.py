@@ -22,7 +22,7 @@ from trainmaster.api.context import ApiContext
 from trainmaster.api.envelope import REQUEST_ID
 from trainmaster.api.errors import InternalError
 from trainmaster.api.requests import ALIAS, PREFIX
-from trainmaster.api.routing import Handler
+from trainmaster.api.routing import Handler, QuickHandler
 from trainmaster.api.status import failure_at
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.telemetry import METERS
@@ -48,17 +48,25 @@ class Front:
         app: ASGIApp,
         context: ApiContext,
         gate: Gate,
-        shortcuts: Mapping[tuple[str, str], Handler],
+        shortcuts: Mapping[tuple[str, str], Handler | QuickHandler],
         *,
         on_open: Sequence[Callable[[], None]],
         on_close: Sequence[Callable[[], None]],
     ) -> None:
-        """Stand before `app`; requests with the method and path of a shortcut go straight to its handler."""
+        """Stand before `app`; requests with the method and path of a shortcut go to its handler first.
+
+        The last part of a path may be a parameter, as in `/v1/jobs/{job_id}`.
+        """
         self._app = app
         self._gate = gate
         self._on_open = on_open
         self._on_close = on_close
-        self._shortcuts = shortcuts
+        self._shortcuts = {key: handler for key, handler in shortcuts.items() if not key[1].endswith("}")}
+        self._shortcuts_below = {}
+        for (method, route), handler in shortcuts.items():
+            parent, _, last = route.rpartition("/")
+            if last.endswith("}"):
+                self._shortcuts_below[method, parent] = (route, last[1:-1], handler)
         self._behind_proxy = context.behind_proxy
         self._access_level = context.access_level
 
@@ -103,15 +111,17 @@ class Front:
             await self._gate.admit(scope, scope["path"])
             if principal := scope["state"]["principal"]:
                 logs.belong_to({"request_id": request_id, "key": principal.key_id, "account": principal.account_id})
-            shortcut = self._shortcuts.get((scope["method"], scope["path"]))
+            shortcut, route = self._shortcut(scope)
             with self._gate.under_way(principal):
-                if shortcut is None:
-                    await self._app(scope, receive, answer)
-                else:
-                    route = scope["path"]
+                response = None
+                if shortcut is not None:
                     scope["app"] = self._app
                     response = await shortcut(Request(scope, receive))
+                if response is not None:
                     await response(scope, receive, answer)
+                else:
+                    route = ""  # the router will say
+                    await self._app(scope, receive, answer)
         except TrainmasterError as error:
             await failure_at(scope["path"], error, request_id)(scope, receive, answer)
         except ClientDisconnect:
@@ -123,6 +133,18 @@ class Front:
         finally:
             if logs.ACCESS.isEnabledFor(self._access_level):
                 self._note(scope, status, time.perf_counter() - began)
+
+    def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
+        """The handler that a request may go to first, and the name of its route."""
+        method, path = scope["method"], scope["path"]
+        if (handler := self._shortcuts.get((method, path))) is not None:
+            return handler, path
+        parent, _, last = path.rpartition("/")
+        if last and (below := self._shortcuts_below.get((method, parent))) is not None:
+            route, parameter, handler = below
+            scope["path_params"] = {parameter: last}
+            return handler, route
+        return None, ""
 
     def _note(self, scope: Scope, status: int, took_s: float) -> None:
         method, path = scope["method"], scope["path"]

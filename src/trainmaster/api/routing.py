@@ -17,6 +17,8 @@ from trainmaster.core.spec.problems import MAX_PROBLEMS
 from trainmaster.core.suggest import nearest, shown
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+QuickHandler = Callable[[Request], Coroutine[Any, Any, Response | None]]
+"""Answers a request, or leaves it to the route by returning None."""
 
 _MEANINGS = {
     HTTPStatus.BAD_REQUEST: "Well-formed, but refused.",

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Attempt, Job
 from trainmaster.store import schema
-from trainmaster.store.prepared import Prepared
+from trainmaster.store.prepared import Prepared, prepared_by_scope
 from trainmaster.store.records import ATTEMPT_FIELDS, attempt_from_row, attempt_to_row
 from trainmaster.store.scope import Scope
 
@@ -17,6 +17,9 @@ _MAX_DIGITS = 9
 """No attempt has a longer number, and no database takes every integer."""
 
 _SELECT = select(*(_attempts.c[name] for name in ATTEMPT_FIELDS))
+_OF_JOB = prepared_by_scope(
+    _SELECT.where(_attempts.c.job_id == bindparam("key")).order_by(_attempts.c.number), _attempts.c.account_id
+)
 _INSERT = Prepared(insert(_attempts))
 _UPDATE = Prepared(
     update(_attempts).where(
@@ -41,8 +44,8 @@ def put(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> boo
 
 def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Attempt]:
     """All attempts of a job, the first one first."""
-    query = _SELECT.where(_attempts.c.job_id == job_id).order_by(_attempts.c.number)
-    return [attempt_from_row(row) for row in connection.execute(scope.limit(query, _attempts.c.account_id))]
+    rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
+    return [attempt_from_row(row) for row in rows]
 
 
 def get(connection: Connection, scope: Scope, attempt_id: str) -> Attempt:

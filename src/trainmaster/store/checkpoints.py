@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint, Job
@@ -16,6 +16,7 @@ from trainmaster.core.retention import COMMITTED, DELETING
 from trainmaster.core.states import TERMINAL, JobStatus
 from trainmaster.store import schema
 from trainmaster.store.portions import portions
+from trainmaster.store.prepared import prepared_by_scope
 from trainmaster.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, checkpoint_to_row
 from trainmaster.store.scope import Scope
 
@@ -23,6 +24,10 @@ _checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempt
 
 _ANY = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
 _SELECT = _ANY.where(_checkpoints.c.status == COMMITTED)
+_OF_JOB = prepared_by_scope(
+    _SELECT.where(_checkpoints.c.job_id == bindparam("key")).order_by(_checkpoints.c.created_at, _checkpoints.c.step),
+    _checkpoints.c.account_id,
+)
 _INSERT = insert(_checkpoints)
 
 
@@ -44,8 +49,8 @@ def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequen
 
 def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
     """The checkpoints of a job, the oldest first."""
-    query = _SELECT.where(_checkpoints.c.job_id == job_id).order_by(_checkpoints.c.created_at, _checkpoints.c.step)
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+    rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
+    return [checkpoint_from_row(row) for row in rows]
 
 
 def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:

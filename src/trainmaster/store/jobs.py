@@ -94,8 +94,7 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
     Raises:
         JobNotFoundError: there is none in scope.
     """
-    by_id = connection.execute(_BY_ID, {"key": job_id})
-    for job in map(job_from_row, by_id):
+    for job in map(job_from_row, _BY_ID.rows(connection, {"key": job_id})):
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
     if scope.account_id is not None:
@@ -127,6 +126,15 @@ def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[J
     for some in portions(job_ids):
         found += map(job_from_row, connection.execute(_BY_IDS, {"keys": some}))
     return [job for job in found if scope.admits(job.account_id)]
+
+
+def versions(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> dict[str, int]:
+    """The versions of those of the named jobs that are there, deleted or not."""
+    found: dict[str, int] = {}
+    query = scope.limit(_VERSIONS, _jobs.c.account_id)
+    for portion in portions(job_ids):
+        found.update((job_id, version) for job_id, version in connection.execute(query, {"keys": portion}))
+    return found
 
 
 def unfinished(connection: Connection, scope: Scope) -> list[Job]:
@@ -209,8 +217,9 @@ _SELECT: sa.Select[Any] = sa.select(
         ),
     )
 )
-_BY_ID = _SELECT.where(_jobs.c.job_id == bindparam("key"))
+_BY_ID = Prepared(_SELECT.where(_jobs.c.job_id == bindparam("key")))
 _BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
+_VERSIONS = sa.select(_jobs.c.job_id, _jobs.c.version).where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
 _BY_HANDLE = _SELECT.where(
     _jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"), _jobs.c.deleted_at.is_(None)
 )

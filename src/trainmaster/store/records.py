@@ -37,6 +37,10 @@ JOB_FIELDS = _fields(Job, "attempt")
 ATTEMPT_FIELDS = _fields(Attempt)
 CHECKPOINT_FIELDS = _fields(Checkpoint)
 EVENT_FIELDS = _fields(Event)
+_JOB_FLAGS = ("preemptible", "best_is_greater", "can_save", "purge")
+_ATTEMPT_FLAGS = ("stop_save", "stack_dump")
+_CHECKPOINT_FLAGS = ("pinned", "public")
+"""Truth values, for which SQLite has no type: a statement of `Prepared` gives 0 and 1."""
 NODE_FIELDS = _fields(Node)
 
 
@@ -71,6 +75,8 @@ def job_from_row(row: Sequence[Any]) -> Job:
     values["status"] = JobStatus(values["status"])
     values["desired"] = Desired(values["desired"])
     values["reason"] = _maybe(Reason, values["reason"])
+    for name in _JOB_FLAGS:
+        values[name] = bool(values[name])
     attempt = row[len(JOB_FIELDS) :]
     return Job(**values, attempt=None if attempt[0] is None else attempt_from_row(attempt))
 
@@ -98,6 +104,8 @@ def attempt_from_row(row: Sequence[Any]) -> Attempt:
     values["evidence"] = json.loads(values["evidence"])
     values["stop"] = _maybe(StopCause, values["stop"])
     values["reason"] = _maybe(Reason, values["reason"])
+    for name in _ATTEMPT_FLAGS:
+        values[name] = bool(values[name])
     return Attempt(**values)
 
 
@@ -190,7 +198,8 @@ def checkpoint_from_row(row: Sequence[Any]) -> Checkpoint:
     """The checkpoint of a row."""
     values = dict(zip(CHECKPOINT_FIELDS, row, strict=True))
     nested = {name: json.loads(values[name]) for name in ("metrics", "attributes")}
-    return Checkpoint(**{**values, **nested})
+    flags = {name: bool(values[name]) for name in _CHECKPOINT_FLAGS}
+    return Checkpoint(**{**values, **nested, **flags})
 
 
 def node_to_row(node: Node) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from sqlalchemy import Connection
 
 from trainmaster.api.auth import Manager
 from trainmaster.api.context import ApiContext, Context
-from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.envelope import Ok, ok, ok_json
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
 from trainmaster.api.routes.jobs import REPLAYED, answer, view_of
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
 from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob, submitted_job
-from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_job
+from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_json
 from trainmaster.coordinator.commands import Outcome
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.store import jobs
@@ -145,4 +145,4 @@ async def _controlled(
     context: ApiContext, scope: Scope, outcome: Outcome, status: HTTPStatus = HTTPStatus.OK
 ) -> Response:
     view = await context.read(lambda connection: view_of(connection, context, scope, outcome.job))
-    return ok(controlled_job(view), status, REPLAYED if outcome.replayed else None)
+    return ok_json(controlled_json(view), status, REPLAYED if outcome.replayed else None)

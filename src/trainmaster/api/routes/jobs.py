@@ -11,16 +11,17 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.artifacts import has_output
-from trainmaster.api.auth import Manager, Viewer, guard, require
+from trainmaster.api.auth import Manager, Principal, Viewer, guard, require
 from trainmaster.api.context import ApiContext, Context, context_of
-from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.envelope import Ok, ok, ok_json
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
-from trainmaster.api.params import JobId, PlainText
+from trainmaster.api.params import MAX_JOB_ID, JobId, PlainText
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
 from trainmaster.api.routes.blobs import blob_file
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
+from trainmaster.api.summaries import Summaries, plain_query
 from trainmaster.api.wire.commands import CheckedJob, EditBody, SubmittedJob, submitted_job
-from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_resource, job_summary
+from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_json
 from trainmaster.coordinator.commands import Outcome
 from trainmaster.coordinator.explain import explain
 from trainmaster.core.errors import Problem, SpecError
@@ -31,7 +32,7 @@ from trainmaster.core.spec.submit import MAX_LABELS
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
 from trainmaster.store import activity, attempts, blobs, checkpoints, jobs
-from trainmaster.store.listing import JobQuery, page
+from trainmaster.store.listing import JobQuery
 from trainmaster.store.scope import Scope
 
 REPLAYED = {"Idempotent-Replayed": "true"}
@@ -151,25 +152,39 @@ async def list_jobs(
         page_size=page_size,
         page_token=page_token or None,
     )
-    found = await context.read(lambda connection: page(connection, principal.scope, query))
-    now = context.clock()
-    return ok(
-        JobList(
-            jobs=[job_summary(job, now=now) for job in found.jobs],
-            next_page_token=found.next_page_token,
-            total_count=found.total_count,
-        )
-    )
+    return await _listed(request, principal, context, query)
+
+
+async def list_quickly(request: Request) -> Response | None:
+    """The same for a plain query, without the framework; None: it is not plain."""
+    query = plain_query(request.scope["query_string"], _listed_kinds())
+    if query is None:
+        return None
+    return await _listed(request, require(request, KeyScope.VIEW), context_of(request), query)
+
+
+async def _listed(request: Request, principal: Principal, context: ApiContext, query: JobQuery) -> Response:
+    summaries: Summaries = request.app.state.summaries
+    scope, now = principal.scope, context.clock()
+    return ok_json(await context.read(lambda connection: summaries.page(connection, scope, query, now)))
 
 
 @router.get("/jobs/{job_id}", response_model=Ok[JobResource], responses=errors(HTTPStatus.NOT_FOUND))
 async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
     """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
 
-    def find(connection: Connection) -> JobView:
-        return view_of(connection, context, principal.scope, jobs.get(connection, principal.scope, job_id))
+    def find(connection: Connection) -> bytes:
+        return job_json(view_of(connection, context, principal.scope, jobs.get(connection, principal.scope, job_id)))
 
-    return ok(job_resource(await context.read(find)))
+    return ok_json(await context.read(find))
+
+
+async def show_quickly(request: Request) -> Response | None:
+    """The same without the framework, where there is nothing to check but who asks; None: there is."""
+    job_id: str = request.path_params["job_id"]
+    if request.scope["query_string"] or len(job_id) > MAX_JOB_ID:
+        return None
+    return await show_job(require(request, KeyScope.VIEW), context_of(request), job_id)
 
 
 @router.patch(
@@ -216,8 +231,8 @@ async def delete_job(
 
 async def answer(context: ApiContext, scope: Scope, outcome: Outcome) -> Response:
     """A job after a command."""
-    view = await context.read(lambda connection: view_of(connection, context, scope, outcome.job))
-    return ok(job_resource(view), headers=REPLAYED if outcome.replayed else None)
+    data = await context.read(lambda connection: job_json(view_of(connection, context, scope, outcome.job)))
+    return ok_json(data, headers=REPLAYED if outcome.replayed else None)
 
 
 def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job) -> JobView:

@@ -61,33 +61,33 @@ class AttemptResource(Wire):
     error: FailureResource | None
 
 
-def placement_of(attempt: Attempt) -> Placement:
-    """Where an attempt runs."""
-    return Placement(
-        backend=attempt.backend,
-        nodes=[share.node_id for share in attempt.shares],
-        gpus=[GpuUse(node_id=share.node_id, index=gpu) for share in attempt.shares for gpu in share.gpus],
-    )
+def placement_of(attempt: Attempt) -> dict[str, Any]:
+    """Where an attempt runs: a `Placement`."""
+    return {
+        "backend": attempt.backend,
+        "nodes": [share.node_id for share in attempt.shares],
+        "gpus": [{"node_id": share.node_id, "index": gpu} for share in attempt.shares for gpu in share.gpus],
+    }
 
 
-def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
-    """An attempt of a job, or of a service, as it is shown."""
-    return AttemptResource(
-        number=attempt.number,
-        placement=placement_of(attempt),
-        resume_checkpoint_id=attempt.resume_checkpoint_id,
-        created_at=instant(attempt.created_at),
-        started_at=instant(attempt.started_at),
-        ended_at=instant(attempt.ended_at),
-        stopping=attempt.stop,
-        reason=attempt.reason,
-        message=clean(attempt.message),
-        error=_failure(attempt.reason, attempt.message, attempt.evidence, service=service),
-    )
+def attempt_document(attempt: Attempt, *, service: bool) -> dict[str, Any]:
+    """An attempt of a job, or of a service, as it is shown: an `AttemptResource`."""
+    return {
+        "number": attempt.number,
+        "placement": placement_of(attempt),
+        "resume_checkpoint_id": attempt.resume_checkpoint_id,
+        "created_at": instant(attempt.created_at),
+        "started_at": instant(attempt.started_at),
+        "ended_at": instant(attempt.ended_at),
+        "stopping": attempt.stop,
+        "reason": attempt.reason,
+        "message": clean(attempt.message),
+        "error": _failure(attempt.reason, attempt.message, attempt.evidence, service=service),
+    }
 
 
-def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
-    """Why a job failed; None unless it did."""
+def failure_of(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any] | None:
+    """Why a job failed, as a `FailureResource`; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
     # A job that was refused before it ever ran has no attempt to tell of.
@@ -97,24 +97,24 @@ def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
 
 def _failure(
     reason: Reason | None, message: str | None, evidence: Mapping[str, Any], *, service: bool
-) -> FailureResource | None:
+) -> dict[str, Any] | None:
     if reason is None or CONSEQUENCES[reason].fault is Fault.NONE:
         return None
     found = evidence.get("evidence")
     inner = found if isinstance(found, Mapping) else {}
     lines = inner.get("last_lines")
-    return FailureResource(
-        error_type=reason,
-        error_message=clean(message or ""),
-        fault=CONSEQUENCES[reason].fault,
-        advice=CONSEQUENCES[reason].advice_for(service=service),
-        exit_code=_integer(evidence.get("exit_code")),
-        signal=_text(evidence.get("signal")),
-        rank=_integer(evidence.get("rank")),
-        step=_text(evidence.get("step")),
-        last_lines=[clean(str(line)) for line in lines] if isinstance(lines, list) else [],
-        frame=_text(inner.get("frame")),
-    )
+    return {
+        "error_type": reason,
+        "error_message": clean(message or ""),
+        "fault": CONSEQUENCES[reason].fault,
+        "advice": CONSEQUENCES[reason].advice_for(service=service),
+        "exit_code": _integer(evidence.get("exit_code")),
+        "signal": _text(evidence.get("signal")),
+        "rank": _integer(evidence.get("rank")),
+        "step": _text(evidence.get("step")),
+        "last_lines": [clean(str(line)) for line in lines] if isinstance(lines, list) else [],
+        "frame": _text(inner.get("frame")),
+    }
 
 
 def _integer(value: object) -> int | None:

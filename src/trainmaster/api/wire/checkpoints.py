@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from pydantic import Field
 
@@ -43,25 +44,27 @@ class JobCheckpoints(Wire):
     best_checkpoint_id: str | None
 
 
+def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint of a job as it is shown: a `CheckpointResource`."""
+    return {
+        "checkpoint_id": clean(checkpoint.checkpoint_id),
+        "step": checkpoint.step,
+        "epoch": number(checkpoint.epoch),
+        "attempt": checkpoint.attempt,
+        "created_at": instant(checkpoint.created_at),
+        "metrics": numbers(dict(checkpoint.metrics)),
+        "is_best": checkpoint.checkpoint_id == job.best_checkpoint_id,
+        "is_latest": checkpoint.checkpoint_id == job.latest_checkpoint_id,
+        "pinned": checkpoint.pinned,
+        "kind": checkpoint.kind,
+        "name": clean(checkpoint.name),
+        "expires_at": reported_at(checkpoint.expires_at),
+        "size_bytes": checkpoint.size_bytes,
+        "uri": clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
+        "status": checkpoint.status,
+    }
+
+
 def checkpoint_resources(job: Job, checkpoints: Iterable[Checkpoint]) -> list[CheckpointResource]:
     """A job's checkpoints as they are shown."""
-    return [
-        CheckpointResource(
-            checkpoint_id=clean(checkpoint.checkpoint_id),
-            step=checkpoint.step,
-            epoch=number(checkpoint.epoch),
-            attempt=checkpoint.attempt,
-            created_at=instant(checkpoint.created_at),
-            metrics=numbers(dict(checkpoint.metrics)),
-            is_best=checkpoint.checkpoint_id == job.best_checkpoint_id,
-            is_latest=checkpoint.checkpoint_id == job.latest_checkpoint_id,
-            pinned=checkpoint.pinned,
-            kind=checkpoint.kind,
-            name=clean(checkpoint.name),
-            expires_at=reported_at(checkpoint.expires_at),
-            size_bytes=checkpoint.size_bytes,
-            uri=clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
-            status=checkpoint.status,
-        )
-        for checkpoint in checkpoints
-    ]
+    return [CheckpointResource(**checkpoint_document(job, checkpoint)) for checkpoint in checkpoints]

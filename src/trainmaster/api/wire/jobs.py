@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,17 +10,17 @@ from typing import Any
 
 from pydantic import Field
 
-from trainmaster.api.envelope import Wire
+from trainmaster.api.envelope import Wire, encoded
 from trainmaster.api.requests import PREFIX
 from trainmaster.api.wire.attempts import (
     AttemptResource,
     FailureResource,
     Placement,
-    attempt_resource,
+    attempt_document,
     failure_of,
     placement_of,
 )
-from trainmaster.api.wire.checkpoints import CheckpointResource, checkpoint_resources
+from trainmaster.api.wire.checkpoints import CheckpointResource, checkpoint_document
 from trainmaster.api.wire.reported import clean, instant, number, numbers
 from trainmaster.api.wire.waiting import PendingResource, pending_resource
 from trainmaster.coordinator.explain import Waiting
@@ -28,8 +29,12 @@ from trainmaster.core.spec import SubmitJobRequest, load_stored, redacted
 from trainmaster.core.states import Desired, JobStatus
 from trainmaster.core.workloads import trainer
 from trainmaster.storage import ARTIFACTS, Location
+from trainmaster.store.records import StoredDocument
 
 CONFIGS = ("training_config", "data_config", "resource_config", "output_config", "scheduling_config")
+_REQUESTS_KEPT = 512
+_LONGEST_KEPT = 64 << 10
+"""Characters of a stored request whose JSON is kept."""
 
 
 class ProgressResource(Wire):
@@ -164,29 +169,35 @@ class JobView:
     now: float
 
 
-def job_summary(job: Job, *, now: float) -> JobSummary:
-    """A job, as lists show it."""
-    return JobSummary(**_summary(job, now))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A job as lists show it, as JSON. Only how long it has run changes with time."""
+
+    head: bytes
+    """The members before that, without a brace."""
+    tail: bytes
+    """Those after it."""
+    runtime_s: float
+    """Of the attempts that ended, as are the seconds of GPUs."""
+    gpu_s: float
+    running_since: float | None
+    gpus: int
+
+    def members(self, now: float) -> bytes:
+        """All members, without braces."""
+        running_s = 0.0 if self.running_since is None else max(0.0, now - self.running_since)
+        runtime_s, gpu_s = round(self.runtime_s + running_s, 3), round(self.gpu_s + running_s * self.gpus, 3)
+        times = f',"runtime_seconds":{float(runtime_s)!r},"gpu_seconds":{float(gpu_s)!r},'
+        return self.head + times.encode() + self.tail
 
 
-def job_resource(view: JobView) -> JobResource:
-    """A job, whole."""
-    return JobResource(**_whole(view))
-
-
-def controlled_job(view: JobView) -> ControlledJob:
-    """A job after a command that has to do with a checkpoint."""
-    chosen = view.job.resume_checkpoint_id or view.job.own_checkpoint_id
-    return ControlledJob(**_whole(view), checkpoint_id=chosen)
-
-
-def _summary(job: Job, now: float) -> dict[str, Any]:
+def summary_of(job: Job) -> Summary:
+    """A job as lists show it: the members of a `JobSummary`."""
     failed = job.status is JobStatus.FAILED
     attempt = job.attempt
-    running_s = max(0.0, now - attempt.started_at) if attempt and attempt.started_at is not None else 0.0
-    gpus = sum(len(share.gpus) for share in attempt.shares) if attempt else 0
     progress = job.progress
-    return {
+    own = f"{PREFIX}/jobs/{job.job_id}"
+    head = {
         "job_id": job.job_id,
         "handle": job.handle,
         "name": job.name,
@@ -211,68 +222,102 @@ def _summary(job: Job, now: float) -> dict[str, Any]:
         "max_retries": job.max_retries,
         "node_count": job.needs.node_count,
         "placement": placement_of(attempt) if attempt else None,
-        "progress": ProgressResource(
-            step=progress.step,
-            total_steps=progress.total_steps,
-            epoch=number(progress.epoch),
-            percent=number(progress.percent),
-            eta_seconds=number(progress.remaining_s if attempt else progress.eta_s),
-        ),
+        "progress": {
+            "step": progress.step,
+            "total_steps": progress.total_steps,
+            "epoch": number(progress.epoch),
+            "percent": number(progress.percent),
+            "eta_seconds": number(progress.remaining_s if attempt else progress.eta_s),
+        },
         "metrics": numbers(dict(progress.metrics)),
         "latest_checkpoint_id": job.latest_checkpoint_id,
         "best_checkpoint_id": job.best_checkpoint_id,
-        "endpoint": Endpoint(address=job.endpoint, path=f"{PREFIX}/jobs/{job.job_id}/proxy/") if job.endpoint else None,
+        "endpoint": {"address": job.endpoint, "path": f"{own}/proxy/"} if job.endpoint else None,
         "queued_at": instant(job.queued_at),
         "started_at": instant(job.started_at),
         "finished_at": instant(job.finished_at),
         "paused_at": instant(job.paused_at),
         "updated_at": instant(job.updated_at),
-        "runtime_seconds": round(job.runtime_s + running_s, 3),
-        "gpu_seconds": round(job.gpu_s + running_s * gpus, 3),
-        "version": job.version,
-        "links": _links(job),
     }
+    links = {"self": own, "logs": f"{own}/logs", "metrics": f"{own}/metrics", "events": f"{own}/events"}
+    return Summary(
+        head=encoded(head)[1:-1],
+        tail=encoded({"version": job.version, "links": links})[1:-1],
+        runtime_s=job.runtime_s,
+        gpu_s=job.gpu_s,
+        running_since=attempt.started_at if attempt else None,
+        gpus=sum(len(share.gpus) for share in attempt.shares) if attempt else 0,
+    )
 
 
-def _whole(view: JobView) -> dict[str, Any]:
+def job_json(view: JobView, **more: str | None) -> bytes:
+    """A job, whole, as JSON: a `JobResource`, with the members `more` at its end."""
     job, waiting = view.job, view.waiting
-    request = load_stored(job.spec_version, job.spec)
-    shown = redacted(request)
-    return {
-        **_summary(job, view.now),
+    request = _request(job)
+    before = {
         "queue_position": waiting.queue_position,
         "pending_reason": waiting.explanation.message if waiting.explanation else None,
         "pending": pending_resource(waiting.explanation) if waiting.explanation else None,
         "estimated_wait_seconds": None if waiting.estimated_wait_s is None else round(waiting.estimated_wait_s, 3),
         "retries_used": job.retries_used,
         "preemptions_used": job.preemptions_used,
-        "workload": shown["workload"],
-        **{name: shown[name] for name in CONFIGS},
-        "effective_batch_size": _effective_batch_size(request),
-        "attempts": [attempt_resource(attempt, service=job.is_service) for attempt in view.attempts],
-        "checkpoints": checkpoint_resources(job, view.checkpoints),
+    }
+    after = {
+        "attempts": [attempt_document(attempt, service=job.is_service) for attempt in view.attempts],
+        "checkpoints": [checkpoint_document(job, checkpoint) for checkpoint in view.checkpoints],
         "error": failure_of(job, view.attempts),
-        "output": _output(job, request, has_output=view.has_output),
+        "output": {"model_uri": _model_uri(job, request, has_output=view.has_output), "hub_url": None},
         "can_save": job.can_save,
         "stalled_at": instant(job.stalled_at),
         "last_activity_at": instant(max(filter(None, (view.used_at, job.last_activity_at)), default=None)),
+        **more,
     }
+    parts = (summary_of(job).members(view.now), encoded(before)[1:-1], request.members, encoded(after)[1:-1])
+    return b"{" + b",".join(parts) + b"}"
 
 
-def _links(job: Job) -> Links:
-    own = f"{PREFIX}/jobs/{job.job_id}"
-    return Links(self=own, logs=f"{own}/logs", metrics=f"{own}/metrics", events=f"{own}/events")
+def controlled_json(view: JobView) -> bytes:
+    """A job after a command that has to do with a checkpoint, as JSON: a `ControlledJob`."""
+    return job_json(view, checkpoint_id=view.job.resume_checkpoint_id or view.job.own_checkpoint_id)
 
 
-def _output(job: Job, request: SubmitJobRequest, *, has_output: bool) -> Output:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a job's request adds to its JSON."""
+
+    members: bytes
+    result_uri: str | None
+    """Where a trainer puts its result, if the request says so."""
+
+
+def _request(job: Job) -> _Request:
+    if isinstance(job.spec, StoredDocument) and len(job.spec.text) <= _LONGEST_KEPT:
+        return _kept_request(job.spec_version, job.spec.text)
+    return _shown(load_stored(job.spec_version, job.spec))
+
+
+@functools.lru_cache(_REQUESTS_KEPT)
+def _kept_request(version: int, text: str) -> _Request:
+    """To read a request again takes longer than all the rest of an answer."""
+    return _shown(load_stored(version, StoredDocument(text)))
+
+
+def _shown(request: SubmitJobRequest) -> _Request:
+    shown = redacted(request)
+    document = {name: shown[name] for name in ("workload", *CONFIGS)}
+    document["effective_batch_size"] = _effective_batch_size(request)
+    return _Request(members=encoded(document)[1:-1], result_uri=trainer.result_uri(request.output_config))
+
+
+def _model_uri(job: Job, request: _Request, *, has_output: bool) -> Any:
     if job.status is not JobStatus.COMPLETED:
-        return Output(model_uri=None, hub_url=None)
+        return None
     is_training = job.workload_kind == trainer.KIND
-    named = trainer.result_uri(request.output_config) if is_training else None
+    named = request.result_uri if is_training else None
     if named is None and has_output:
         below = f"/{trainer.RESULT}" if is_training else ""
         named = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}").uri
-    return Output(model_uri=clean(named), hub_url=None)
+    return clean(named)
 
 
 def _effective_batch_size(request: SubmitJobRequest) -> int | None:
