@@ -70,7 +70,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "protocol/rundir.py": (
         "the run directory itself, above what a job writes; below, names in directories that account_files has opened",
         {
-            *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.open", "os.fchown"),
+            *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.open", "os.chown", "os.fchown"),
             *("os.link", "os.unlink", "os.replace", "os.scandir"),
         },
     ),

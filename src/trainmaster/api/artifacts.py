@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from trainmaster.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.core.job import Checkpoint, Job
-from trainmaster.protocol.account_files import directory_below, files_in_order, open_inside
+from trainmaster.protocol.account_files import directory_below, files_in_order, has_entries, open_inside
 from trainmaster.storage import ARTIFACTS, Roots
 
 OUTPUT = "output"
@@ -89,16 +89,7 @@ def places(roots: Roots, job: Job, checkpoints: Sequence[Checkpoint]) -> list[Pl
 
 def has_output(roots: Roots, job: Job) -> bool:
     """Whether a job left anything in its output directory; what lies deeper is not looked at."""
-    directory = os.path.join(os.path.realpath(roots.path(ARTIFACTS, "")), job.job_id, OUTPUT)
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        with os.scandir(descriptor) as entries:
-            return next(entries, None) is not None
-    finally:
-        os.close(descriptor)
+    return has_entries(roots.path(ARTIFACTS, ""), f"{job.job_id}/{OUTPUT}")
 
 
 def files(place: Place, after: Position = ()) -> Iterator[Artifact]:

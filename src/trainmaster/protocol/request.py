@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +12,10 @@ from trainmaster.protocol.launch import Launch, Step, launch_from_json, launch_t
 
 RUN_DIRECTORY_VERSION = 1
 """Written into every request. A reader accepts this version and the one before it."""
+
+_FIRST_GROUP = 0x7000_0000
+_GROUPS = 0x0FFF_0000
+"""Numbers that neither systems nor user namespaces give to groups of their own."""
 
 
 class UnsupportedVersionError(ValueError):
@@ -76,6 +81,15 @@ class AttemptRequest:
     def attempt_id(self) -> str:
         """Unique over all jobs: the job and the attempt's number."""
         return f"{self.job_id}.{self.attempt}"
+
+    @property
+    def group(self) -> int:
+        """The number of a group of users that only the processes of this attempt are in, where they run as a user.
+
+        Jobs of an account run as one user: by the group, the kernel tells them apart.
+        """
+        digest = hashlib.sha256(self.rank_token.encode()).digest()
+        return _FIRST_GROUP + int.from_bytes(digest[:8], "big") % _GROUPS
 
     @property
     def world_size(self) -> int:

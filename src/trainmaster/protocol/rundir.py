@@ -24,7 +24,10 @@ bytes twice changes nothing. A document is replaced as a whole. The same methods
 shared files and the server's replica of a worker elsewhere.
 
 Below claims/, nodes/ and work/ lies what a job may have written, whatever its name says: nothing there is read through
-a link. What lies above them is the server's own. A job in a container can only read it; one that runs as a user of its
+a link. Where jobs run as their account's user, an attempt's directory can only be entered by a group that the processes
+of that attempt alone are in, and streams belong to that group: no other job of the account can report in its name.
+
+What lies above them is the server's own. A job in a container can only read it; one that runs as a user of its
 own can neither read nor change it; and a job that is a process of the server's own user has nothing to win from it.
 """
 
@@ -65,6 +68,7 @@ PREPARED = "prepared"
 
 SEARCH_ONLY = 0o711
 """The mode of a directory that others may pass through, and neither read nor change."""
+_SEARCH_BY_GROUP = 0o710
 
 _LOG_NAME = r"nodes/\d{1,6}/logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)"
 _LOG = re.compile(_LOG_NAME)
@@ -144,9 +148,14 @@ class RunDirectory:
         os.chmod(self.path / "claims", 0o700)
         if with_ranks and request.uid is not None:
             # To be passed through: ranks are told by name what is theirs, and each of those is theirs alone.
-            above = (self.path.parent, self.path, self.path / "nodes", *(log.parent for log in logs), *logs)
+            above = (self.path.parent, self.path / "nodes", *(log.parent for log in logs), *logs)
             for directory in above:
                 os.chmod(directory, SEARCH_ONLY)
+            if not (self.path / REQUEST).exists():
+                # Not possible where the server is not root, or root of a container with few group ids.
+                with contextlib.suppress(OSError):
+                    os.chown(self.path, -1, request.group)
+            os.chmod(self.path, SEARCH_ONLY if self.ranks_group(request) is None else _SEARCH_BY_GROUP)
         else:
             os.chmod(self.path, 0o700)
         owner = read_document(self.path.parent / OWNER)
@@ -156,9 +165,15 @@ class RunDirectory:
             write_document(self.path.parent / OWNER, owner)
             (self.path.parent / RANKS_OWNER).unlink(missing_ok=True)
         if with_ranks and request.uid is not None and owner["attempt"] == request.attempt:
-            write_document(self.path.parent / RANKS_OWNER, owner, uid=request.uid)
+            grouped = self.ranks_group(request) is not None
+            readers = {"gid": request.group} if grouped else {"uid": request.uid}
+            write_document(self.path.parent / RANKS_OWNER, owner, **readers)
         if read_document(self.path / REQUEST) is None:
             write_document(self.path / REQUEST, request.to_json())
+
+    def ranks_group(self, request: AttemptRequest) -> int | None:
+        """The group that ranks need to get in here; None where the directory is open to their user as such."""
+        return request.group if os.stat(self.path).st_gid == request.group else None
 
     def request(self) -> AttemptRequest:
         """The attempt's request.
@@ -321,20 +336,22 @@ def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     return records
 
 
-def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None) -> None:
+def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None) -> None:
     """Replace a document in one step: a reader sees the old one or the new one, never a part.
 
-    It is its owner's alone: ours, or another user's.
+    It is its owner's alone: ours, or another user's. A group can read it, where one is named.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _replace(directory, path.name, document, uid=uid)
+        _replace(directory, path.name, document, uid=uid, gid=gid)
     finally:
         os.close(directory)
 
 
-def _replace(directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None) -> None:
-    temporary = _write_new(directory, name, document, uid=uid)
+def _replace(
+    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
+) -> None:
+    temporary = _write_new(directory, name, document, uid=uid, gid=gid)
     try:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
@@ -343,7 +360,9 @@ def _replace(directory: int, name: str, document: Mapping[str, Any], *, uid: int
         raise
 
 
-def _write_new(directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None) -> str:
+def _write_new(
+    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
+) -> str:
     """Write a document under a temporary name, which is returned."""
     # A name that nobody knows before: others who write there could have put something else in its place.
     temporary = f".{name}.{os.urandom(8).hex()}"
@@ -354,6 +373,9 @@ def _write_new(directory: int, name: str, document: Mapping[str, Any], *, uid: i
             data = data[os.write(descriptor, data) :]
         if uid is not None:
             os.fchown(descriptor, uid, -1)
+        if gid is not None:
+            os.fchown(descriptor, -1, gid)
+            os.fchmod(descriptor, 0o640)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)

@@ -18,6 +18,8 @@ class User:
     gid: int
     groups: tuple[int, ...] = ()
     name: str | None = None
+    attempt_group: int | None = None
+    """One of `groups`: that of an attempt, to which its streams belong; None where it has none."""
     home: str | None = None
     """None where there is no such directory."""
 

@@ -106,7 +106,7 @@ class NodeRun:
         self._tree = Tree(self._cgroup)
         self._control = ControlWatch(directory.path)
         self._control_file = self._home / "rank-control.json"
-        self._user = user_of(request.uid)
+        self._user = user_of(request.uid, directory.ranks_group(request))
         self._stopping = Stopping(self._tree, journal, self._control_file, uid=request.uid if self._user else None)
         self._selector = selectors.DefaultSelector()
         self._watch = RankWatch(directory, log_cap_bytes=request.log_cap_bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.protocol.rundir import SEARCH_ONLY
@@ -28,8 +29,8 @@ class CannotBecomeError(Exception):
     """The worker cannot start processes as the user whom its request names."""
 
 
-def user_of(uid: int | None) -> User | None:
-    """The user to become; None when it is the one that the worker is.
+def user_of(uid: int | None, attempt_group: int | None = None) -> User | None:
+    """The user to become, in the group of an attempt; None when it is the one that the worker is.
 
     Raises:
         CannotBecomeError: only root can become somebody else, and nobody becomes root.
@@ -43,7 +44,10 @@ def user_of(uid: int | None) -> User | None:
         return None
     if own != _ROOT:
         raise CannotBecomeError(f"the worker runs as uid {own} and cannot start processes as uid {uid}")
-    return User.of(uid)
+    user = User.of(uid)
+    if attempt_group is None:
+        return user
+    return replace(user, groups=(*user.groups, attempt_group), attempt_group=attempt_group)
 
 
 def without_session(variables: Mapping[str, str]) -> dict[str, str]:
@@ -84,7 +88,8 @@ def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
     if user is None:
         Path(path).mkdir(mode=0o700, exist_ok=True)
         return
-    parent.chmod(SEARCH_ONLY)
+    if user.attempt_group is None or parent.stat().st_gid != user.attempt_group:
+        parent.chmod(SEARCH_ONLY)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -96,11 +101,18 @@ def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
 
 
 def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:
-    """Open a file in a directory of ours for writing, and make it over: it is the user's alone."""
+    """Open a file in a directory of ours for writing, and let the user alone use it.
+
+    With the group of an attempt, by that: another process of the same user could open what is the user's own.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     if user is not None:
         try:
-            os.fchown(descriptor, user.uid, user.gid)
+            if user.attempt_group is None:
+                os.fchown(descriptor, user.uid, user.gid)
+            else:
+                os.fchown(descriptor, _ROOT, user.attempt_group)
+                os.fchmod(descriptor, 0o660)
         except OSError:
             os.close(descriptor)
             raise

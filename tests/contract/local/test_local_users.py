@@ -206,7 +206,10 @@ def test_job_runs_as_the_user_of_its_account(vision: Tenant) -> None:
     vision.until(job_id, "COMPLETED")
     for rank in range(2):
         uid, groups, login, umask, directory = vision.lines(job_id, rank=rank, stream="stdout")
-        assert (uid, groups, umask) == ("61001", "65534", "0077")
+        assert (uid, umask) == ("61001", "0077")
+        primary, of_the_attempt = groups.split()
+        assert primary == "65534"
+        assert int(of_the_attempt) == vision.run_directory(job_id).request().group
         assert login.split() == [directory, "61001", "61001"]
         assert vision.lines(job_id, rank=rank, stream="stderr") == ["again"]
 
@@ -280,6 +283,64 @@ def test_job_classes_of_accounts_keep_their_checkpoints_apart(vision: Tenant, sp
         assert owner_and_mode(home) == (tenant.uid, 0o700)
         assert owner_and_mode(home.parent) == (0, 0o711)
         assert sorted(path.parent.name for path in home.rglob("manifest.json")) == ["1", "2", "3"]
+
+
+FORGES = """
+import json, os, sys
+from pathlib import Path
+
+given = json.loads(Path("given.json").read_text())
+record = json.dumps({"type": "checkpoint", "t": 1.0, "checkpoint_id": "forged", "step": 1, "path": given["checkpoint"]})
+done = []
+
+def tries(what, path, act):
+    try:
+        act(path)
+    except OSError:
+        return
+    done.append([what, path])
+
+def forge(path):
+    with open(path, "a") as file:
+        file.write(record + "\\n")
+
+for path in given["files"]:
+    tries("read", path, lambda path: open(path).read())
+    tries("write", path, forge)
+for path in given["directories"]:
+    tries("list", path, os.listdir)
+    tries("plant", path, lambda path: os.mkdir(path + "/planted"))
+for pid in given["pids"]:
+    for number in range(64):
+        if os.path.realpath(f"/proc/{pid}/fd/{number}").startswith(given["run_dir"]):
+            tries("reopen", f"/proc/{pid}/fd/{number}", forge)
+print(json.dumps(done), flush=True)
+"""
+
+
+@over("files")
+def test_job_cannot_report_in_the_name_of_another_job_of_its_account(vision: Tenant) -> None:
+    other = vision.run(TRAINS, "vision")
+    wait_for(lambda: vision.job(other)["checkpoints"], "a checkpoint")
+    before = vision.job(other)["checkpoints"]
+    run = vision.run_directory(other).path
+    node = run / "nodes" / "0"
+    files = [node / name for name in ("rank-0.events.jsonl", "rank-0.metrics.jsonl", "token", "logs/main.0.out")]
+    assert all(path.exists() for path in files)
+    given = {
+        "files": [*map(str, files), str(run.parent / "owner.ranks.json")],
+        "directories": [str(run / "work"), *(str(node / name) for name in ("inputs", "prepared"))],
+        "pids": [*vision.rank_pids(other).values()],
+        "run_dir": str(run),
+        "checkpoint": str(vision.directory / "artifacts" / other / "checkpoints" / "forged"),
+    }
+    forger = vision.run(FORGES, files={"given.json": json.dumps(given).encode()})
+    vision.until(forger, "COMPLETED")
+    assert json.loads(vision.lines(forger)[-1]) == []
+    vision.control(other, "pause")
+    after = vision.until(other, "PAUSED")["checkpoints"]
+    assert {each["checkpoint_id"] for each in before} <= {each["checkpoint_id"] for each in after}
+    assert "forged" not in {each["checkpoint_id"] for each in after}
 
 
 @over("files")

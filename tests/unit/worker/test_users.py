@@ -208,9 +208,29 @@ def test_process_that_acted_as_a_user_still_dies_with_its_parent(user: User) -> 
 
 
 @as_root
+def test_attempt_is_closed_to_other_attempts_of_its_user(ground: Path, run: RunDirectory) -> None:
+    own, other = run.request(), request_of(ground, attempt=2, rank_token="second")
+    RunDirectory(run.path.with_name("2")).create(other)
+    run.create(own)  # once more, as a server does that is not sure
+    user = user_of(UID, run.ranks_group(own))
+    assert user is not None
+    give_directory(run.path / "work", user)
+    os.close(open_own(str(run.path / "nodes" / "0" / "stream"), user))
+    with acting_as(user):
+        assert os.listdir(run.path / "work") == []
+        with open(run.path / "nodes" / "0" / "stream", "a") as file:
+            file.write("own")
+    with acting_as(user_of(UID, other.group)):
+        for path in (run.path / "work", run.path / "nodes" / "0" / "stream"):
+            with pytest.raises(PermissionError):
+                os.close(os.open(path, os.O_RDONLY))
+
+
+@as_root
 def test_ranks_read_a_copy_of_the_owner_that_the_server_does_not_believe(ground: Path, run: RunDirectory) -> None:
     copy = run.path.parent / RANKS_OWNER
-    assert (copy.stat().st_uid, copy.stat().st_mode & 0o777) == (UID, 0o600)
+    status = copy.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (0, run.request().group, 0o640)
     copy.write_text('{"attempt": 99, "token": "forged"}')
     RunDirectory(run.path.with_name("2")).create(request_of(ground, attempt=2, rank_token="second"))
     assert read_document(copy) == read_document(run.path.parent / OWNER) == {"attempt": 2, "token": "second"}

@@ -27,6 +27,7 @@ from trainmaster.protocol.account_files.opening import (
 from trainmaster.protocol.account_files.trees import (
     directories_in,
     files_in_order,
+    has_entries,
     move,
     newest_in,
     remove,
@@ -42,6 +43,7 @@ __all__ = [
     "directory_below",
     "exists",
     "files_in_order",
+    "has_entries",
     "make_directories",
     "move",
     "newest_in",

@@ -75,6 +75,17 @@ def directories_in(top: PathLike, name: str = "") -> list[str]:
     return []
 
 
+def has_entries(top: PathLike, name: str) -> bool:
+    """Whether there is a directory of this name with anything in it."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        directory_below(top, name) as directory,
+        os.scandir(directory) as entries,
+    ):
+        return next(entries, None) is not None
+    return False
+
+
 def newest_in(top: PathLike, name: str) -> float:
     """When a directory, or anything directly in it, was last changed; 0 where it is absent."""
     newest = 0.0
