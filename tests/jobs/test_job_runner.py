@@ -342,6 +342,15 @@ def test_resumed_run_rejoins_the_tracker(
     assert report.job_id() is None
 
 
+def test_tracker_whose_package_is_missing_fails_the_run_before_it_trains(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"pip install 'trainmaster\[wandb\]'"):
+        run("steps=2", tracker="wandb")
+    assert suffixes(tmp_path) == []
+
+
 def test_job_whose_checkpoints_lie_on_an_object_store_goes_on_from_there(
     s3_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

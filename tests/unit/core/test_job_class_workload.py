@@ -52,6 +52,12 @@ def test_runner_is_told_who_runs_and_on_what() -> None:
     }
 
 
+def test_runner_is_told_of_other_process_counts_and_of_the_tracker() -> None:
+    request = parse_submit(document({"elastic": True, "tracker": "wandb"}))
+    told = json.loads(compile_launch(request).inputs["run.json"])
+    assert (told["elastic"], told["tracker"]) == (True, "wandb")
+
+
 def test_name_of_its_own_wins_over_the_jobs() -> None:
     request = parse_submit(document({"name": "pretrain-7"}, name="any text / at all"))
     assert json.loads(compile_launch(request).inputs["run.json"])["name"] == "pretrain-7"
