@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
+import time
 
 import pytest
 from aftermath import check
@@ -112,3 +114,20 @@ def test_stale_attempt_cannot_commit_a_checkpoint(ground: Ground) -> None:
     artifacts = server.directory / "artifacts" / job_id / "checkpoints"
     assert [path.name for path in artifacts.iterdir()] == ["checkpoint-2"]
     check(ground, server, {job_id: "FAILED"})
+
+
+@pytest.mark.parametrize("transport", ["files", "http"])
+def test_worker_that_is_killed_right_after_its_claim_ends_its_attempt(ground: Ground, transport: str) -> None:
+    server = ground.server("data", "--transport", transport).start()
+    content = os.urandom(32 << 20)  # over HTTP, it is fetched between the claim and the start
+    digest = hashlib.sha256(content).hexdigest()
+    assert server.ask("PUT", f"/v1/blobs/{digest}", content=content).status_code == 201
+    files = [{"path": "large", "sha256": digest}]
+    job_id = server.submit("true", workload={"kind": "command", "argv": ["sleep", "60"], "files": files})
+    claim = server.claim_path(job_id)
+    while not claim.exists():
+        time.sleep(0.0005)
+    os.kill(server.worker_pid(job_id), signal.SIGKILL)
+    ended = server.until(job_id)
+    assert (ended["status"], ended["error"]["error_type"], ended["attempt"]) == ("FAILED", "WORKER_LOST", 1)
+    ground.leave()
