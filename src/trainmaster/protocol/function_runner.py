@@ -29,6 +29,8 @@ CALL_FILE = "function.json"
 RESULT_FILE = "result.json"
 """What it returned on rank 0; among the job's results."""
 
+WORKSPACE_PATHS = (("/workspace/dataset", "DATASET_PATH"), ("/workspace/model", "MODEL_PATH"))
+"""Where programs for Kubeflow look for what was fetched, and the variables that name it."""
 MPI_LAUNCHER = "MPI_LAUNCHER"
 """Set by a runtime of MPI: what starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
 MPI_PACKAGE = "openmpi"
@@ -104,7 +106,7 @@ def run() -> None:
     with open(os.path.join(inputs, CALL_FILE), encoding="utf-8") as file:
         call = json.load(file)
     function = getattr(importlib.import_module(SOURCE_MODULE), call["name"])
-    value = call_with(function, with_tuples(call["arguments"], call.get("tuples", ())))
+    value = call_with(function, with_tuples(placed(call["arguments"]), call.get("tuples", ())))
     if inspect.iscoroutine(value):
         import asyncio
 
@@ -163,6 +165,21 @@ def files_of_mpi(name: str) -> list[str]:
     except PackageNotFoundError:
         return []
     return [os.path.abspath(file.locate()) for file in found if file.name == name]
+
+
+def placed(value: Any) -> Any:
+    """Arguments in which texts that begin with /workspace/dataset or /workspace/model name what was fetched.
+
+    These directories are there where the worker could make them; elsewhere variables name the real ones.
+    """
+    if isinstance(value, dict):
+        return {name: placed(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [placed(inner) for inner in value]
+    for named, variable in WORKSPACE_PATHS:
+        if isinstance(value, str) and (value == named or value.startswith(named + "/")) and not os.path.exists(named):
+            return os.environ.get(variable, named) + value[len(named) :]
+    return value
 
 
 def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[str, Any]:

@@ -140,10 +140,13 @@ def _fetch(part: str, spec: Mapping[str, Any], access: Access, tell: Tell) -> Fi
 
 
 def _place(files: Files, target: Path) -> None:
-    """Make a directory of links to files."""
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
+    """Fill a directory with links to files. One that is there stays, as it may be mounted elsewhere, and is emptied."""
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.iterdir():
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
     for name, path in files.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise InputError(f"the file {name!r} would lie outside of its directory")

@@ -212,7 +212,7 @@ class NodeRun:
             self._turn(TICK_S)
         self._look()
         self._collect_stacks()
-        verdict = self._verdict or self._verdict_at_end()
+        verdict = self._advised(self._verdict or self._verdict_at_end())
         self._deadline = self._step_deadline = None
         self._close_probe()
         self._clear_strays()
@@ -397,6 +397,14 @@ class NodeRun:
         if self._stopping.cause is not None:
             return self._verdict_on_stop()
         return verdict_of_success(self._ends, step=self._step.name)
+
+    def _advised(self, verdict: Verdict) -> Verdict:
+        """A verdict on a process that looked for what was fetched where it could not be put."""
+        if verdict.end is None or not verdict.end.failed:
+            return verdict
+        text = "\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines))
+        advice = self._around.workspace.advice(text)
+        return replace(verdict, message=f"{verdict.message}; {advice}") if advice else verdict
 
     def _verdict_on_stop(self) -> Verdict:
         cause = self._stopping.cause

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory, metrics_stream
+from trainmaster.protocol.rundir import PREPARED, RunDirectory, metrics_stream
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
 from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.ranks import Surroundings
 from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.users import open_own
+from trainmaster.worker.workspace import NO_WORKSPACE, Workspace, make_workspace
 
 
 def surroundings_of(
@@ -68,7 +69,17 @@ def surroundings_of(
         secrets=secrets.environment,
         port=(request.nodes[node].port or free_port()) if launch.lifetime is Lifetime.SERVICE else None,
         user=user,
+        workspace=_workspace(request, home, user),
     )
+
+
+def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Workspace:
+    """What ranks find below /workspace. Containers have it from their engine, also those of a worker outside."""
+    prepared = request.launch.prepared
+    if not prepared or any(step.through for step in request.launch.steps):
+        return NO_WORKSPACE
+    places = {path: os.fspath(home / PREPARED / path) for path in prepared.values()}
+    return make_workspace(home, prepared, places, user)
 
 
 def free_port() -> int:

@@ -26,6 +26,7 @@ from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.staging import INPUTS
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
+from trainmaster.worker.workspace import NO_WORKSPACE, Workspace
 
 _REFERENCE = re.compile(rf"\$(\$?)\(({'|'.join(names.REFERABLE)})\)")
 _EXIT_NOT_FOUND = 127
@@ -58,6 +59,7 @@ class Surroundings:
     """For a service: where it shall listen."""
     user: User | None = None
     """As whom they run; None means as the worker does."""
+    workspace: Workspace = NO_WORKSPACE
     environment: str | None = None
     """The Python environment that a preparing step made for the ranks; None means the worker's own Python."""
 
@@ -177,8 +179,9 @@ def rank_environment(
         variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
         variables["VIRTUAL_ENV"] = around.environment
     # Of the job's own variables only those that nothing above has set otherwise.
-    own = {name: value for name, value in around.secrets.items() if "$(" in value and variables.get(name) == value}
-    return variables | {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
+    own = {name: value for name, value in around.secrets.items() if variables.get(name) == value}
+    named = {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
+    return variables | {name: around.workspace.place(value) for name, value in named.items()}
 
 
 def _referred(variables: Mapping[str, str], reference: re.Match[str]) -> str:
@@ -210,7 +213,7 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     Raises:
         StartError: it could not be started.
     """
-    argv = list(step.argv)
+    argv = [around.workspace.place(word) for word in step.argv]
     if step.from_inputs:
         argv[0] = os.fspath(around.home / INPUTS / argv[0])
     if step.python:

@@ -58,6 +58,7 @@ for name in ("DATASET_PATH", "MODEL_PATH"):
         here = pathlib.Path(os.environ[name])
         lines = (here / "environment").read_text().splitlines()
         found[name] = {"rows": (here / "rows").read_text().strip(), "given": dict(x.split("=", 1) for x in lines)}
+        assert here.samefile("/workspace/" + name.split("_")[0].lower())  # where Kubeflow's ranks find it
 secret = [name for name, value in os.environ.items() if "canary" in value]
 print(json.dumps({"rank": os.environ["RANK"], "found": found, "secret": secret}), flush=True)
 """
@@ -326,6 +327,7 @@ def test_initializers_of_ours_fetch_in_the_image_of_the_job(
         "import json, os\n"
         "paths = [os.environ[name] for name in ('DATASET_PATH', 'MODEL_PATH')]\n"
         "print(json.dumps([sorted(os.listdir(path)) for path in paths]))\n"
+        "assert os.listdir('/workspace/dataset') == os.listdir(paths[0])\n"
         "print([name for name, value in os.environ.items() if 'canary' in value or value == 'tests-secret'])\n"
     )
     model = seaweed.put({"config.json": b"{}", "model.safetensors": b"weights" * 300, "model.bin": b"again"})

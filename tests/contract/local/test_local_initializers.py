@@ -248,3 +248,36 @@ def test_hub_that_does_not_answer_is_told_while_the_job_prepares(server: LocalSe
     message = wait_for(lambda: (said := told()) and "asked again" in said and said, "a word of the Hub")
     assert message.startswith(f"squad: the Hub at {nobody} does not answer; it is asked again, for up to 2 minutes")
     server.control(job_id, "cancel")
+
+
+LOOKS = """
+import json, os, sys
+print(json.dumps({
+    "argument": sys.argv[1],
+    "variable": os.environ["ROWS"],
+    "there": os.path.isdir("/workspace/dataset"),
+    "rows": sorted(os.listdir(sys.argv[1])),
+}), flush=True)
+if not os.path.isdir("/workspace/dataset"):
+    open("/workspace/dataset/README.md")
+"""
+
+
+def test_ranks_find_the_dataset_where_kubeflow_has_it(server: LocalServer) -> None:
+    """As root in a mount namespace of the job's own; else words are changed, and a program's own path is told."""
+    workload = {
+        "argv": [sys.executable, "-c", LOOKS, "/workspace/dataset"],
+        "environment": {"ROWS": "/workspace/dataset/data"},
+        "initializers": {"dataset": {"type": "huggingface", "storage_uri": "hf://org/rows"}},
+    }
+    job = server.until(server.submit_workload("command", workload))
+    (line,) = [json.loads(line) for line in server.lines(job["job_id"], step="main", stream="stdout")]
+    assert line["rows"] == ["README.md", "data"]
+    if line["there"]:
+        assert job["status"] == "COMPLETED"
+        assert (line["argument"], line["variable"]) == ("/workspace/dataset", "/workspace/dataset/data")
+    else:
+        assert line["argument"].endswith("/prepared/dataset")
+        assert line["variable"].endswith("/prepared/dataset/data")
+        assert "read os.environ['DATASET_PATH'] instead" in job["error"]["error_message"]
+    assert not os.path.exists("/workspace/dataset")  # nobody else sees it

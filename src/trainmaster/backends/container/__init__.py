@@ -50,6 +50,7 @@ from trainmaster.backends.container.rendering import (
     container_name,
     network_document,
     network_name,
+    prepared_directories,
     unknown_image,
     writable_directories,
 )
@@ -170,7 +171,8 @@ class ContainerBackend:
             check_steps(request, images)
             around = self._around(request, user=self._user())
             for node in range(len(request.nodes)):
-                for path in writable_directories(request, node, around):
+                prepared = prepared_directories(request, node, around).values()
+                for path in (*writable_directories(request, node, around), *prepared):
                     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
             if network_name(request):
                 self._engine.create_network(network_document(request, around))

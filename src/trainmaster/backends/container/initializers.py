@@ -140,6 +140,7 @@ def step_document(
     else:
         volumes = {volume.target for volume in request.launch.volumes}
         mounts = [mount for mount in host["Mounts"] if mount["Target"] in volumes]
+        mounts = [mount for mount in mounts if mount["Target"] not in step.outputs]
         for target, path in step.outputs.items():
             source = str(_prepared(node, around) / path)
             mounts.append({"Type": "bind", "Source": source, "Target": target, "ReadOnly": False})

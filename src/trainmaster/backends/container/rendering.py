@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.environment import WORKSPACE
 from trainmaster.protocol.launch import Lifetime, Volume
 from trainmaster.protocol.request import AttemptRequest, Within
+from trainmaster.protocol.rundir import PREPARED
 
 LABEL = "trainmaster."
 """Begins the name of every label of ours."""
@@ -153,6 +155,7 @@ def container_document(
             _bind(str(around.worker), WORKER, read_only=True),
             _bind(str(around.secrets / name), SECRETS),
             *_own_mounts(request, node, around, writes),
+            *_workspace_mounts(request, node, around),
             *(_mounted(volume, request) for volume in launch.volumes),
         ],
         "CapDrop": ["ALL"],
@@ -205,6 +208,12 @@ def writable_directories(
     return [*found, *([request.cache_dir] if request.cache_dir else [])]
 
 
+def prepared_directories(request: AttemptRequest, node: int, around: Surroundings) -> dict[str, str]:
+    """Where preparing steps leave what ranks find below /workspace, by the path there; they have to be there first."""
+    home = around.run_dir / "nodes" / str(node) / PREPARED
+    return {path: str(home / path) for path in request.launch.prepared.values()}
+
+
 def volume_name(volume: Volume, request: AttemptRequest) -> str:
     """The engine's name of a volume: each account of each server has its own."""
     owner = hashlib.sha256((request.cache_dir or "").encode()).hexdigest()[:12]
@@ -243,6 +252,14 @@ def _own_mounts(
     for path in (request.blob_dir if request.launch.blobs else None, _home_of_checkpoint(request)):
         if path and path not in writable:
             yield _bind(path, path, read_only=True)
+
+
+def _workspace_mounts(request: AttemptRequest, node: int, around: Surroundings) -> Iterator[dict[str, Any]]:
+    """What was fetched, where programs for Kubeflow look for it; unless a volume of the job is there."""
+    taken = {volume.target.rstrip("/") for volume in request.launch.volumes}
+    for path, directory in prepared_directories(request, node, around).items():
+        if f"{WORKSPACE}/{path}" not in taken:
+            yield _bind(directory, f"{WORKSPACE}/{path}")
 
 
 def _home_of_checkpoint(request: AttemptRequest) -> str | None:

@@ -36,8 +36,6 @@ OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
 """The fields that are sealed, and the variables in which the step finds their values."""
 _STORED = "stored"
-_WORKSPACE = "/workspace"
-"""Where images that fetch leave what they fetch, as Kubeflow has it, whether they look at OUTPUT_PATH or not."""
 _LEAST_MEMORY = 16 << 20
 _NOT_FETCHED = ("type", "image", "timeout_s")
 """Fields that say how it is fetched, and not what."""
@@ -294,7 +292,8 @@ def _foreign_step(part: str, spec: InitializerSpec) -> Step:
     """An image's own command, which is told what to fetch as Kubeflow tells it: each field that has a value is a
     variable.
     """
-    target = f"{_WORKSPACE}/{part}"
+    # There Kubeflow's images leave what they fetch, whether they look at OUTPUT_PATH or not.
+    target = f"{environment.WORKSPACE}/{part}"
     fields = spec.model_dump(mode="json", exclude={*_NOT_FETCHED, *SECRETS}, exclude_none=True)
     return Step(
         name=f"{part}-initializer",

@@ -86,9 +86,10 @@ TPU_LABEL = "google.com/tpu"
 NPU_LABEL = "huawei.com/Ascend910"
 
 WORKSPACE_PATH = "/workspace"
-DATASET_PATH = f"{WORKSPACE_PATH}/dataset"
-"""Where Kubeflow's containers find their dataset. Here the variable DATASET_PATH says where it is: read that."""
-MODEL_PATH = f"{WORKSPACE_PATH}/model"
+_fetched = os.environ if "TRAINMASTER_JOB_ID" in os.environ else {}
+DATASET_PATH = _fetched.get("DATASET_PATH", f"{WORKSPACE_PATH}/dataset")
+"""Where a job finds its dataset. Inside a job it is the directory itself, also where /workspace could not be made."""
+MODEL_PATH = _fetched.get("MODEL_PATH", f"{WORKSPACE_PATH}/model")
 """The same for the model."""
 
 INITIALIZER_DEFAULT_IGNORE_PATTERNS = ["*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth"]
