@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 TABLES = {
     "job": "A job: `POST /v1/jobs`, and the job file",
     "trainer_job": "A trainer: `TrainerJobConfig` of the Fireworks door, as its client sends it",
+    "trainer_client": "`TrainerClient`: its trainers, initializers, configurations and options",
     "tinker": "Requests of `tinker`: those that say what is to be done",
 }
 """Table -> its title."""

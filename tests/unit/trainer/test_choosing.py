@@ -63,6 +63,8 @@ def test_images_and_time_of_initializers_are_those_of_the_configuration(tmp_path
         "dataset": {"image": "fetch:1", "timeout_s": 5},
         "model": {"timeout_s": 5},
     }
+    of_models = ContainerBackendConfig(model_initializer_image="fetch:2")
+    assert choose(of_models, around(tmp_path)).initializers["model"] == {"image": "fetch:2", "timeout_s": 600}
     assert choose(LocalProcessBackendConfig(), around(tmp_path)).initializers == {}
 
 
