@@ -26,7 +26,7 @@ from trainmaster.trainer import (
     ServerBackendConfig,
     TrainJob,
 )
-from trainmaster.trainer.options import Labels, Name
+from trainmaster.trainer.options import AllowWaitingForNodes, Labels, Name
 
 ABSENT = "no-such-job"
 
@@ -259,7 +259,9 @@ def test_job_that_no_node_can_run_says_so_at_once_and_when_it_is_waited_for(
     client: TrainerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = CustomTrainer(func=add, func_args={"numbers": []}, resources_per_node={"cpu": 100_000})
-    name = client.train(trainer=asked)
+    with pytest.raises(ValueError, match="no node could ever hold 100000 cores"):
+        client.train(trainer=asked)
+    name = client.train(trainer=asked, options=[AllowWaitingForNodes()])
     assert f"job {name} needs" in caplog.text
     with pytest.raises(TimeoutError, match=r"it is Created \(QUEUED\): needs .*100000"):
         client.wait_for_job_status(name, timeout=0.2, polling_interval=0.1)
