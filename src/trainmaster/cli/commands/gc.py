@@ -26,7 +26,8 @@ def run(
         print_json(collection)
         return
     stay = [] if orphans else [kind for kind in collection["kinds"] if kind["what"] == "orphan"]
-    gone = [kind for kind in collection["kinds"] if kind not in stay]
+    failed = [kind for kind in collection["kinds"] if kind["what"] == "failed"]
+    gone = [kind for kind in collection["kinds"] if kind not in (*stay, *failed)]
     if gone:
         from rich.text import Text
 
@@ -49,3 +50,5 @@ def run(
         for name in kind["names"]:
             typer.echo(f"  {name}")
         typer.echo("What belongs to nobody stays, unless you say `trainmaster gc --orphans`.")
+    for name in (name for kind in failed for name in kind["names"]):
+        typer.echo(f"Not collected: {name}", err=True)
