@@ -41,5 +41,6 @@ if ! [ -x .venv/bin/pip ]; then
     fi
 fi
 echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2
-.venv/bin/pip install --quiet --disable-pip-version-check -e ".[$extra]"
+# Not quiet: each package is named as it comes, on a terminal with a bar.
+.venv/bin/pip install --disable-pip-version-check -e ".[$extra]" >&2
 touch "$stamp"

@@ -1,8 +1,8 @@
 """Supervised fine-tuning as a loop of your own: the model learns to answer questions, and is asked some in the end.
 
 python examples/make_tiny_model.py
-trainmaster serve --model-alias tiny=$PWD/examples/models/tiny
-export TINKER_BASE_URL=http://127.0.0.1:7070 TINKER_API_KEY=$(cat ~/.trainmaster/api-key)
+trainmaster up --model-alias tiny=examples/models/tiny
+eval "$(trainmaster env)"
 python examples/loops/sft_loop.py      # with `pip install tinker`, in any environment
 """
 

@@ -291,7 +291,7 @@ def test_job_whose_beginning_fits_several_is_not_guessed(tm: Tm, submit: Submit)
     result = tm("show", "job-")
 
     assert result.exit_code == 1
-    assert "jobs begin with 'job-'" in result.stderr
+    assert "have an id that begins with 'job-'; name one by its id" in result.stderr
 
 
 def test_unknown_job_leads_to_the_list(tm: Tm) -> None:

@@ -318,3 +318,21 @@ def test_ps_starts_no_server_unless_a_job_needs_one(tm: Callable[..., Result], t
     os.kill(killed.process.pid, signal.SIGKILL)
     wait_for(lambda: local.running() is None)
     assert "Starting the local server" in tm("ps").stderr, "after a crash nobody knows whether a job needs it"
+
+
+@pytest.mark.usefixtures("home")
+def test_up_names_models_and_env_names_the_server(tm: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    up = tm("up", "--model-alias", f"tiny={tmp_path / 'model'}", "--json")
+    assert up.exit_code == 0, up.stderr
+
+    variables = json.loads(tm("env", "--json").stdout)
+
+    assert variables == {
+        "TINKER_BASE_URL": json.loads(up.stdout)["url"],
+        "TINKER_API_KEY": (local.data_dir() / "api-key").read_text().strip(),
+    }
+    assert tm("env").stdout == "".join(f"export {name}={value}\n" for name, value in variables.items())
+    assert "NAME=DIRECTORY" in tm("up", "-h").stdout
+    assert tm("up", "--model-alias", "tiny").exit_code == 2

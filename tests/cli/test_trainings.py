@@ -57,10 +57,14 @@ def test_training_with_a_framework_that_nobody_has_is_refused_with_one_that_work
     assert "use HF_TRAINER" in result.stderr
 
 
-def test_training_is_shown_by_its_model_its_type_and_its_data(tm: Tm, tmp_path: Path) -> None:
-    result = tm("submit", written(tmp_path, "/nowhere/rows.jsonl"))
-    shown = tm("show", result.stdout.split()[0]).stdout
-    assert "org/model@main, LORA with HF_TRAINER, on /nowhere/rows.jsonl and 1 more" in " ".join(shown.split())
+def test_training_is_shown_with_its_model_hyperparameters_and_data(tm: Tm, tmp_path: Path) -> None:
+    chosen = {"learning_rate": "1e-4", "lora_r": "8"}
+    result = tm("submit", written(tmp_path, "/nowhere/rows.jsonl", hyperparameters=chosen))
+    shown = " ".join(tm("show", result.stdout.split()[0]).stdout.split())
+    assert "trains org/model@main, LORA with HF_TRAINER" in shown
+    assert "with learning_rate 1e-4, lora_r 8" in shown
+    assert "data /nowhere/rows.jsonl" in shown
+    assert "batch_size 1" in shown
 
 
 def test_unknown_hyperparameter_is_named_with_the_nearest(tm: Tm, tmp_path: Path) -> None:

@@ -359,7 +359,13 @@ def test_validation_split_parts_the_rows(split: float, held_back: int) -> None:
     assert sorted([*found.train, *found.evaluation]) == list(range(100))
 
 
-@pytest.mark.parametrize(("count", "split"), [(3, 0.1), (1, 0.5), (2, 0.9)])
-def test_validation_split_that_leaves_a_part_empty_is_an_error(count: int, split: float) -> None:
+@pytest.mark.parametrize(("count", "split"), [(3, 0.1), (2, 0.01), (20, 0.05)])
+def test_validation_split_of_few_rows_keeps_one_for_validation(count: int, split: float) -> None:
+    found = chosen([count], [NOTHING], split=split)
+    assert (len(found.train), len(found.evaluation)) == (count - 1, 1)
+
+
+@pytest.mark.parametrize(("count", "split"), [(1, 0.1), (1, 0.5), (2, 0.9)])
+def test_validation_split_that_leaves_nothing_to_train_on_is_an_error(count: int, split: float) -> None:
     with pytest.raises(InputError, match="which leaves nothing to"):
         chosen([count], [NOTHING], split=split)

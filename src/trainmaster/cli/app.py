@@ -28,6 +28,7 @@ from trainmaster.cli.commands import (
     drain,
     edit,
     enable,
+    env,
     events,
     gc,
     init,
@@ -63,7 +64,7 @@ GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "Run": (init, data, submit, run, cancel, pause, resume, retry, rerun, clone, edit, delete),
         "Look": (ps, show, logs, metrics, events, checkpoints, download, why, diff, compare, runtimes),
         "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
-        "Server": (up, down, login, logout, serve, config, webhooks, gc, simulate, doctor),
+        "Server": (up, down, login, logout, env, serve, config, webhooks, gc, simulate, doctor),
     }
 )
 """Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""

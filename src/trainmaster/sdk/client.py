@@ -103,6 +103,11 @@ class Client:
         """Where the server is."""
         return self._connection.url
 
+    @property
+    def api_key(self) -> str:
+        """The key that requests are sent with."""
+        return self._connection.api_key
+
     def close(self) -> None:
         """Close every connection."""
         self._connection.close()

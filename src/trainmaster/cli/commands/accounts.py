@@ -62,6 +62,11 @@ def create(
         print_json(account)
         return
     typer.echo(f"Account {name} is made; give it a key with `trainmaster keys create --account {name} --name ...`")
+    if account["uid"] is None:
+        typer.echo(
+            f"Its jobs run in containers, or as processes once it has a user of its own (`trainmaster accounts edit "
+            f"{name} --uid UID`) or the server has the setting shared_uid."
+        )
 
 
 @app.command("edit")

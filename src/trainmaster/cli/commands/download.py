@@ -44,7 +44,8 @@ def run(
         if not wanted:
             every = client.results.targets(job_id, directory, checkpoint=checkpoint) if patterns else []
             there = [str(target.path.relative_to(directory)) for target in every]
-            raise CommandError(_nothing(job, checkpoint, patterns, there))
+            saved = bool(client.results.checkpoints(job_id)["checkpoints"])
+            raise CommandError(_nothing(job, checkpoint, patterns, there, has_checkpoints=saved))
         total = sum(target.artifact["size_bytes"] for target in wanted)
         stopped = "Stopped; the same command goes on from here."
         with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
@@ -56,10 +57,14 @@ def run(
         typer.echo(f"{files}, {size(total)}, in {directory}")
 
 
-def _nothing(job: str, checkpoint: str | None, patterns: Sequence[str], there: Sequence[str]) -> str:
+def _nothing(
+    job: str, checkpoint: str | None, patterns: Sequence[str], there: Sequence[str], *, has_checkpoints: bool
+) -> str:
     if there:
         more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
         return f"no file matches {' '.join(patterns)}; there are {', '.join(there[:NAMED])}{more}"
     if checkpoint is not None:
         return f"the job has no files of a checkpoint {checkpoint}; `trainmaster checkpoints {job}` lists all"
+    if not has_checkpoints:
+        return "the job has left no output and no checkpoints"
     return f"the job has left no output; `trainmaster download {job} --checkpoint latest` fetches a checkpoint"

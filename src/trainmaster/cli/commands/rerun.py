@@ -17,7 +17,7 @@ def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
 
     `retry` goes on from the checkpoint of a job that failed; `clone` runs a changed copy.
     """
-    for_each(jobs, _again, lambda job: f"is submitted as {job['job_id']}", as_json=as_json)
+    for_each(jobs, _again, lambda _: "is submitted, and runs from the start", as_json=as_json)
 
 
 def _again(client: Client, job: str) -> Job:

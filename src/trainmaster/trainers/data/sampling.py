@@ -38,11 +38,11 @@ def select(counts: Sequence[int], samplings: Sequence[Sampling], *, validation_s
     Args:
         counts: how many rows each source has.
         samplings: which part of each is wanted.
-        validation_split: the share of the chosen rows that is kept for validation.
+        validation_split: the share of the chosen rows that is kept for validation; above 0, at least one row.
         seed: another seed is another choice.
 
     Raises:
-        InputError: nothing is left to train on, or to validate with.
+        InputError: nothing is left to train on.
     """
     wanted = _shares([_part(count, each) for count, each in zip(counts, samplings, strict=True)], samplings)
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -52,13 +52,13 @@ def select(counts: Sequence[int], samplings: Sequence[Sampling], *, validation_s
     ]
     together = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
     shuffled = together[_order(seed, _SPLIT, len(together))]
-    held_back = round(validation_split * len(shuffled))
+    held_back = max(round(validation_split * len(shuffled)), 1 if validation_split else 0)
     if not len(shuffled):
         raise InputError("no row is left: the sources are empty, or their filters keep nothing")
-    if validation_split and not 0 < held_back < len(shuffled):
+    if validation_split and held_back >= len(shuffled):
         raise InputError(
             f"validation_split {validation_split:g} of {len(shuffled)} rows is {held_back}, which leaves nothing to "
-            f"{'validate with' if not held_back else 'train on'}; change it, or bring more rows"
+            "train on; change it, or bring more rows"
         )
     return Selection(train=shuffled[held_back:], evaluation=shuffled[:held_back], used=tuple(wanted))
 

@@ -1,0 +1,164 @@
+"""README.md works as it stands: its blocks are run, in order, in a fresh copy of the repository and a fresh home."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_programs import ROOT
+
+from trainmaster.protocol.processes import ProcessIdentity, is_alive
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"sh", "python"}
+BLOCKS = BLOCK.findall((ROOT / "README.md").read_text())
+TIMEOUT_S = 900.0
+
+pytestmark = pytest.mark.timeout(int(TIMEOUT_S) + 60)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What git has, and the environment that `make setup` would make of it.
+
+    Only the installation itself is not repeated, as it takes minutes and the network: the packages are those of this
+    environment, and tinker's of its own one.
+    """
+    directory = tmp_path / "trainmaster"
+    directory.mkdir()
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+        if (ROOT / name).is_file():
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    venv.create(directory / ".venv", symlinks=True)
+    packages = Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+    places = [directory / "src", Path(sysconfig.get_path("purelib")), ROOT / ".venvs" / "tinker" / packages]
+    (directory / ".venv" / packages / "installed.pth").write_text("".join(f"{place}\n" for place in places))
+    for name, entry in {
+        "trainmaster": "trainmaster.cli",
+        "tm": "trainmaster.cli",
+        "pip": "pip._internal.cli.main",
+    }.items():
+        script = directory / ".venv" / "bin" / name
+        script.write_text(f"#!{directory}/.venv/bin/python\nimport sys\nfrom {entry} import main\nsys.exit(main())\n")
+        script.chmod(0o755)
+    (directory / ".venv" / ".trainmaster-train").touch()
+    return directory
+
+
+@pytest.fixture
+def environment(tmp_path: Path, clone: Path) -> Iterator[dict[str, str]]:
+    """That of a new user: a home of their own, and nothing of Trainmaster's or of a hub's."""
+    ours = ("TRAINMASTER_", "TINKER_", "HF_", "PYTEST_", "VIRTUAL_ENV", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    home = tmp_path / "home"
+    home.mkdir()
+    yield {
+        **kept,
+        "HOME": str(home),
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "TRAINMASTER_HOME": str(home / "state"),
+        "HF_HUB_OFFLINE": "1",
+        # Whatever a block installs has to be there already.
+        "PIP_NO_INDEX": "1",
+    }
+    command = [clone / ".venv" / "bin" / "trainmaster", "down"]
+    subprocess.run(command, env={**kept, "TRAINMASTER_HOME": str(home / "state")}, check=False)
+    end_processes(home / "state")
+
+
+def end_processes(directory: Path) -> None:
+    """End what outlives a server on purpose."""
+    import contextlib
+    import json
+    import signal
+
+    from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+
+    with contextlib.suppress(OSError, ForkServerError, KeyError):
+        ForkServer(directory / "forkserver")._exchange({"op": "retire"})
+    for claim in directory.glob("runs/*/*/claims/*.json"):
+        worker = ProcessIdentity.from_json(json.loads(claim.read_text()))
+        if is_alive(worker):
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def as_shell(language: str, text: str) -> str:
+    """A block as a reader would run it: pasted into a shell or, if it is Python, saved and run."""
+    return f"cat > block.py <<'END-OF-BLOCK'\n{text}END-OF-BLOCK\npython block.py\n" if language == "python" else text
+
+
+def test_every_block_is_one_that_a_reader_can_run() -> None:
+    assert {language for language, _ in BLOCKS} == LANGUAGES
+    assert len(BLOCKS) >= 6
+    assert "JOB" not in "".join(text for _, text in BLOCKS), "a placeholder cannot be run"
+
+
+def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str, str]) -> None:
+    # One shell for all of them, as a reader has it: what a block exports is there in the next.
+    steps = [f"echo '== block {number}'\n{as_shell(*block)}" for number, block in enumerate(BLOCKS, start=1)]
+    script = clone.parent / "readme.sh"
+    script.write_text("set -eu\n" + "\n".join(steps))
+
+    ran = subprocess.run(
+        ["bash", script],
+        cwd=clone,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    said = dict(enumerate(re.split(r"^== block \d+\n", ran.stdout, flags=re.MULTILINE)))
+    right = re.search(r"right answers to 4 such questions: (\d) before, (\d) after", said[2])
+    assert right is not None, said[2]
+    assert int(right[1]) < int(right[2])
+    assert (clone / "answers" / "model" / "config.json").exists()
+    assert re.search(r"^loss +0\.025 +0\.05$", said[3], re.MULTILINE), said[3]
+    assert "{'loss': 0.01}" in said[4]
+    assert "step 19 loss" in said[5]
+    assert "research" in said[6]
+    assert "Traceback" not in ran.stdout
+
+
+@pytest.mark.long
+def test_demo_teaches_a_model(clone: Path, environment: dict[str, str]) -> None:
+    ran = subprocess.run(
+        ["make", "demo"], cwd=clone, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    right = re.search(r"right answers to 26 such questions: (\d+) before, (\d+) after", ran.stdout)
+    assert right is not None
+    assert int(right[2]) > int(right[1]) + 10
+
+
+def test_setup_shows_what_it_installs(clone: Path, environment: dict[str, str]) -> None:
+    """An installation takes minutes: pip says what it is doing, and is not told to be quiet."""
+    (clone / ".venv" / ".trainmaster-train").unlink()
+    pip = clone / ".venv" / "bin" / "pip"
+    pip.write_text('#!/bin/sh\necho "Collecting $*"\n')
+
+    ran = subprocess.run(
+        ["make", "setup"], cwd=clone, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("Collecting")]
+    assert line.endswith("-e .[train]")
+    assert "-q" not in line
