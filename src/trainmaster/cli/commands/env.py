@@ -17,6 +17,7 @@ def run(as_json: JsonOption = False) -> None:
     For a shell: eval "$(trainmaster env)"
     """
     with connect() as client:
+        client.admin.own_key()  # before a client is sent there, see that the server answers and takes the key
         variables = {"TINKER_BASE_URL": client.url, "TINKER_API_KEY": client.api_key}
     if as_json:
         print_json(variables)
