@@ -36,7 +36,7 @@ def address(client: Client, model_id: str) -> str:
 
 def fetched(url: str, **headers: str) -> httpx.Response:
     """As any program fetches it: without a key."""
-    return httpx.get(url, headers=headers)
+    return httpx.get(url, headers=headers, timeout=60)
 
 
 def altered(url: str, **query: str) -> str:
