@@ -49,6 +49,8 @@ class Piece:
     cursor: str
     end: bool = False
     """Nothing will ever follow."""
+    at_end: bool = False
+    """Nothing follows before the source changes again."""
     passing: bytes = b""
     """What is so now, and will be replaced: sent after the data, now and then, and not part of what a cursor counts."""
 
@@ -113,10 +115,12 @@ class Followers:
                         yield data
                     if piece.end:
                         return
-                    if not piece.data:
-                        with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(wait_s):
-                                await changed.wait()
+                    if not piece.data or piece.at_end:
+                        if wait_s is None:
+                            await changed.wait()
+                        else:
+                            with contextlib.suppress(TimeoutError):
+                                await asyncio.wait_for(changed.wait(), wait_s)
                         if time.monotonic() - sent_at >= HEARTBEAT_S:
                             sent_at = time.monotonic()
                             yield HEARTBEAT
@@ -244,7 +248,7 @@ class _Watch:
             task = self._pieces[cursor] = asyncio.create_task(reading)
             task.add_done_callback(_retrieve)
         # One follower that leaves must not take the piece from the others.
-        return await asyncio.shield(task)
+        return task.result() if task.done() else await asyncio.shield(task)
 
 
 def _look(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:

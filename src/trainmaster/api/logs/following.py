@@ -48,7 +48,13 @@ class LogSource:
         if page.complete:
             events.append(sse.end(sight.status, sight.notice))
         passing = b"".join(sse.event("progress", open_line_json(entry)) for entry in page.open_lines)
-        return Piece(data=b"".join(events), cursor=page.cursor.encode(), end=page.complete, passing=passing)
+        return Piece(
+            data=b"".join(events),
+            cursor=page.cursor.encode(),
+            end=page.complete,
+            at_end=page.at_end,
+            passing=passing,
+        )
 
     def _reader(self) -> LogReader:
         return LogReader(self.roots, self.job_id, self.chosen)
