@@ -315,7 +315,7 @@ class Training:
             )
         if found.manifest.kind != Kind.TRAINING:
             if optimizer:
-                raise EngineError(f"{path} has weights and no optimizer: load it without")
+                raise EngineError(f"{path} was saved without an optimizer: load its weights alone")
             with self._saving.exported(found) as directory, _changing(model):
                 exports.load(self._engine, model.model_id, directory)
         else:
