@@ -62,9 +62,10 @@ def test_training_is_shown_with_its_model_hyperparameters_and_data(tm: Tm, tmp_p
     result = tm("submit", written(tmp_path, "/nowhere/rows.jsonl", hyperparameters=chosen))
     shown = " ".join(tm("show", result.stdout.split()[0]).stdout.split())
     assert "trains org/model@main, LORA with HF_TRAINER" in shown
-    assert "with learning_rate 1e-4, lora_r 8" in shown
+    assert "hyperparameters learning_rate 1e-4, lora_r 8" in shown
     assert "data /nowhere/rows.jsonl" in shown
     assert "batch_size 1" in shown
+    assert "null" not in shown
 
 
 def test_unknown_hyperparameter_is_named_with_the_nearest(tm: Tm, tmp_path: Path) -> None:

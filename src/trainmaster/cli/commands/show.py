@@ -73,7 +73,7 @@ def _facts(job: Job, results: str | None) -> dict[str, Any]:
     return {
         "handle": job["handle"],
         "trains": _training(job),
-        "with": _hyperparameters(job),
+        "hyperparameters": _hyperparameters(job),
         "data": _data(job),
         "waits": job["pending_reason"],
         "reason": None if job["error"] else _reason(job),
@@ -142,7 +142,7 @@ def _hyperparameters(job: Job) -> str | None:
     if training is None:
         return None
     given = ", ".join(f"{name} {value}" for name, value in training["hyperparameters"].items())
-    return given or "default hyperparameters"
+    return given or "the defaults"
 
 
 def _data(job: Job) -> str | None:
@@ -161,9 +161,14 @@ def _trained(job: Job) -> dict[str, Any] | None:
 
 
 def _said(config: dict[str, Any], *without: str) -> list[str]:
-    """The fields of a config that have a value other than a default that says nothing."""
-    named = ((name, value) for name, value in config.items() if name not in without)
-    return [f"{name} {shown(value)}" for name, value in named if value not in (None, "", [], {}, False)]
+    """The fields of a config that say something, those of its parts by their dotted names."""
+    said: list[str] = []
+    for name, value in config.items():
+        if name in without or value in (None, "", [], {}, False):
+            continue
+        inner = [f"{name}.{each}" for each in _said(value)] if isinstance(value, dict) else [f"{name} {shown(value)}"]
+        said += inner
+    return said
 
 
 def _command(job: Job) -> str | None:
