@@ -31,6 +31,19 @@ def with_environment(**variables: str) -> dict[str, Any]:
     return {**COMMAND, "workload": {**COMMAND["workload"], "environment": variables}}
 
 
+def training(*, hub_token: str, **variables: str) -> dict[str, Any]:
+    """A training, which has a token for the Hub beside its environment."""
+    framework = {"type": "CUSTOM", "custom_script_path": "/srv/train.py"}
+    config = {"training_type": "LORA", "base_model": {"model_id": "m"}, "framework": framework}
+    return {
+        "name": "tune",
+        "training_config": {**config, "environment": variables},
+        "data_config": {"sources": [{"path": "file:///data"}]},
+        "resource_config": {"gpu_count": 0},
+        "output_config": {"hub_token": hub_token},
+    }
+
+
 def submit(api: Api, document: dict[str, Any], headers: dict[str, str] | None = None) -> str:
     return str(api.call("POST", "/v1/jobs", 201, json=document, headers=headers)["job_id"])
 
@@ -53,10 +66,9 @@ def place(world: World, job_id: str) -> Job:
 
 
 def test_secrets_are_given_to_the_worker_and_shown_to_nobody(api: Api, world: World) -> None:
-    document = {**with_environment(PASSWORD="hunter2", EMPTY=""), "output_config": {"hub_token": "hf_canary"}}
-    job_id = submit(api, document, FORWARDED)
+    job_id = submit(api, training(hub_token="hf_canary", PASSWORD="hunter2", EMPTY=""), FORWARDED)
     shown = api.show(job_id)
-    assert shown["workload"]["environment"] == {"PASSWORD": "***", "EMPTY": "***"}
+    assert shown["training_config"]["environment"] == {"PASSWORD": "***", "EMPTY": "***"}
     assert shown["output_config"]["hub_token"] == "***"
     job = place(world, job_id)
     assert delivered(api, job) == {
@@ -88,7 +100,7 @@ def test_secrets_are_not_to_be_kept_by_anybody_on_the_way(api: Api, world: World
 
 
 def test_retry_gives_the_child_copies_that_open_without_the_parent(api: Api, world: World) -> None:
-    parent = submit(api, {**with_environment(PASSWORD="hunter2"), "output_config": {"hub_token": "t"}}, FORWARDED)
+    parent = submit(api, training(hub_token="t", PASSWORD="hunter2"), FORWARDED)
     place(world, parent)
     world.end(parent, "EXITED_NONZERO")
     assert kept(world, parent) == {"env.PASSWORD", "hub_token"}

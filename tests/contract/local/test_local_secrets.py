@@ -21,10 +21,9 @@ from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.worker.forkserver import LOG
 
 ENVIRONMENT = {"PASSWORD": "canary-environment-0f3a", "SECOND": "canary-second-77c1\nwith 'quotes' and ☃"}
-HUB = "canary-hub-token-b81c"
 DRIVE, ATLAS, DRIVE_AGAIN = "canary-drive-40aa", "canary-atlas-9e17", "canary-drive-again-1b6f"
 WEBHOOK = "canary-webhook-secret-3c55-abcdefghij"
-CANARIES = (*ENVIRONMENT.values(), HUB, DRIVE, ATLAS, DRIVE_AGAIN, WEBHOOK)
+CANARIES = (*ENVIRONMENT.values(), DRIVE, ATLAS, DRIVE_AGAIN, WEBHOOK)
 
 SCRIPT = """
 import hashlib, os, pathlib, sys, time
@@ -102,7 +101,6 @@ def submit(server: LocalServer, scripts: Path, **document: Any) -> str:
             "args": [str(scripts / "gate")],
             "environment": ENVIRONMENT,
         },
-        "output_config": {"hub_token": HUB},
         "resource_config": NO_GPU,
         **document,
     }
@@ -132,7 +130,7 @@ def test_canaries_are_nowhere_but_in_the_job(server: LocalServer, scripts: Path,
         search()
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()):
             environ = _read(Path(f"/proc/{pid}/environ"))
-            assert not any(value.encode() in environ for value in (HUB, DRIVE, ATLAS, server.key))
+            assert not any(value.encode() in environ for value in (DRIVE, ATLAS, server.key))
             assert ENVIRONMENT["PASSWORD"].encode() not in environ or pid in processes_marked(job_id)
 
         wait_for(lambda: server.job(job_id)["can_save"], "the job to say that it saves")
