@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import socket
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 from api_world import COMMAND, Api, Served, World, wait_for
+from fastapi import FastAPI
 from sqlalchemy import Connection
+from starlette.routing import BaseRoute
 
+from trainmaster.api.app import create_app
 from trainmaster.core.keys import KeyScope, key_id_of
 from trainmaster.logs import JsonLines
 from trainmaster.store import keys
@@ -287,3 +292,27 @@ def test_access_log_is_quiet_unless_it_is_asked_for(api: Api, caplog: pytest.Log
     with caplog.at_level(logging.INFO, logger="trainmaster.api.access"):
         api.call("GET", "/v1/nodes")
     assert not [record for record in caplog.records if record.name == "trainmaster.api.access"]
+
+
+def test_routes_are_built_beside_the_event_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI would build all of them in the loop, when it is first asked for an unknown address."""
+    looked: list[str] = []
+
+    class Watched(FastAPI):
+        @property
+        def routes(self) -> list[BaseRoute]:
+            looked.append(threading.current_thread().name)
+            return super().routes
+
+    monkeypatch.setattr("trainmaster.api.app.FastAPI", Watched)
+    monkeypatch.setattr("trainmaster.api.app.BUILD_ROUTES_AFTER_S", 0)
+    front = create_app(world.context())
+
+    async def opened() -> None:
+        looked.clear()
+        front.open()
+        await asyncio.to_thread(wait_for, lambda: bool(looked))
+        front.close()
+
+    asyncio.run(opened())
+    assert looked == ["routes"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
 
@@ -83,6 +85,10 @@ _RESOURCES = (
 )
 
 
+BUILD_ROUTES_AFTER_S = 2.0
+"""The first requests of a client that waits for the start come first."""
+
+
 def routers_of(roles: Collection[str]) -> list[APIRouter]:
     """The routers of a server with these roles, below either prefix."""
     return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
@@ -137,7 +143,7 @@ def create_app(context: ApiContext) -> Front:
         context,
         app.state.gate,
         shortcuts,
-        on_open=(app.state.tinker.open,) if GATEWAY in context.roles else (),
+        on_open=(*((app.state.tinker.open,) if GATEWAY in context.roles else ()), lambda: _build_routes_soon(app)),
         on_close=(app.state.followers.close, app.state.tinker.close),
     )
 
@@ -169,6 +175,22 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return _failure(request, absent(str(request.scope["path"])))
     return _failure(request, InternalError())
+
+
+def _build_routes_soon(app: FastAPI) -> None:
+    """Have the routes built in a thread, a moment after the start.
+
+    FastAPI builds the routes of a router when a request first gets as far as that router. One request for an unknown
+    address would build all of them in the event loop, which takes a second or more.
+    """
+    nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": [], "query_string": b""}
+
+    def build() -> None:
+        for route in app.routes:
+            route.matches(dict(nowhere))
+
+    begin = threading.Thread(target=build, name="routes", daemon=True).start
+    asyncio.get_running_loop().call_later(BUILD_ROUTES_AFTER_S, begin)
 
 
 def _methods(request: Request) -> list[str]:
