@@ -359,6 +359,14 @@ def test_model_is_not_made_by_loading(client: Client) -> None:
     assert "create_model" in answer["error"]
 
 
+@pytest.mark.parametrize("field", ["base_model", "user_metadata", "optimizer_config"])
+def test_loading_changes_nothing_that_create_model_says(client: Client, trainer: StandIn, field: str) -> None:
+    document = {"model_id": client.model(trainer), "seq_id": 1, "path": "tinker://a/weights/b", field: {"type": "x"}}
+    answer = client.result(client.post("load_weights", document))
+    assert answer["category"] == "user"
+    assert answer["error"].startswith(f"{field}: set by create_model")
+
+
 def test_save_is_done_when_it_is_on_record(client: Client, trainer: StandIn) -> None:
     model_id = client.model(trainer)
     path = f"tinker://{model_id}/weights/late"

@@ -49,6 +49,10 @@ _SAVES = frozenset({"SaveWeights", "SaveWeightsForSampler", "SaveWeightsExternal
 """What clients call the requests whose results are paths of weights."""
 
 
+_OF_A_NEW_MODEL = ("base_model", "user_metadata", "optimizer_config")
+"""Fields of a load_weights that makes a model."""
+
+
 @answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A pass through a model."""
@@ -105,6 +109,9 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     document = await read_document(request)
     if document.get("model_id") is None and document.get("session_id") is not None:
         message = "this server makes a model first (create_model) and loads weights into it then"
+        return accepted_failure(message, Category.USER)
+    if named := [name for name in _OF_A_NEW_MODEL if document.get(name) is not None]:
+        message = f"{', '.join(named)}: set by create_model; weights are loaded into a model as it is"
         return accepted_failure(message, Category.USER)
     run = await door.sessions.run(principal.scope, parse(OfModel, document).model_id)
     token = document.pop("weights_access_token", None)
