@@ -82,6 +82,18 @@ def test_archive_is_not_held_in_memory(client: Client, model_id: str) -> None:
         tracemalloc.stop()
 
 
+def test_checkpoint_with_very_many_files_is_refused(
+    client: Client, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job can put millions there, and all of them would be held in memory."""
+    url = client.get(f"{address}/archive")["url"]
+    monkeypatch.setattr("trainmaster.api.routes.tinker.downloads.MAX_FILES", len(FILES))  # and the manifest
+    client.get(f"{address}/external_weights_urls", expect=400)
+    refused = fetched(url)
+    assert refused.status_code == 400
+    assert "more than 3 files" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("what", ["archive", "external_weights_urls"])
 def test_weights_of_others_have_no_address_unless_they_are_public(
     client: Client, stranger: Client, address: str, what: str

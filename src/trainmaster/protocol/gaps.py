@@ -88,7 +88,9 @@ def remove(directory: str, log: str, wanted: Gap, *, record: Callable[[Gap], Non
     """
     descriptor = open_below(directory, log, os.O_WRONLY | os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `RunDirectory.append` does
+        if not being_written:
+            # As `RunDirectory.append` does. Ranks take no lock, and one that holds it must not hold up its worker.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         size = os.fstat(descriptor).st_size
         before = gap_of(directory, log) or wanted
         start, end = min(wanted.start, before.start, size), max(wanted.end, before.end)

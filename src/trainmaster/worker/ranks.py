@@ -231,6 +231,7 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
+    directory = _opened_directory(around.working_directory, step.name, rank, user)
     out = open_own(around.log(step.name, rank, "out"), user)
     err = open_own(around.log(step.name, rank, "err"), user)
     lead = handed(variables) if step.through else None
@@ -242,7 +243,7 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             stdin=subprocess.DEVNULL if lead is None else lead,
             stdout=out,
             stderr=err,
-            cwd=around.working_directory,
+            cwd=f"/proc/self/fd/{directory}",
             env=variables,
             start_new_session=True,
             preexec_fn=become_rank,
@@ -256,11 +257,27 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             os.close(lead)
         raise StartError(_verdict_on_start(error, argv[0], step.name, rank, user)) from error
     finally:
-        os.close(out)
-        os.close(err)
+        for descriptor in (directory, out, err):
+            os.close(descriptor)
     # The worker reaps all its children itself; this keeps `subprocess` from waiting for one of them.
     process.returncode = 0
     return process.pid, lead
+
+
+def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int:
+    """A descriptor of the working directory, opened as the user.
+
+    A child changes to its directory before it becomes the user. By name, a link that the user has put there meanwhile
+    would lead it to where only root gets.
+    """
+    try:
+        with acting_as(user):
+            return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        whose = f" by uid {user.uid}, as whom jobs of this account run" if user else ""
+        message = f"working directory {path} cannot be entered{whose}: {error.strerror}"
+        end = ProcessEnd(rank=rank, exit_code=None)
+        raise StartError(Verdict(reason=Reason.BAD_INPUT, message=message, end=end, step=step)) from error
 
 
 def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user: User | None) -> Verdict:

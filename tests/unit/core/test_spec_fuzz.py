@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from spec_documents import COMMAND, CUSTOM, changed
 
+from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.core.errors import RefusedError, SpecError
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.workloads import compile_launch

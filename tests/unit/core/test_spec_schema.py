@@ -6,8 +6,8 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from spec_documents import COMMAND, CUSTOM, changed
 
+from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.core.spec import SubmitJobRequest, dump, parse_submit
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol.account_files import directory_below, open_below, status_below
+from trainmaster.protocol.account_files import directory_below, open_below, open_inside, open_real, status_below
 from trainmaster.protocol.rundir import (
     MOST_DOCUMENT_BYTES,
     RunDirectory,
@@ -83,6 +87,39 @@ def test_a_pipe_a_socket_a_directory_and_a_device_are_not_there_and_hold_nobody_
                 open_below(top, name, flags)
     with pytest.raises(FileNotFoundError):
         open_below("/dev", "null")
+
+
+@contextlib.contextmanager
+def leased(path: Path) -> Iterator[None]:
+    """Have another process hold a lease on a file, as its owner may, and never give it up."""
+    program = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print(flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                pytest.skip("this file system has no leases")
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(30)  # the kernel waits 45 s for whoever holds a lease
+def test_a_file_on_which_its_owner_has_a_lease_holds_nobody_up(top: Path) -> None:
+    with leased(top / LOG):
+        with pytest.raises(FileNotFoundError):
+            open_below(top, LOG)
+        with directory_below(top, "nodes/0/logs") as directory, pytest.raises(FileNotFoundError):
+            open_inside(directory, "main.0.out")
+        with pytest.raises(FileNotFoundError):
+            open_real(top / LOG, [top])
+    os.close(open_below(top, LOG))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")

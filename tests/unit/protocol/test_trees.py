@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol.account_files import remove_tree
+from trainmaster.protocol.account_files import directory_below, files_in_order, open_inside, remove_tree
 
 
 def dig(directory: Path, depth: int) -> None:
@@ -44,3 +44,16 @@ def test_link_in_place_of_the_directory_goes_and_its_target_stays(tmp_path: Path
     remove_tree(tmp_path / "link")
     assert (tmp_path / "kept").is_dir()
     assert not (tmp_path / "link").is_symlink()
+
+
+def test_list_ends_where_paths_become_too_long_to_open_anything(tmp_path: Path) -> None:
+    dig(tmp_path, 1_200)
+    try:
+        with directory_below(tmp_path) as directory:
+            found = {"/".join(names) for names in files_in_order(directory)}
+            assert "deeper/" * 500 + "file" in found
+            os.close(open_inside(directory, "deeper/" * 500 + "file"))
+        # Each level costs as much as its path is long: without a bound, a deep tree costs the square of its depth.
+        assert max(map(len, found)) < 4096 + len("file")
+    finally:
+        remove_tree(tmp_path / "deeper")  # pytest cannot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,15 @@ def test_worker_that_starts_on_a_cut_log_goes_on_with_its_gap(directory: RunDire
     again = LogCap(directory, LOG, CAP)
     again.look()
     assert directory.gap(LOG) == before
+
+
+def test_rank_that_locks_its_log_does_not_hold_up_its_worker(directory: RunDirectory) -> None:
+    cap = LogCap(directory, LOG, CAP)
+    write(directory, LINE * (3 * CAP // len(LINE)))
+    with (directory.path / LOG).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        looking = threading.Thread(target=cap.look, daemon=True)
+        looking.start()
+        looking.join(10)
+        assert not looking.is_alive()
+    assert directory.gap(LOG) is not None

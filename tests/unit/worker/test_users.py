@@ -21,6 +21,7 @@ from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER, RunDirectory, read_document
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.ranks import StartError, Surroundings, start_rank
 from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.users import CannotBecomeError, acting_as, give_directory, open_own, user_of
 
@@ -279,3 +280,37 @@ def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> N
     finally:
         stray.kill()
         stray.wait()
+
+
+@as_root
+def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
+    ground: Path, run: RunDirectory, user: User
+) -> None:
+    """It was there when files were staged, and then another process of the user put a link in its place."""
+    closed = ground / "closed"
+    (closed / "inside").mkdir(parents=True)
+    (closed / "inside" / "file").write_text("ours")
+    closed.chmod(0o700)
+    give_directory(ground / "home", user)
+    with acting_as(user):
+        (ground / "home" / "work").symlink_to(closed / "inside")
+    around = Surroundings(
+        request=request_of(ground),
+        node=0,
+        run_dir=run.path,
+        working_directory=str(ground / "home" / "work"),
+        control_file="",
+        token_file="",
+        kubeflow_url="",
+        user=user,
+    )
+    step = Step(name="main", argv=("cat", "file"))
+    with pytest.raises(StartError, match="cannot be entered"):
+        start_rank(step, 0, around, {"PATH": os.defpath})
+    with acting_as(user):
+        (ground / "home" / "work").unlink()
+        (ground / "home" / "work").mkdir()
+        (ground / "home" / "work" / "file").write_text("theirs")
+    pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
+    assert os.waitpid(pid, 0)[1] == 0
+    assert Path(around.log("main", 0, "out")).read_text() == "theirs"

@@ -19,10 +19,21 @@ OWNERS_ALONE = 0o600
 
 _TOP = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without waiting: opening a pipe would block until somebody opens its other end."""
-_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM)
-"""What opening fails with when a link, a file in place of a directory, a directory, a pipe or socket, a device, or
-something of another user is there."""
+"""Without waiting: opening a pipe would block until somebody opens its other end, and opening a file on which its owner
+has a lease (`F_SETLEASE`) until that is given up, 45 s by default."""
+_STRANGE = frozenset(
+    {
+        errno.ELOOP,  # a link
+        errno.ENOTDIR,  # a file in place of a directory
+        errno.EISDIR,
+        errno.ENXIO,  # a pipe or a socket
+        errno.ENODEV,
+        errno.EACCES,  # something of another user
+        errno.EPERM,
+        errno.EAGAIN,  # a file with a lease
+    }
+)
+"""What opening fails with when something else is there than a file that can be read at once."""
 
 
 def open_below(top: PathLike, name: str, flags: int = os.O_RDONLY) -> int:
@@ -88,7 +99,7 @@ def _open_real(name: str, within: Iterable[str], *, directory: int | None = None
         is_inside = any(real.startswith(f"{each.rstrip(os.sep)}{os.sep}") for each in within)
         is_theirs = directory is None or is_own(status, os.fstat(directory))
         if is_inside and is_theirs and stat.S_ISREG(status.st_mode):
-            return os.open(by_descriptor(handle), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(by_descriptor(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         pass
     finally:

@@ -24,6 +24,8 @@ MOST_COUNTED = 250_000
 _BATCH = 10_000
 """Names of one directory that are held in memory at a time."""
 _MOST_BATCHES = 1_000
+_LONGEST_WAY = 4093
+"""To a directory: with a slash and a name of one letter, it is the longest path that the kernel takes (PATH_MAX)."""
 
 
 class Descent:
@@ -136,7 +138,8 @@ def files_in_order(directory: int, after: tuple[str, ...] = ()) -> Iterator[tupl
     """The paths of all files below a directory, as names, sorted; only those after a path, where one is given.
 
     Directories are entered, links to directories are not. Whatever else has a name is taken for a file, links and pipes
-    too, and a name that is no text is left out: `open_inside` tells what is a file.
+    too, and a name that is no text is left out: `open_inside` tells what is a file. A directory is not entered where
+    the paths below would be too long to open anything by them.
     """
     with Descent(directory) as here:
         names: list[str] = []
@@ -153,6 +156,8 @@ def files_in_order(directory: int, after: tuple[str, ...] = ()) -> Iterator[tupl
             path = (*names, name)
             if not is_directory:
                 yield path
+                continue
+            if len(os.fsencode("/".join(path))) > _LONGEST_WAY:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 here.enter(name)

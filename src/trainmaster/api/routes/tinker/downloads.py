@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter
 from sqlalchemy import Connection
@@ -31,6 +33,8 @@ from trainmaster.store import checkpoints, jobs
 from trainmaster.store.scope import Scope
 
 _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
+MAX_FILES = 10_000
+"""Of a checkpoint that is downloaded: all of them are held in memory."""
 _CHUNK_BYTES = 1 << 20
 _COMPLETE = "checkpoint_complete"
 """An empty file that clients look for in an archive."""
@@ -53,15 +57,18 @@ async def external_weights_urls(request: Request, door: TinkerDoor, principal: P
     """The URLs of the files of saved weights."""
     checkpoint, account_id = await _readable(request, door, principal)
     place = await _place(door.context, Scope(account_id), checkpoint.job_id, checkpoint.checkpoint_id)
-    names = [_name(each) for each in await run_in_threadpool(lambda: list(files(place)))]
     expires = int(door.context.clock()) + GOOD_FOR_S
     sealer = door.context.vault.sealer
-    urls = {
-        name: url_of(request, sealer, account_id, checkpoint, f"{FILES}/{name}", expires)
-        for name in names
-        if name != MANIFEST
-    }
-    return ok({"urls": urls, "expires": instant(expires)})
+
+    def sign() -> dict[str, str]:
+        names = [_name(each) for each in _all_files(place)]
+        return {
+            name: url_of(request, sealer, account_id, checkpoint, f"{FILES}/{name}", expires)
+            for name in names
+            if name != MANIFEST
+        }
+
+    return ok({"urls": await run_in_threadpool(sign), "expires": instant(expires)})
 
 
 @router.get("/{job_id}/{checkpoint_id}/archive")
@@ -71,12 +78,10 @@ async def download_archive(request: Request, job_id: str, checkpoint_id: str) ->
     context = context_of(request)
     account_id = require_signed(request, context.vault.sealer, context.clock())
     place = await _place(context, Scope(account_id), job_id, checkpoint_id)
-    found = await run_in_threadpool(lambda: list(files(place)))
-    size = sum(len(_header(_name(each), each.size)) + _padded(each.size) for each in found)
-    size += len(_header(_COMPLETE, 0)) + len(_END)
+    found = await run_in_threadpool(_all_files, place)
     headers = {
-        "Content-Length": str(size),
-        "Content-Disposition": f'attachment; filename="{checkpoint_id}.tar"',
+        "Content-Length": str(await run_in_threadpool(_archive_size, found)),
+        "Content-Disposition": f'attachment; filename="{quote(checkpoint_id)}.tar"',
     }
     return StreamingResponse(_archived(place, found), media_type="application/x-tar", headers=headers)
 
@@ -118,6 +123,21 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
         if place.checkpoint_id == checkpoint_id:
             return place
     raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
+
+
+def _all_files(place: Place) -> list[Artifact]:
+    """The files of a checkpoint. Its job can put any number of them there."""
+    found = list(itertools.islice(files(place), MAX_FILES + 1))
+    if len(found) > MAX_FILES:
+        raise RefusedError(
+            f"the checkpoint has more than {MAX_FILES} files: list its job's artifacts, and fetch those you need"
+        )
+    return found
+
+
+def _archive_size(found: Sequence[Artifact]) -> int:
+    size = sum(len(_header(_name(each), each.size)) + _padded(each.size) for each in found)
+    return size + len(_header(_COMPLETE, 0)) + len(_END)
 
 
 async def _archived(place: Place, found: Sequence[Artifact]) -> AsyncIterator[bytes]:
