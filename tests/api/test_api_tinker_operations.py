@@ -432,10 +432,12 @@ def test_no_database_is_asked_to_pass_an_operation_on(
         return read(self)
 
     monkeypatch.setattr(Database, "read", counted)
-    for seq_id in range(2, 22):
+    began = time.monotonic()
+    for seq_id in range(2, 62):
         ack = client.post("optim_step", {"model_id": model_id, "seq_id": seq_id})
         client.post("retrieve_future", {"request_id": ack["request_id"]})
-    assert len(reads) <= 2  # the key is looked up anew every few seconds
+    # The key and the trainer are looked up anew after a second at the earliest.
+    assert len(reads) <= 2 * (1 + time.monotonic() - began)
 
 
 def test_polls_by_the_hundred_are_held_at_once(client: Client, trainer: StandIn) -> None:
