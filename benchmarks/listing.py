@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
-from benchmarks.server import Client, command_job, new_server
+from benchmarks.server import Client, held_job, new_server
 from trainmaster.store.records import label_marks
 
 JOBS = 1_000_000
@@ -29,7 +29,7 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     server = new_server(directory)
     server.start()
     client = Client(server)
-    template = client.submit({**command_job("true"), "resource_config": {"gpu_count": 8, "gpu_type": "none"}})
+    template = client.submit(held_job(gpu_count=8))
     client.close()
     server.stop()
     progress(f"writing {JOBS:,} jobs with three labels each")

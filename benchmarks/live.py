@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.apart import apart
 from benchmarks.report import Figure, Progress
-from benchmarks.server import Client, Server, command_job, cpu_s, resident_mb, running_server, wait_for
+from benchmarks.server import Client, Server, command_job, cpu_s, held_job, resident_mb, running_server, wait_for
 
 JOBS = 10_000
 RUNNING = 100
@@ -51,7 +51,6 @@ def submit_many(data_dir: Path, port: int, count: int) -> None:
     server = Server(data_dir)
     server.port = port
     client = Client(server)
-    waits = {**command_job("true"), "resource_config": {"gpu_count": 1, "gpu_type": "none"}}
     for _ in range(count):
-        client.submit(waits)
+        client.submit(held_job())
     client.close()

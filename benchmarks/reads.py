@@ -22,8 +22,7 @@ import uvloop
 
 from benchmarks.apart import apart
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
-from benchmarks.server import Client, Server, command_job, cpu_s, new_server
-from benchmarks.submissions import HELD_JOB
+from benchmarks.server import Client, Server, command_job, cpu_s, held_job, new_server
 
 CONNECTIONS = 100
 JOBS = 2000
@@ -56,7 +55,7 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
         os.sync()
         server.start()
         client = Client(server)
-        held = client.submit(HELD_JOB)
+        held = client.submit(held_job())
         if (found := len(client.call("GET", f"/v1/jobs?page_size={PAGE_SIZE}")["jobs"])) != PAGE_SIZE:
             raise WrongResultError(f"a page has {found} jobs, not {PAGE_SIZE}")
         client.close()

@@ -187,6 +187,15 @@ def command_job(*argv: str, name: str = "benchmark") -> dict[str, Any]:
     return {"name": name, "workload": {"kind": "command", "argv": argv}, "resource_config": {"gpu_count": 0}}
 
 
+def held_job(*, gpu_count: int = 1) -> dict[str, Any]:
+    """A command that waits for GPUs that no machine has."""
+    return {
+        **command_job("true", name="held"),
+        "resource_config": {"gpu_count": gpu_count, "gpu_type": "no-such-gpu"},
+        "scheduling_config": {"allow_waiting_for_nodes": True},
+    }
+
+
 def cpu_s(pid: int) -> float:
     """The processor time that a process has used, with all its threads."""
     return sum(_times_s(pid)[:2])

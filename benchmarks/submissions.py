@@ -21,19 +21,12 @@ import uvloop
 
 from benchmarks.apart import apart
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
-from benchmarks.server import Client, Server, cpu_s, running_server
+from benchmarks.server import Client, Server, cpu_s, held_job, running_server
 
 CONNECTIONS = 32
 ROUNDS = 3
 ROUND_S = 5.0
 TARGET_PER_S = 1000.0
-
-HELD_JOB = {
-    "name": "held",
-    "workload": {"kind": "command", "argv": ["true"]},
-    "resource_config": {"gpu_count": 1, "gpu_type": "no-such-gpu"},
-}
-"""Waits for a GPU that no machine has."""
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
@@ -91,7 +84,7 @@ def submit_for(host: str, port: int, key: str, seconds: float) -> Round:
 
 async def _submit_for(host: str, port: int, key: str, seconds: float) -> Round:
     loop = asyncio.get_running_loop()
-    body = json.dumps(HELD_JOB).encode()
+    body = json.dumps(held_job()).encode()
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
