@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -60,8 +60,9 @@ def explain(connection: Connection, scope: Scope, job: Job, *, now: float) -> Wa
     """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
     if job.status not in WAITING:
         return Waiting()
-    position = waiting.position(connection, scope, job)
-    view = _view(connection, [job])
+    first = waiting.first(connection, _EVERYTHING, FAR)
+    position = waiting.position(connection, scope, job, first if len(first) < FAR else None)
+    view = _view(connection, first, [job])
     told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
     estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
     return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
@@ -76,7 +77,7 @@ def look_into(
         SpecError: the token is not one of such a list.
     """
     page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
-    view = _view(connection, page.jobs)
+    view = _view(connection, waiting.first(connection, _EVERYTHING, FAR), page.jobs)
     positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
     estimates = _estimates(view, positions, now)
     situation = Situation(view, now)
@@ -106,11 +107,14 @@ def _patience() -> Callable[[], bool]:
     return lambda: time.monotonic() < over
 
 
-def _view(connection: Connection, jobs: Sequence[Job]) -> ClusterView:
-    """The cluster as far as it matters to jobs of one queue: what runs, and what comes before them."""
-    before: Iterable[Job] = waiting.first(connection, _EVERYTHING, FAR)
-    if jobs:
-        before = (*before, *waiting.ahead(connection, _EVERYTHING, jobs[0], FAR))
+def _view(connection: Connection, first: Sequence[Job], jobs: Sequence[Job]) -> ClusterView:
+    """The cluster as far as it matters to jobs of one queue: what runs, and what comes before them.
+
+    Fewer than `FAR` first jobs are all that wait; of more, those before the jobs in their queue are read, too.
+    """
+    before = first
+    if jobs and len(first) >= FAR:
+        before = (*first, *waiting.ahead(connection, _EVERYTHING, jobs[0], FAR))
     return (
         ClusterView()
         .with_nodes(nodes.all(connection, _EVERYTHING))

@@ -66,11 +66,20 @@ def ahead(connection: Connection, scope: Scope, job: Job, limit: int) -> list[Jo
     return _read(connection.execute(query, _place(job)))
 
 
-def position(connection: Connection, scope: Scope, job: Job) -> int | None:
-    """A job's place in its queue, from 1, among the jobs of all accounts; None when it does not wait there."""
+def position(connection: Connection, scope: Scope, job: Job, everything: Sequence[Job] | None = None) -> int | None:
+    """A job's place in its queue, from 1, among the jobs of all accounts; None when it does not wait there.
+
+    Args:
+        connection: to the database.
+        scope: of whoever asks.
+        job: which one.
+        everything: all jobs that wait, where they were read already.
+    """
     scope.require(job.account_id)
     if job.status is not JobStatus.QUEUED:
         return None
+    if everything is not None:
+        return 1 + sum(other.queue == job.queue and _key(other) < _key(job) for other in everything)
     rooms = [other for other in _read(connection.execute(_WITH_ROOM)) if other.queue == job.queue]
     if job.room_at is not None:
         return 1 + sum(_key(other) < _key(job) for other in rooms)

@@ -35,7 +35,16 @@ def in_queue(database: Database, count: int, queue: str = "default", **fields: A
 
 
 def position(database: Database, job: Job) -> int | None:
-    return ask(database, lambda connection: waiting.position(connection, EVERYTHING, job))
+    """A job's position, counted by the database and among the jobs that were read already."""
+
+    def both(connection: Connection) -> tuple[int | None, int | None]:
+        everything = waiting.first(connection, EVERYTHING, 100)
+        counted = waiting.position(connection, EVERYTHING, job)
+        return counted, waiting.position(connection, EVERYTHING, job, everything)
+
+    counted, found = ask(database, both)
+    assert counted == found
+    return counted
 
 
 def test_order_is_by_priority_and_age_and_first_come_those_with_room(database: Database) -> None:
