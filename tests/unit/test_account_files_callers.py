@@ -75,7 +75,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         },
     ),
     "protocol/sockets.py": (_OWN, {"os.open"}),
-    "server.py": (_OWN, {".mkdir", ".unlink", ".read_text", "os.open", "open", "os.replace"}),
+    "server.py": (_OWN, {".glob", ".mkdir", ".unlink", ".read_text", "os.open", "open", "os.replace"}),
     "storage.py": (_OWN, {".mkdir"}),
     "store/sqlite.py": (_OWN, {".read_text", "os.open"}),
 }

@@ -107,16 +107,18 @@ def prune(connection: Connection, job: Job) -> Job:
 
     Their files go with the next sweep (`coordinator.retention`).
     """
-    if retention.checkpoint_limit(job) is None:
-        return job
+    limit = retention.checkpoint_limit(job)
     scope = Scope(job.account_id)
+    # Counted first: a job may report thousands, and everybody's writes wait meanwhile.
+    if limit is None or checkpoints.count(connection, scope, job.job_id) <= limit:
+        return job
     present = checkpoints.of_job(connection, scope, job.job_id)
     surplus = retention.surplus_checkpoints(job, present, in_use=())
     if not surplus:
         return job
     in_use = checkpoints.users(connection, scope, [checkpoint.checkpoint_id for checkpoint in surplus])
     doomed = retention.surplus_checkpoints(job, present, in_use=in_use)
-    others = [checkpoint for checkpoint in present if checkpoint not in doomed]
+    others = retention.without(present, doomed)
     change = retention.prune(job, doomed, others=others, now=job.updated_at)
     if not doomed or change is None or not jobs.apply(connection, scope, change):
         return job

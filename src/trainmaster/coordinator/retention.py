@@ -105,12 +105,12 @@ class Collector:
             yield from self._alone(job_id, self._expire(job_id, now))
 
     def _expire(self, job_id: str, now: float) -> Iterator[Collected]:
-        def work(connection: Connection, job_id: str = job_id) -> list[Checkpoint]:
+        def work(connection: Connection) -> list[Checkpoint]:
             job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
-            present = checkpoints.of_job(connection, _EVERYTHING, job_id)
-            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in present])
-            doomed = retention.overdue_checkpoints(present, in_use=in_use, now=now)
-            left = [checkpoint for checkpoint in present if checkpoint not in doomed]
+            overdue = checkpoints.overdue(connection, _EVERYTHING, now, job_id=job_id)
+            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in overdue])
+            doomed = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
+            left = retention.without(checkpoints.of_job(connection, _EVERYTHING, job_id), doomed)
             change = retention.expire_checkpoints(job, doomed, others=left, now=now)
             if change is None or not jobs.apply(connection, _EVERYTHING, change):
                 return []
@@ -183,7 +183,7 @@ class Collector:
     def _remove_files(self, checkpoint: Checkpoint) -> None:
         with self._database.read() as connection:
             job = jobs.get(connection, _EVERYTHING, checkpoint.job_id, deleted=True)
-            others = [c for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id) if c != checkpoint]
+            others = checkpoints.overlapping(connection, _EVERYTHING, checkpoint)
             if job.workload_kind == JOB_CLASS:
                 others += checkpoints.elsewhere(connection, Scope(job.account_id), checkpoint)
         if retention.owns_files(checkpoint, others, root=ARTIFACTS, home=checkpoints_home(job)):
@@ -229,7 +229,7 @@ class Collector:
             scope = Scope(fresh.account_id)
             in_use = checkpoints.users(connection, scope, [c.checkpoint_id for c in present])
             doomed = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)
-            return doomed, [checkpoint for checkpoint in present if checkpoint not in doomed]
+            return doomed, retention.without(present, doomed)
 
         def work(connection: Connection) -> list[Checkpoint]:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)

@@ -6,7 +6,7 @@ last good one of such a job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -164,6 +164,12 @@ def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection
         and not checkpoint.pinned
         and checkpoint.checkpoint_id not in in_use
     ]
+
+
+def without(checkpoints: Iterable[Checkpoint], gone: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Some checkpoints of a job without others of it. Found by id: a job may have tens of thousands."""
+    names = {checkpoint.checkpoint_id for checkpoint in gone}
+    return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in names]
 
 
 def expire_checkpoints(

@@ -203,7 +203,11 @@ class RunDirectory:
     def claimant(self, node: int) -> dict[str, Any] | None:
         """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
         name = f"claims/{node}.json"
-        return self.document(name, MOST_CLAIM_BYTES) or ({} if exists(self.path, name) else None)
+        claimant = self.document(name, MOST_CLAIM_BYTES)
+        if claimant is None and exists(self.path, name):
+            # Read again: it may have been made since, by a worker that is very much alive.
+            claimant = self.document(name, MOST_CLAIM_BYTES) or {}
+        return claimant
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
         """Write `data` at `offset` of a stream and return where it ends now.

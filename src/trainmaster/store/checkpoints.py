@@ -5,10 +5,12 @@ One that is to go is hidden first and forgotten when its files are gone, so that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, or_, select, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint, Job
@@ -53,6 +55,12 @@ def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint
     return [checkpoint_from_row(row) for row in rows]
 
 
+def count(connection: Connection, scope: Scope, job_id: str) -> int:
+    """How many checkpoints a job has; costs much less than reading them."""
+    query = select(func.count()).where(_checkpoints.c.job_id == job_id, _checkpoints.c.status == COMMITTED)
+    return int(connection.execute(scope.limit(query, _checkpoints.c.account_id)).scalar_one())
+
+
 def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
     """One checkpoint of the scope's account: code inside jobs names them, so ids are unique only there.
 
@@ -81,9 +89,14 @@ def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: 
     return checkpoint_from_row(row)
 
 
-def overdue(connection: Connection, scope: Scope, now: float, limit: int = 500) -> list[Checkpoint]:
-    """Checkpoints that were to go by themselves before a time."""
-    query = _SELECT.where(_checkpoints.c.expires_at < now).order_by(_checkpoints.c.expires_at).limit(limit)
+def overdue(
+    connection: Connection, scope: Scope, now: float, *, job_id: str | None = None, limit: int = 1000
+) -> list[Checkpoint]:
+    """Checkpoints that were to go by themselves before a time and are not pinned; of one job, or of all."""
+    query = _SELECT.where(_checkpoints.c.expires_at < now, ~_checkpoints.c.pinned)
+    if job_id is not None:
+        query = query.where(_checkpoints.c.job_id == job_id)
+    query = query.order_by(_checkpoints.c.expires_at).limit(limit)
     return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 
@@ -115,6 +128,19 @@ def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collect
 def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
     """Checkpoints whose files are to go."""
     query = _ANY.where(_checkpoints.c.status == DELETING).limit(limit)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The job's other checkpoints at the place of one, above it or below it."""
+    path = _checkpoints.c.path
+    above = [os.fspath(parent) for parent in PurePosixPath(checkpoint.path).parents]
+    query = _SELECT.where(
+        _checkpoints.c.job_id == checkpoint.job_id,
+        _checkpoints.c.checkpoint_id != checkpoint.checkpoint_id,
+        _checkpoints.c.root == checkpoint.root,
+        or_(path.in_([checkpoint.path, *above]), path.startswith(f"{checkpoint.path}/", autoescape=True)),
+    )
     return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trainmaster
-from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import find_groups
@@ -67,9 +67,18 @@ def serve(directory: Path) -> int:
     except BlockingIOError:
         sys.stderr.write(f"another fork server runs in {directory}\n")
         return 1
+    _say_who(lock)
     _detach()
     _ForkServer(lock).run()
     return 0
+
+
+def _say_who(lock: int) -> None:
+    """Write into the lock whose it is: a fork server that hangs can be found and killed by that alone."""
+    holder = identity_of(os.getpid())
+    assert holder is not None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(holder.to_json()).encode(), 0)
 
 
 def _detach() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,10 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     ),
     "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
     "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
+    "checkpoint count": lambda connection, scope, job: checkpoints.count(connection, scope, job.job_id),
+    "overlapping checkpoints": lambda connection, scope, job: checkpoints.overlapping(
+        connection, scope, replace(checkpoint_of(job, "c-1", 1), checkpoint_id="c-2")
+    ),
     "events": lambda connection, scope, job: events.page(connection, scope, job.job_id),
     "feed": lambda connection, scope, job: events.feed(connection, scope, 0, 10),
     "changed jobs": lambda connection, scope, job: events.changed_jobs(connection, scope, 0)[1],

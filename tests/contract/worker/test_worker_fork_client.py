@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -12,7 +13,9 @@ import pytest
 from worker_attempts import PATIENCE_S, wait_for
 
 import trainmaster
+from trainmaster.backends.local import forkclient
 from trainmaster.backends.local.forkclient import ForkServer
+from trainmaster.protocol.processes import identity_of, is_alive
 
 # A fork server is meant to outlive whoever started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -61,3 +64,22 @@ def test_fork_server_of_another_environment_is_replaced(tmp_path: Path) -> None:
         assert fork_server.ask({"op": "hello"})["prefix"] == sys.prefix
     finally:
         fork_server.ask({"op": "retire"})
+
+
+def test_fork_server_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkclient, "_HELLO_TIMEOUT_S", 1.0)
+    fork_server = ForkServer(tmp_path / "forkserver")
+    fork_server.ensure()
+    stopped = fork_server.ask({"op": "hello"})["pid"]
+    identity = identity_of(stopped)
+    assert identity is not None
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        fork_server.ensure()
+        assert fork_server.ask({"op": "hello"})["pid"] != stopped
+        fork_server.ask({"op": "retire"})
+    finally:
+        still_there = is_alive(identity)
+        if still_there:
+            os.kill(stopped, signal.SIGKILL)
+    assert not still_there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,91 @@ def test_purging_leaves_what_a_live_job_goes_on_from(place: Place) -> None:
     )
     place.collector.purge_checkpoints(job.job_id)
     assert os.listdir(place.roots.path(ARTIFACTS, home)) == ["1"]
+
+
+def save_many(place: Place, job: Job, count: int, **fields: Any) -> None:
+    """Register checkpoints without files, as a job that reports them in a flood."""
+
+    def work(connection: Connection) -> None:
+        now = jobs.get(connection, SCOPE, job.job_id)
+        made = tuple(
+            Checkpoint(
+                checkpoint_id=f"{job.job_id}-{step}",
+                job_id=job.job_id,
+                attempt=1,
+                step=step,
+                created_at=NOW + step,
+                root=ARTIFACTS,
+                path=f"{job.job_id}/checkpoints/{step}",
+                **fields,
+            )
+            for step in range(count)
+        )
+        saved = now.evolve(version=now.version + 1, latest_checkpoint_id=made[-1].checkpoint_id)
+        assert jobs.apply(connection, SCOPE, Change(job=saved, checkpoints=made))
+
+    place.write(work)
+
+
+def hidden_count(place: Place) -> int:
+    with place.database.read() as connection:
+        return len(checkpoints.hidden(connection, Scope.everything(), limit=100_000))
+
+
+def test_flood_of_expired_checkpoints_goes_in_parts(place: Place) -> None:
+    job = place.job(save_total_limit=100_000)
+    save_many(place, job, 2500, expires_at=NOW)
+    gone = []
+    for _ in range(3):
+        assert hidden_count(place) == sum(gone)
+        gone.append(len(list(place.collector.expire(NOW + 1))))
+    assert gone == [1000, 1000, 500]
+    with place.database.read() as connection:
+        assert jobs.get(connection, SCOPE, job.job_id).latest_checkpoint_id is None
+
+
+def test_pinned_checkpoints_do_not_hold_up_others_that_expire(place: Place) -> None:
+    job = place.job(save_total_limit=100_000)
+    save_many(place, job, 1001, expires_at=NOW)
+    other = place.save(place.job(), 1, expires_at=NOW + 1)
+
+    def pin(connection: Connection) -> None:
+        for step in range(1001):
+            checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
+
+    place.write(pin)
+    assert [gone.name for gone in place.collector.expire(NOW + 2)] == [f"{other.job_id}-1"]
+
+
+def test_removing_a_checkpoint_reads_none_of_the_thousands_that_the_job_has_besides(place: Place) -> None:
+    job = place.job(save_total_limit=100_000)
+    save_many(place, job, 5000)
+    doomed = [f"{job.job_id}-{step}" for step in range(200)]
+    place.write(lambda connection: checkpoints.hide(connection, SCOPE, job, doomed))
+    began = time.process_time()
+    place.collector.sweep()
+    took_s = time.process_time() - began
+    assert hidden_count(place) == 0
+    # All of the others for each one take 10 s and more.
+    assert took_s < 5.0
+
+
+def test_job_below_its_limit_has_its_checkpoints_counted_and_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = place.job(save_total_limit=100_000)
+    monkeypatch.delattr(checkpoints, "of_job")
+    assert place.save(place.save(job, 1), 2).latest_checkpoint_id == f"{job.job_id}-2"
+
+
+def test_files_that_are_part_of_another_checkpoint_stay(place: Place) -> None:
+    job = place.job(save_total_limit=100)
+    home = f"{job.job_id}/checkpoints"
+    for number, path in enumerate((f"{home}/a_b", f"{home}/a_b/c", f"{home}/axb", f"{home}/a_bc")):
+        place.save(job, number, path=path)
+    for number, left in ((0, ["a_b", "a_bc", "axb"]), (2, ["a_b", "a_bc"]), (1, ["a_b", "a_bc"])):
+        gone = [f"{job.job_id}-{number}"]
+        place.write(lambda connection, gone=gone: checkpoints.hide(connection, SCOPE, job, gone))
+        place.collector.sweep()
+        assert sorted(os.listdir(place.roots.path(ARTIFACTS, home))) == left
+    assert os.listdir(place.roots.path(ARTIFACTS, f"{home}/a_b")) == ["state"]

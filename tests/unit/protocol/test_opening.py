@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,3 +177,17 @@ def test_a_document_by_its_path_is_a_plain_file_too(top: Path) -> None:
     assert [read_document(top / name) for name in ("link", "pipe", "nodes", "none")] == [None] * 4
     (top.parent / "way").symlink_to(top.parent)
     assert read_document(top.parent / "way" / "secret") == {"of": "another account"}  # the way to it is ours
+
+
+def test_claim_that_is_made_during_the_look_at_it_is_seen_whole(tmp_path: Path) -> None:
+    class Overtaken(RunDirectory):
+        """A worker claims the node right after the server has found no claim."""
+
+        def document(self, name: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> dict[str, Any] | None:
+            found = super().document(name, most_bytes)
+            if found is None:
+                self.claim(0, {"nonce": "n"})
+            return found
+
+    (tmp_path / "claims").mkdir()
+    assert Overtaken(tmp_path).claimant(0) == {"nonce": "n"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +19,19 @@ from typing import Any
 
 import trainmaster
 from trainmaster.protocol.environment import CA, RESERVED_PREFIX
+from trainmaster.protocol.processes import ProcessIdentity, is_alive
+from trainmaster.protocol.rundir import read_document
 from trainmaster.protocol.sockets import reachable
+
+_log = logging.getLogger(__name__)
+LOCK = "lock"
+"""In its directory: held by the fork server, with the identity of its process."""
 
 _START_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 30.0
+_HELLO_TIMEOUT_S = 10.0
+"""A fork server that does not even say hello by then hangs, or was stopped, and is replaced."""
+_END_TIMEOUT_S = 5.0
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """What this process was started with; jobs get the same, whatever the server needs for itself."""
 _UMASK = next(
@@ -51,8 +62,9 @@ class ForkServer:
             try:
                 if self._is_ours():
                     return
-                with contextlib.suppress(ForkServerError, OSError):
-                    self._exchange({"op": "retire"})
+                self._exchange({"op": "retire"}, _HELLO_TIMEOUT_S)
+            except TimeoutError:
+                self._kill_hung()
             except (OSError, ForkServerError):
                 pass
             self._start()
@@ -74,15 +86,30 @@ class ForkServer:
 
     def _is_ours(self) -> bool:
         """Whether jobs that it starts run what this process would run."""
-        told = self._exchange({"op": "hello"})
+        told = self._exchange({"op": "hello"}, _HELLO_TIMEOUT_S)
         # One interpreter may have several names; the prefix tells the environments apart that share it.
         executable = os.path.realpath(str(told.get("executable")))
         ours = (trainmaster.__version__, os.path.realpath(sys.executable), sys.prefix)
         return (told.get("version"), executable, told.get("prefix")) == ours
 
-    def _exchange(self, order: Mapping[str, Any]) -> dict[str, Any]:
+    def _kill_hung(self) -> None:
+        """Kill a fork server that does not answer; its workers stay, as when it ends by itself."""
+        try:
+            holder = ProcessIdentity.from_json(read_document(self._directory / LOCK) or {})
+        except ValueError:
+            return
+        if not is_alive(holder):
+            return
+        _log.warning("the fork server, process %d, does not answer: it is killed and replaced", holder.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(holder.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while is_alive(holder) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _exchange(self, order: Mapping[str, Any], timeout_s: float = _ASK_TIMEOUT_S) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ASK_TIMEOUT_S)
+            connection.settimeout(timeout_s)
             with reachable(self._socket_path) as short:
                 connection.connect(short)
             connection.sendall(json.dumps(order).encode() + b"\n")
