@@ -22,6 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 _SWEEP_PAUSE_S = 0.02
@@ -31,6 +32,11 @@ def become_subreaper() -> None:
     """Make orphans among the processes below this one its own children."""
     if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
+
+
+def hide_memory() -> None:
+    """Keep other processes of the same user from reading this one's memory; only root with all its rights still can."""
+    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

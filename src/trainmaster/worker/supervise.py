@@ -25,7 +25,7 @@ from trainmaster.protocol.request import Within
 from trainmaster.protocol.rundir import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
 from trainmaster.worker.node import NodeRun
-from trainmaster.worker.processes import start_time_of
+from trainmaster.worker.processes import hide_memory, start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.users import CannotBecomeError
 from trainmaster.worker.verdict import Verdict
@@ -42,6 +42,8 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: 
     It touches nothing when somebody else has claimed the node, or when the run directory is gone. Where `within` leads
     onward, this process becomes what goes on in the node's container, under the same claim.
     """
+    if secrets != NO_SECRETS:
+        hide_memory()  # in a container, ranks run as the same user as this process, which holds tokens
     directory = RunDirectory(run_dir.absolute())
     identity = _identity() if within.first_step is None else None
     if identity is not None and not _claim(directory, node, identity):

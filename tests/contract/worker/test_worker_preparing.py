@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_attempts import Attempts
+from worker_attempts import Attempts, ForkServerProcess
 
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import TELLABLE, Reason
@@ -48,6 +48,31 @@ def test_worker_what_a_step_prepares_is_there_for_the_ranks(attempts: Attempts) 
     assert attempt.run()["reason"] == Reason.SUCCEEDED
     assert attempt.log() == "ready\nkept\n"
     assert (attempts.root / "cache" / "someone" / "note").read_text() == "kept\n"
+
+
+def test_worker_memory_with_tokens_is_closed_to_ranks_of_the_same_user(tmp_path: Path) -> None:
+    """As in a container, whose root has no right to trace others."""
+    without_tracing = ("setpriv", "--bounding-set=-sys_ptrace") if os.geteuid() == 0 else ()
+    look = """
+import os
+try:
+    open(f"/proc/{os.getppid()}/mem", "rb").close()
+    print("open")
+except PermissionError:
+    print("closed")
+"""
+    fork_server = ForkServerProcess(tmp_path / "forkserver", within=without_tracing)
+    try:
+        steps = (
+            Step(name="fetch", argv=("-c", "pass"), python=True, tokens=True),
+            Step(name="run", argv=("-c", look), python=True),
+        )
+        attempt = Attempts(fork_server, tmp_path)(steps=steps)
+        attempt.start(tokens={"hub_token": "secret"})
+        assert attempt.ended()["reason"] == Reason.SUCCEEDED
+        assert attempt.log() == "closed\n"
+    finally:
+        fork_server.stop()
 
 
 def test_worker_tokens_reach_the_steps_that_fetch_and_no_other(attempts: Attempts) -> None:
