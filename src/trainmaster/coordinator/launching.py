@@ -31,6 +31,8 @@ class Standing:
 
 
 _WITH_US = Standing()
+CONFINED = ".confined"
+"""Below the cache: the directories of accounts whose jobs stay in containers. No account has this name."""
 
 
 def attempt_request(
@@ -89,7 +91,7 @@ def attempt_request(
         uid=standing.uid,
         confined=standing.confined,
         log_cap_bytes=log_cap_bytes,
-        cache_dir=str(cache / job.account_id) if cache else None,
+        cache_dir=str(_cache_of(job.account_id, standing, cache)) if cache else None,
         environment=dict(environment),
     )
 
@@ -118,6 +120,15 @@ def checkpoints_home(job: Job) -> str:
     """Below which the checkpoints of a job lie in the root of artifacts; a job class has it in common with others."""
     # Whoever runs a class under the same name again finds what was saved before.
     return class_checkpoints_path(job.account_id) if job.workload_kind == JOB_CLASS else checkpoints_path(job.job_id)
+
+
+def _cache_of(account_id: str, standing: Standing, cache: Path) -> Path:
+    """The directory that an account's jobs share.
+
+    Users of the machine pass through `cache` to their own. Root of a container could open its account's directory to
+    them, with setuid programs in it: so that one lies behind a closed directory, which no container has mounted.
+    """
+    return cache / CONFINED / account_id if standing.confined else cache / account_id
 
 
 def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:

@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
 _SWEEP_PAUSE_S = 0.02
 
@@ -37,6 +38,11 @@ def become_subreaper() -> None:
 def hide_memory() -> None:
     """Keep other processes of the same user from reading this one's memory; only root with all its rights still can."""
     _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def gain_no_rights() -> None:
+    """Have setuid programs run with the rights of this process, here and in all that it starts."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -22,7 +22,7 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import PREPARED, events_stream, log_stream, metrics_stream, read_document
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
-from trainmaster.worker.processes import die_with_parent
+from trainmaster.worker.processes import die_with_parent, gain_no_rights
 from trainmaster.worker.staging import INPUTS
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
@@ -227,6 +227,9 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     def become_rank() -> None:
         # After the change of the user, which comes before this, and would make the kernel forget it.
         die_with_parent(worker, KILL_LED if step.through else signal.SIGKILL)
+        if user is not None:
+            # Root of a container leaves files of root's on this machine, and could make them setuid.
+            gain_no_rights()
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -129,9 +129,9 @@ for place in sys.argv[1:]:
 class Tenant(ContainerServer):
     """The same server, asked with the key of another account."""
 
-    def __init__(self, server: ContainerServer, account: str) -> None:
+    def __init__(self, server: ContainerServer, account: str, **fields: int) -> None:
         self.__dict__.update(server.__dict__)
-        server.data("POST", "/v1/accounts", {"account_id": account})
+        server.data("POST", "/v1/accounts", {"account_id": account, **fields})
         body = {"account_id": account, "name": account, "scopes": ["view", "manage"]}
         self._key = str(server.data("POST", "/v1/keys", body)["key"])
 
@@ -169,6 +169,32 @@ def test_a_container_writes_to_its_own_part_of_the_run_directory_alone(vision: T
     request = json.loads((vision.directory / f"runs/{job_id}/1/request.json").read_text())
     assert (request["job_id"], request["confined"]) == (job_id, True)
     assert json.loads((vision.directory / f"runs/{job_id}/owner.json").read_text())["token"] == request["rank_token"]
+
+
+def test_no_user_of_the_machine_gets_to_what_root_of_a_container_leaves(
+    container_server: ContainerServer, vision: Tenant
+) -> None:
+    """It could be a setuid program of root's."""
+    login = Tenant(container_server, "login", uid=61001)
+    # From here on, users of the machine pass through the server's directories to their own.
+    login.until(login.submit(workload={"kind": "command", "argv": ["true"]}, backend="local"))
+    assert (vision.directory / "cache").stat().st_mode & 0o777 == 0o711
+    plants = """
+import os
+for name in ("OUTPUT_DIR", "CHECKPOINT_DIR", "CACHE_DIR", "PREPARED_DIR"):
+    directory = os.environ[f"TRAINMASTER_{name}"]
+    os.close(os.open(f"{directory}/program", os.O_CREAT, 0o755))
+    os.chmod(f"{directory}/program", 0o4755)
+    os.chmod(directory, 0o755)
+    print(directory, flush=True)
+"""
+    job_id = vision.run("python3", "-c", plants)
+    assert vision.until(job_id)["status"] == "COMPLETED"
+    for line in vision.lines(job_id):
+        directory = Path(line)
+        assert (directory / "program").stat().st_mode & 0o7777 == 0o4755
+        above = [parent for parent in directory.parents if parent.is_relative_to(vision.directory)]
+        assert any(not parent.stat().st_mode & 0o001 for parent in above), f"{directory} can be reached"
 
 
 def test_links_and_pipes_of_a_job_lead_the_server_nowhere(vision: Tenant) -> None:

@@ -282,6 +282,19 @@ def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> N
         stray.wait()
 
 
+def surroundings_in(directory: Path, ground: Path, run: RunDirectory, user: User) -> Surroundings:
+    return Surroundings(
+        request=request_of(ground),
+        node=0,
+        run_dir=run.path,
+        working_directory=str(directory),
+        control_file="",
+        token_file="",
+        kubeflow_url="",
+        user=user,
+    )
+
+
 @as_root
 def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     ground: Path, run: RunDirectory, user: User
@@ -294,16 +307,7 @@ def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     give_directory(ground / "home", user)
     with acting_as(user):
         (ground / "home" / "work").symlink_to(closed / "inside")
-    around = Surroundings(
-        request=request_of(ground),
-        node=0,
-        run_dir=run.path,
-        working_directory=str(ground / "home" / "work"),
-        control_file="",
-        token_file="",
-        kubeflow_url="",
-        user=user,
-    )
+    around = surroundings_in(ground / "home" / "work", ground, run, user)
     step = Step(name="main", argv=("cat", "file"))
     with pytest.raises(StartError, match="cannot be entered"):
         start_rank(step, 0, around, {"PATH": os.defpath})
@@ -314,3 +318,15 @@ def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
     assert os.waitpid(pid, 0)[1] == 0
     assert Path(around.log("main", 0, "out")).read_text() == "theirs"
+
+
+@as_root
+def test_setuid_programs_give_a_rank_no_rights(ground: Path, run: RunDirectory, user: User) -> None:
+    program = ground / "ours" / "sh"
+    shutil.copy("/bin/sh", program)
+    program.chmod(0o4755)
+    around = surroundings_in(ground / "ours", ground, run, user)
+    step = Step(name="main", argv=(str(program), "-p", "-c", "id -u"))
+    pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
+    assert os.waitpid(pid, 0)[1] == 0
+    assert Path(around.log("main", 0, "out")).read_text() == f"{UID}\n"
