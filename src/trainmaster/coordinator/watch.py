@@ -33,16 +33,22 @@ LOOK_LINES = 512
 """Lines that one look takes from all event streams of an attempt together: other jobs wait meanwhile."""
 LEAST_LINES = 16
 """Lines that each stream gets in one look, however many streams share it."""
+MOST_OF_LOOK = 2048
+"""After this many lines a look starts no further stream; a later look goes on there."""
 LOOK_S = 0.2
-"""After this time a look starts no further stream; the next look goes on there."""
+"""After this time, neither."""
 MOST_LINES = 50_000
 """Lines that are ever taken from one event stream of an attempt: each may become a row of the database."""
 MOST_BYTES = 64 * LONGEST_LINE
 """Bytes that are ever read from one event stream of an attempt."""
+MOST_OF_RANKS = 4
+"""Of all ranks of an attempt together, this many times the limits of one stream: a job may have thousands of ranks."""
 METRICS_BYTES = 1 << 20
 METRICS_LINES = 1000
 """The newest part of the metrics that one look parses. A job shows last values only; the series is read from the file
 itself."""
+_RANKS_LINES, _RANKS_BYTES = "#lines", "#bytes"
+"""The keys, beside the offsets of streams, for what was taken from the streams of all ranks."""
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
@@ -97,15 +103,20 @@ class _Streams:
         self._lines_each = max(LOOK_LINES // count, LEAST_LINES)
         self._deadline = time.monotonic() + LOOK_S
         self.offsets = dict(attempt.offsets)
+        self._taken = 0
         self.behind = False
         """Some stream has more than this look took."""
 
-    def fresh(self, stream: str) -> _Fresh:
+    def fresh(self, stream: str, *, of_rank: bool) -> _Fresh:
         """The next lines of an event stream, and a note on each that was skipped."""
         start, taken = self.offsets.get(stream, 0), self.offsets.get(_lines_of(stream), 0)
-        if start >= MOST_BYTES:
+        room = MOST_LINES - taken
+        if of_rank:
+            room = min(room, MOST_OF_RANKS * MOST_LINES - self.offsets.get(_RANKS_LINES, 0))
+        all_bytes = self.offsets.get(_RANKS_BYTES, 0)
+        if start >= MOST_BYTES or not room or (of_rank and all_bytes >= MOST_OF_RANKS * MOST_BYTES):
             return _NOTHING
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline or self._taken >= MOST_OF_LOOK:
             status = self._directory.status(stream)
             behind = status is not None and status.st_size > start
             self.behind |= behind
@@ -119,7 +130,7 @@ class _Streams:
         if back and data[:1] != b"\n":
             length = unread.find(b"\n") + 1 or len(unread)
         else:
-            *lines, rest = unread.split(b"\n", min(self._lines_each, MOST_LINES - taken))
+            *lines, rest = unread.split(b"\n", min(self._lines_each, room))
             length = len(unread) - len(rest)
             if not lines and len(unread) == LONGEST_LINE:
                 length = LONGEST_LINE
@@ -127,13 +138,19 @@ class _Streams:
         if not length:
             return _NOTHING
         start, taken = start + length, taken + len(lines)
-        if start >= MOST_BYTES or taken >= MOST_LINES:
+        self._taken += len(lines)
+        if of_rank:
+            all_bytes += length
+            self.offsets[_RANKS_LINES] = self.offsets.get(_RANKS_LINES, 0) + len(lines)
+            self.offsets[_RANKS_BYTES] = all_bytes
+        if start >= MOST_BYTES or len(lines) >= room or all_bytes >= MOST_OF_RANKS * MOST_BYTES:
             start = max(start, MOST_BYTES)
             notes.append(
                 {
                     "type": "reports_cut",
-                    "message": f"{stream} has more than {MOST_LINES} lines or {MOST_BYTES >> 20} MiB; the rest of it "
-                    "is ignored, and with it the checkpoints and phases that it reports",
+                    "message": f"{stream} has more than {MOST_LINES} lines or {MOST_BYTES >> 20} MiB, or all ranks "
+                    f"together have {MOST_OF_RANKS} times as much; the rest of it is ignored, and with it the "
+                    "checkpoints and phases that it reports",
                 }
             )
         self.offsets[stream], self.offsets[_lines_of(stream)] = start, taken
@@ -189,13 +206,13 @@ def _look_at_node(
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    said = streams.fresh(worker_stream(node))
+    said = streams.fresh(worker_stream(node), of_rank=False)
     notes, behind = [*said.notes], said.behind
     # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
     records = [record for record in said.records if record.get("type") != "checkpoint"]
     for local_rank in range(ranks_per_node):
         rank = node * ranks_per_node + local_rank
-        said = streams.fresh(events_stream(node, rank))
+        said = streams.fresh(events_stream(node, rank), of_rank=True)
         records += [located for record in said.records if (located := _located(record, rank, roots, job)) is not None]
         notes += said.notes
         behind |= said.behind

@@ -34,6 +34,8 @@ MAX_NODES = 65_536
 MAX_GPUS = 1_000_000
 MAX_INTEGER = 2**31 - 1
 """What every database and every client can hold."""
+MAX_PATH_DEPTH = 64
+"""Directories of a relative path: a request may name thousands of files, and looks at all directories above them."""
 MAX_ARGUMENT_LENGTH = 128 * 1024 - 1
 """Linux refuses to start a program with a longer argument or variable."""
 MAX_JSON_DEPTH = 64
@@ -123,6 +125,8 @@ def _inside(value: str) -> str:
         raise PydanticCustomError("rule", "must be relative to the working directory, without a leading '/'")
     if not {"", ".", ".."}.isdisjoint(value.split("/")):
         raise PydanticCustomError("rule", "must be a plain relative path, without '..', '.' or doubled slashes")
+    if value.count("/") > MAX_PATH_DEPTH:
+        raise PydanticCustomError("rule", f"may lead through at most {MAX_PATH_DEPTH} directories")
     return value
 
 

@@ -99,24 +99,24 @@ def cut(sight: Sight) -> list[str]:
     return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "reports_cut"]
 
 
-def seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[Sight, Job]:
+def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[Sight, Job]:
     """What is to be seen, and the job once that is taken in."""
     sight = look(
         job,
         directory,
         [Liveness.ALIVE],
-        ranks_per_node=1,
+        ranks_per_node=ranks,
         roots=roots,
         endpoint=partial(endpoint_on_node, directory.request()),
     )
     return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
 
 
-def all_seen(job: Job, directory: RunDirectory, roots: Roots) -> tuple[list[Sight], Job]:
+def all_seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[list[Sight], Job]:
     """Every look that it takes until nothing is left to read."""
     sights = []
     while not sights or sights[-1].behind:
-        sight, job = seen(job, directory, roots)
+        sight, job = seen(job, directory, roots, ranks)
         sights.append(sight)
     return sights, job
 
@@ -224,6 +224,28 @@ def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
     directory.append(worker_stream(0), 0, NOTE)
     sight, job = seen(job, directory, roots)
     assert (len(noted(sight)), cut(sight), sight.behind) == (1, [], False)
+
+
+def test_ranks_are_cut_together_and_their_worker_goes_on(
+    job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MOST_LINES", 300)
+    for rank in range(40):
+        directory.append(events_stream(0, rank), 0, NOTE * 1000)
+    directory.append(worker_stream(0), 0, NOTE)
+    directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
+    sights, job = all_seen(job, directory, roots, ranks=40)
+    assert sum(len(noted(sight)) for sight in sights) == watch.MOST_OF_RANKS * 300 + 1
+    assert sum(len(cut(sight)) for sight in sights) >= 1
+    assert sights[-1].nodes[0].exit is not None
+
+
+def test_look_at_a_thousand_ranks_takes_few_lines_of_all(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    for rank in range(300):
+        directory.append(events_stream(0, rank), 0, NOTE * 100)
+    sight, job = seen(job, directory, roots, ranks=300)
+    assert sight.behind
+    assert len(noted(sight)) < watch.MOST_OF_LOOK + watch.LEAST_LINES
 
 
 def test_end_of_a_cancelled_job_does_not_wait_for_its_flood(job: Job, directory: RunDirectory, roots: Roots) -> None:

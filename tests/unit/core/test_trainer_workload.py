@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 
 from spec_documents import CUSTOM, LORA, changed
 from trainmaster.core.errors import RefusedError, SpecError
+from trainmaster.core.fields import MAX_PATH_DEPTH
 from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.core.training.types import FrameworkType, TrainingType
 from trainmaster.core.workloads import compile_launch, effective_workload
@@ -390,6 +392,32 @@ def test_many_paths_are_looked_for_among_many_shipped_files_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         parse_submit(document)
     assert len(caught.value.problems) == len(sources)
+
+
+def test_shipped_file_below_very_many_directories_is_refused() -> None:
+    deep = "/".join(["d"] * MAX_PATH_DEPTH)
+    files = [{"path": f"{deep}/f", "sha256": DIGEST}, {"path": f"{deep}/d/f", "sha256": DIGEST}]
+    with pytest.raises(SpecError) as caught:
+        parse_submit({**LORA, "workload": {"kind": "trainer", "files": files}})
+    assert [problem.field for problem in caught.value.problems] == ["workload.files[1].path"]
+
+
+def test_files_below_thousands_of_directories_are_checked_in_no_time() -> None:
+    files = [
+        {"path": f"{number}/{'d/' * (MAX_PATH_DEPTH - 1)}{name}", "sha256": DIGEST}
+        for number in range(4095)
+        for name in ("f", "h")
+    ]
+    files += [{"path": "8/d", "sha256": DIGEST}, {"path": "9/d/d", "sha256": DIGEST}]
+    began = time.thread_time()
+    with pytest.raises(SpecError) as caught:
+        parse_submit({**LORA, "workload": {"kind": "trainer", "files": files}})
+    # By objects for each directory it took 4 s.
+    assert time.thread_time() - began < 2.0
+    assert {problem.message for problem in caught.value.problems} == {
+        "'8/d' is a file too, so nothing can lie below it",
+        "'9/d/d' is a file too, so nothing can lie below it",
+    }
 
 
 def test_ranks_of_a_training_are_not_set_beside_its_world_size() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
@@ -188,13 +187,25 @@ def launch_of(
     )
 
 
+def directories_above(paths: Iterable[str]) -> set[str]:
+    """All directories that some plain relative paths lead through."""
+    found: set[str] = set()
+    for path in paths:
+        above = path.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return found
+
+
 def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
     paths = {file.path for file in files}
+    both = paths & directories_above(paths)
     seen: set[str] = set()
     for index, file in enumerate(files):
         if file.path in seen:
             yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
         seen.add(file.path)
-        above = next((str(parent) for parent in PurePosixPath(file.path).parents if str(parent) in paths), None)
+        above = min(both & directories_above([file.path]), default=None) if both else None
         if above:
             yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")

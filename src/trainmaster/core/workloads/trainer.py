@@ -27,7 +27,7 @@ from trainmaster.core.training.sources import (
 )
 from trainmaster.core.training.support import FRAMEWORKS, MEASURED, unavailable
 from trainmaster.core.training.types import LORA_TYPES, FrameworkType
-from trainmaster.core.workloads.base import WorkloadSpec, launch_of, spec_of
+from trainmaster.core.workloads.base import WorkloadSpec, directories_above, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def check_shipped(request: SubmitJobRequest) -> None:
     workload = request.workload
     if workload is not None and workload.working_directory is not None:
         return
-    files = [PurePosixPath(file.path) for file in workload.files] if workload is not None else []
-    shipped = {place for file in files for place in (file, *file.parents)}
+    files = {file.path for file in workload.files} if workload is not None else set()
+    shipped = files | directories_above(files) | ({"."} if files else set())
     problems = [
         Problem(
             field=field,
@@ -153,10 +153,10 @@ def check_shipped(request: SubmitJobRequest) -> None:
         raise SpecError(problems)
 
 
-def _is_shipped(path: str, shipped: Set[PurePosixPath]) -> bool:
+def _is_shipped(path: str, shipped: Set[str]) -> bool:
     """Whether a path is shipped; of a pattern, whether something is where its matches would lie."""
-    return PurePosixPath(path) in shipped or (
-        ".." not in path.split("/") and PurePosixPath(fixed_part(path)) in shipped
+    return str(PurePosixPath(path)) in shipped or (
+        ".." not in path.split("/") and str(PurePosixPath(fixed_part(path))) in shipped
     )
 
 
