@@ -14,7 +14,7 @@ from trainmaster.core.spec import load_stored
 from trainmaster.core.workloads import compile_launch
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol import environment as variables
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER
 from trainmaster.settings import Settings
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
@@ -31,8 +31,6 @@ class Standing:
 
 
 _WITH_US = Standing()
-CONFINED = ".confined"
-"""Below the cache: the directories of accounts whose jobs stay in containers. No account has this name."""
 
 
 def attempt_request(
@@ -128,7 +126,7 @@ def _cache_of(account_id: str, standing: Standing, cache: Path) -> Path:
     Users of the machine pass through `cache` to their own. Root of a container could open its account's directory to
     them, with setuid programs in it: so that one lies behind a closed directory, which no container has mounted.
     """
-    return cache / CONFINED / account_id if standing.confined else cache / account_id
+    return cache / CONFINED_CACHES / account_id if standing.confined else cache / account_id
 
 
 def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:

@@ -16,6 +16,8 @@ RUN_DIRECTORY_VERSION = 1
 _FIRST_GROUP = 0x7000_0000
 _GROUPS = 0x0FFF_0000
 """Numbers that neither systems nor user namespaces give to groups of their own."""
+CONFINED_CACHES = ".confined"
+"""Holds the caches of accounts whose jobs stay in containers, beside those of the others. No account has this name."""
 
 
 class UnsupportedVersionError(ValueError):

@@ -152,6 +152,12 @@ def speech(container_server: ContainerServer) -> Tenant:
     return Tenant(container_server, "speech")
 
 
+@pytest.fixture(scope="module")
+def login(container_server: ContainerServer) -> Tenant:
+    """An account that is a user of the machine, and has no containers."""
+    return Tenant(container_server, "login", uid=61001)
+
+
 def cancel(server: ContainerServer, job_id: str) -> None:
     server.data("POST", f"/v1/jobs/{job_id}/cancel")
     assert server.until(job_id)["status"] == "CANCELLED"
@@ -171,11 +177,8 @@ def test_a_container_writes_to_its_own_part_of_the_run_directory_alone(vision: T
     assert json.loads((vision.directory / f"runs/{job_id}/owner.json").read_text())["token"] == request["rank_token"]
 
 
-def test_no_user_of_the_machine_gets_to_what_root_of_a_container_leaves(
-    container_server: ContainerServer, vision: Tenant
-) -> None:
+def test_no_user_of_the_machine_gets_to_what_root_of_a_container_leaves(login: Tenant, vision: Tenant) -> None:
     """It could be a setuid program of root's."""
-    login = Tenant(container_server, "login", uid=61001)
     # From here on, users of the machine pass through the server's directories to their own.
     login.until(login.submit(workload={"kind": "command", "argv": ["true"]}, backend="local"))
     assert (vision.directory / "cache").stat().st_mode & 0o777 == 0o711

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,25 @@ def test_an_account_that_stays_in_containers_writes_to_no_directory(
     with pytest.raises(LaunchError, match="can only be read by jobs of this account"):
         mounted(defaults, tmp_path / "data/shared", confined=True)
     assert mounted(defaults, tmp_path / "data/shared", confined=True, read_only=True) == str(tmp_path / "data/shared")
+
+
+@pytest.mark.parametrize(("uid", "mode", "safe"), [(0, 0o755, True), (0, 0o777, False), (61001, 0o755, False)])
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
+def test_an_account_that_stays_in_containers_mounts_nothing_that_users_could_exchange(
+    tmp_path: Path, defaults: ContainerDefaults, uid: int, mode: int, safe: bool
+) -> None:
+    """The engine looks the path up again: a link to / in its place would show the whole machine."""
+    above = tmp_path / "data/theirs"
+    (above / "inner").mkdir(parents=True)
+    os.chown(above, uid, uid)
+    above.chmod(mode)
+    assert mounted(defaults, above, confined=True, read_only=True) == str(above)
+    if safe:
+        assert mounted(defaults, above / "inner", confined=True, read_only=True) == str(above / "inner")
+    else:
+        with pytest.raises(LaunchError, match=f"mount {above} itself"):
+            mounted(defaults, above / "inner", confined=True, read_only=True)
+    assert mounted(defaults, above / "inner") == str(above / "inner")  # of an account that runs as the server does
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from trainmaster.backends.container.rendering import (
     volume_name,
 )
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment, Within
 
 IMAGE = ImageFacts(
     id="sha256:1",
@@ -126,6 +126,12 @@ def test_accounts_share_no_volume_whatever_they_are_called() -> None:
         for account, source in (("a", "b-x"), ("a-b", "x"), ("a-b", "b-x"))
     }
     assert len(names) == 3
+
+
+def test_volumes_of_an_account_keep_their_names_wherever_its_cache_lies() -> None:
+    volume = Volume(source="kept", target="/x")
+    caches = ("/srv/cache/team", f"/srv/cache/{CONFINED_CACHES}/team")
+    assert len({volume_name(volume, replace(request(), cache_dir=cache)) for cache in caches}) == 1
 
 
 def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:

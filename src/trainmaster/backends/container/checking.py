@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from trainmaster.backends.container.rendering import ImageFacts
 from trainmaster.protocol.launch import Lifetime, Volume
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def checked(
@@ -89,6 +93,11 @@ def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerD
     is_set = _lies_below(path, defaults.set_data_roots)
     if request.confined and not is_set:
         raise _refused(f"{said} lies in no data root that the operator has set, and others are not for this account")
+    if request.confined and (unsafe := _changeable_above(path)) is not None:
+        raise _refused(
+            f"{said}: users of the machine can write to {unsafe}, and could put another directory in its place; "
+            f"mount {unsafe} itself, or have it closed to them"
+        )
     if request.confined and not volume.read_only:
         raise _refused(
             f"{said} can only be read by jobs of this account: mount it read_only, and write to a volume with a name, "
@@ -100,6 +109,26 @@ def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerD
             "start the server with --data-root"
         )
     return replace(volume, source=str(path))
+
+
+def _changeable_above(path: Path) -> Path | None:
+    """The first directory on the way to a path in which somebody else than root or us could exchange the next one.
+
+    The engine looks the path up again, as root.
+    """
+    way = [*reversed(path.parents), path]
+    for directory, inner in itertools.pairwise(way):
+        status = directory.stat()
+        writable = bool(status.st_mode & _OTHERS_WRITE)
+        if writable and status.st_mode & stat.S_ISVTX:  # where everybody can exchange what is their own
+            writable = not _is_ours(inner.stat())
+        if writable or not _is_ours(status):
+            return directory
+    return None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
 
 
 def _lies_below(path: Path, roots: Iterable[Path]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmaster.protocol.environment import WORKSPACE
 from trainmaster.protocol.launch import Lifetime, Volume
-from trainmaster.protocol.request import AttemptRequest, Within
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
 from trainmaster.protocol.rundir import PREPARED
 
 LABEL = "trainmaster."
@@ -216,7 +216,9 @@ def prepared_directories(request: AttemptRequest, node: int, around: Surrounding
 
 def volume_name(volume: Volume, request: AttemptRequest) -> str:
     """The engine's name of a volume: each account of each server has its own."""
-    owner = hashlib.sha256((request.cache_dir or "").encode()).hexdigest()[:12]
+    # As before there were directories for confined accounts: volumes with a name stay.
+    account = (request.cache_dir or "").replace(f"/{CONFINED_CACHES}/", "/")
+    owner = hashlib.sha256(account.encode()).hexdigest()[:12]
     return f"trainmaster-{owner}-{volume.source}"
 
 
