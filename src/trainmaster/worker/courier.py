@@ -63,6 +63,9 @@ CONTROL_WAIT_S = 20
 """How long the server may hold a question for control that has no answer yet."""
 REFUSED_GRACE_S = 10.0
 """What the ranks of an attempt get that the server does not know any more."""
+MOST_REPORT_BYTES = 1 << 30
+"""Sent of a stream that is no log. A rank can make its file terabytes long without writing anything, and the server's
+disk would be full of it; logs have a cap of their own."""
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
@@ -288,7 +291,8 @@ class _Courier:
                 self._delivered[name] = document
 
     def _push_streams(self) -> None:
-        for name, size in self._run.streams():
+        for name, length in self._run.streams():
+            size = length if "/logs/" in name else min(length, MOST_REPORT_BYTES)
             offset = self._offsets.get(name, 0)
             while True:
                 data = self._run.read(name, offset, min(CHUNK, size - offset)) if offset < size else b""

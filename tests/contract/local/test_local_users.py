@@ -229,6 +229,7 @@ def test_paused_job_goes_on_from_its_own_checkpoint(vision: Tenant) -> None:
     vision.control(job_id, "pause")
     saved = max(checkpoint["step"] for checkpoint in vision.until(job_id, "PAUSED")["checkpoints"])
     vision.control(job_id, "resume")
+    wait_for(lambda: len(vision.job(job_id)["attempts"]) == 2, "the second attempt")
     first = wait_for(lambda: vision.lines(job_id, attempt="2"), "the second attempt's first line")[0]
     assert first == f"begins at {saved} as 61001"
     vision.control(job_id, "pause")

@@ -24,7 +24,9 @@ from trainmaster.protocol.secrets import Secrets
 
 COURIER = """
 import sys
+from trainmaster.worker import courier
 from trainmaster.worker.courier import run_courier
+courier.MOST_REPORT_BYTES = 1 << 20  # not to send a gigabyte
 url, token, attempt_id, node, directory, *how = sys.argv[1:]
 run_courier(url, token, attempt_id, int(node), directory, delivers_only=bool(how))
 """
@@ -158,6 +160,14 @@ def test_job_ends_with_everything_at_the_server(site: Site) -> None:
     uploads = [path for method, path in site.server.calls if method in ("POST", "PUT")]
     assert uploads[-1].endswith("/documents/nodes/0/exit.json")
     assert not site.home().exists()
+
+
+def test_reports_without_an_end_do_not_fill_the_servers_disk(site: Site) -> None:
+    site.serve("sh", "-c", 'truncate -s 20G "$TRAINMASTER_EVENTS_FILE" "$TRAINMASTER_METRICS_FILE"; echo done')
+    assert site.deliver()["reason"] == Reason.SUCCEEDED
+    sizes = dict(site.server.run.streams())
+    assert {sizes[f"nodes/0/rank-0.{kind}.jsonl"] for kind in ("events", "metrics")} == {1 << 20}
+    assert site.server.stream(OUT) == b"done\n"
 
 
 def test_ranks_hold_a_token_of_their_own_and_cannot_find_the_attempts(site: Site) -> None:
