@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from api_world import WAIT_S, Api, Served, World, wait_for
+from sqlalchemy import Connection
 
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.resources import Share
@@ -15,6 +17,8 @@ from trainmaster.core.retention import Keep
 from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.rundir import log_stream
 from trainmaster.storage import ARTIFACTS, RUNS
+from trainmaster.store import checkpoints, jobs
+from trainmaster.store.scope import Scope
 
 BEST = {"output_config": {"checkpoint": {"metric_for_best_model": "loss"}}}
 
@@ -42,6 +46,29 @@ def test_checkpoint_is_pinned_and_then_cannot_be_deleted(api: Api) -> None:
     events = api.call("GET", f"/v1/jobs/{job}/events?limit=1000")["events"]
     told = [event["type"] for event in events if event["type"].startswith("checkpoint_")]
     assert told == ["checkpoint_pinned", "checkpoint_unpinned", "checkpoint_deleted"]
+
+
+def test_job_is_shown_with_the_newest_of_very_many_checkpoints(api: Api) -> None:
+    job = api.submit(output_config={"checkpoint": {"save_total_limit": 5000}})
+    api.world.start(job)
+    for step in range(2):
+        api.world.save(job, f"{job}-{step}", step)
+    scope = Scope.everything()
+
+    def copy(connection: Connection) -> None:
+        stored = jobs.get(connection, scope, job)
+        (first, *_) = checkpoints.of_job(connection, scope, job)
+        more = [
+            replace(first, checkpoint_id=f"{job}-old-{number}", created_at=first.created_at - 1 - number)
+            for number in range(checkpoints.MOST_SHOWN)
+        ]
+        checkpoints.register(connection, scope, stored, more)
+
+    api.world.database.write_now(copy)
+    for shown in (api.show(job), api.call("GET", f"/v1/jobs/{job}/metrics")):
+        assert len(shown["checkpoints"]) == checkpoints.MOST_SHOWN
+        assert [each["checkpoint_id"] for each in shown["checkpoints"][-2:]] == [f"{job}-0", f"{job}-1"]
+    assert len(api.call("GET", f"/v1/jobs/{job}/checkpoints")["checkpoints"]) == checkpoints.MOST_SHOWN + 2
 
 
 def test_deleting_moves_latest_and_best_and_hides_the_files(api: Api) -> None:

@@ -30,6 +30,14 @@ _OF_JOB = prepared_by_scope(
     _SELECT.where(_checkpoints.c.job_id == bindparam("key")).order_by(_checkpoints.c.created_at, _checkpoints.c.step),
     _checkpoints.c.account_id,
 )
+MOST_SHOWN = 1000
+"""Checkpoints of a job that are shown with it: code inside jobs reports them, perhaps tens of thousands."""
+_NEWEST_OF_JOB = prepared_by_scope(
+    _SELECT.where(_checkpoints.c.job_id == bindparam("key"))
+    .order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
+    .limit(MOST_SHOWN),
+    _checkpoints.c.account_id,
+)
 _INSERT = insert(_checkpoints)
 
 
@@ -53,6 +61,12 @@ def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint
     """The checkpoints of a job, the oldest first."""
     rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
     return [checkpoint_from_row(row) for row in rows]
+
+
+def newest_of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
+    """The newest `MOST_SHOWN` checkpoints of a job, the oldest of them first."""
+    rows = _NEWEST_OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
+    return [checkpoint_from_row(row) for row in reversed(rows)]
 
 
 def count(connection: Connection, scope: Scope, job_id: str) -> int:

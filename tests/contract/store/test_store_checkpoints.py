@@ -156,3 +156,14 @@ def test_thousands_of_checkpoints_need_no_long_statement(
     database.write_now(lambda connection: checkpoints.hide(connection, ACME, going_on, ids))
     assert names(database, job) == ["c1", "c2"]
     assert max(longest_statement) < 1000
+
+
+def test_newest_checkpoints_of_a_job_are_bounded(database: Database) -> None:
+    job = submit(database, new_job())
+    made = tuple(checkpoint_of(job, f"c{step}", step) for step in range(checkpoints.MOST_SHOWN + 3))
+    job = apply(database, change_of(job, checkpoints=made))
+    with database.read() as connection:
+        assert checkpoints.newest_of_job(connection, ACME, job.job_id) == list(made[3:])
+        assert checkpoints.newest_of_job(connection, EVERYTHING, job.job_id) == list(made[3:])
+        assert checkpoints.newest_of_job(connection, OTHER, job.job_id) == []
+        assert checkpoints.count(connection, ACME, job.job_id) == len(made)

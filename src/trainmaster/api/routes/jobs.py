@@ -241,7 +241,7 @@ def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job)
     return JobView(
         job=job,
         attempts=attempts.of_job(connection, scope, job.job_id),
-        checkpoints=checkpoints.of_job(connection, scope, job.job_id),
+        checkpoints=checkpoints.newest_of_job(connection, scope, job.job_id),
         waiting=explain(connection, scope, job, now=now),
         used_at=activity.get(connection, scope, job.job_id) if job.is_service else None,
         has_output=job.status is JobStatus.COMPLETED and has_output(context.roots, job),

@@ -43,7 +43,7 @@ async def metrics(
 
     def find(connection: Connection) -> tuple[Job, list[Checkpoint]]:
         job = jobs.get(connection, principal.scope, job_id)
-        return job, checkpoints.of_job(connection, principal.scope, job.job_id)
+        return job, checkpoints.newest_of_job(connection, principal.scope, job.job_id)
 
     job, committed = await context.read(find)
     found = await run_in_threadpool(
