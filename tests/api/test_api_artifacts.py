@@ -86,6 +86,20 @@ def test_list_comes_in_pages_without_gaps(api: Api, job: str) -> None:
     api.call("GET", f"/v1/jobs/{job}/artifacts?page_token=nonsense", 422)
 
 
+def test_list_ends_after_very_many_entries_that_are_no_files(
+    api: Api, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job could leave a million pipes, each of which is looked at."""
+    monkeypatch.setattr("trainmaster.api.artifacts.MAX_MISSED", 5)
+    for number in range(4):
+        os.mkfifo(directory(api, job) / f"a{number}")
+    assert "output/notes ü.txt" in {each["path"] for each in listed(api, job)}
+    os.mkfifo(directory(api, job) / "a4")
+    found = {each["path"] for each in listed(api, job)}
+    assert "checkpoints/c2/state" in found
+    assert not any(path.startswith("output/") for path in found)
+
+
 def test_job_without_files_lists_none(api: Api) -> None:
     assert listed(api, api.submit()) == []
 
