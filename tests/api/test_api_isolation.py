@@ -196,6 +196,7 @@ def test_stranger_is_not_told_what_the_database_says(world: World, path: str, mo
             raise StoreUnavailableError('cannot be reached (connection to "10.1.2.3" as user "canary" failed)')
 
         monkeypatch.setattr(world.database, "read", broken)
+        monkeypatch.setattr(world.database, "probe", broken)
         answer = http.get(path, headers={"X-API-Key": "tm_guess"})
         assert answer.status_code == 503
         assert "canary" not in answer.text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from api_world import WAIT_S, Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
-from model_config import model_config
+from trainmaster.protocol.account_files import open_real
 
 SERVICE = {"name": "t", "workload": {"kind": "trainer_service", "base_model": MODEL, "lora_rank": 8}}
 
@@ -50,23 +50,34 @@ def created(door: Door) -> Any:
 
 @pytest.mark.parametrize("ask", [submitted, validated, created])
 def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
-    door: Door, directory: Path, ask: Callable[[Door], Any]
+    door: Door, ask: Callable[[Door], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answers = threading.Event()
+
+    def slow(path: Path, within: Sequence[Path]) -> int:
+        assert answers.wait(WAIT_S)
+        return open_real(path, within)
+
+    monkeypatch.setattr("trainmaster.coordinator.base_models.open_real", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, door)
+        try:
+            for _ in range(20):
+                door.call("GET", "/v1/jobs", timeout=5.0)
+                assert not asking.done()
+        finally:
+            answers.set()
+        asking.result(WAIT_S)
+
+
+def test_config_that_is_a_pipe_is_refused_at_once(door: Door, directory: Path) -> None:
     [config] = directory.rglob("config.json")
     before = config.read_bytes()
     config.unlink()
-    os.mkfifo(config)  # to open it waits for somebody who writes
+    os.mkfifo(config)  # to open it would wait for somebody who writes
     try:
-        with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(ask, door)
-            try:
-                for _ in range(20):
-                    door.call("GET", "/v1/jobs", timeout=5.0)
-                    assert not asking.done()
-            finally:
-                with config.open("w") as writer:
-                    json.dump(model_config(), writer)
-            asking.result(WAIT_S)
+        answer = door.call("POST", "/v1/jobs", 400, json=SERVICE)
+        assert "has no config.json that can be read" in str(answer)
     finally:
         config.unlink()
         config.write_bytes(before)

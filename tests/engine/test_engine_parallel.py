@@ -127,7 +127,7 @@ def test_command_that_fails_in_one_rank_fails_in_all(checkpoint: Path, tmp_path:
     dropped = "; the model is dropped in all ranks: create it again from a saved state"
     assert created == "rank 1: RuntimeError: this rank has no room" + dropped
     assert refused == "there is a model 'lora' already"
-    assert no_gradients == {"skipped_without_gradients": 1.0}
+    assert no_gradients == {"skipped_without_gradients": 1.0, "grad_norm": 0.0}
     assert loaded == "rank 1: RuntimeError: this rank cannot load" + dropped
     assert gone == "there is no model 'lora'"
     assert models == ["new"]
