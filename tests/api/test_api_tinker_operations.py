@@ -432,12 +432,11 @@ def test_no_database_is_asked_to_pass_an_operation_on(
         return read(self)
 
     monkeypatch.setattr(Database, "read", counted)
-    began = time.monotonic()
     for seq_id in range(2, 62):
         ack = client.post("optim_step", {"model_id": model_id, "seq_id": seq_id})
         client.post("retrieve_future", {"request_id": ack["request_id"]})
-    # The key and the trainer are looked up anew after a second at the earliest.
-    assert len(reads) <= 2 * (1 + time.monotonic() - began)
+    # 120 requests. The key and the trainer are looked up anew now and then, and the server looks for itself meanwhile.
+    assert len(reads) < 60
 
 
 def test_polls_by_the_hundred_are_held_at_once(client: Client, trainer: StandIn) -> None:
