@@ -39,15 +39,16 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
         KeyboardInterrupt: the person has seen enough.
         SdkError: the server said no, or stayed away for too long.
     """
+    job = client.get(job_id)
     start = {"tail": filters.pop("tail", None)}
     if (form := view.plain) is not None:
-        for part in client.log_texts(job_id, ranks=form.ranks, times=form.times, **start, **filters):
-            sys.stdout.write(part.text)
-            start = {"cursor": part.cursor}
+        with contextlib.suppress(UnreachableError, UnavailableError):  # the follower waits for the server
+            for part in client.log_texts(job_id, ranks=form.ranks, times=form.times, **start, **filters):
+                sys.stdout.write(part.text)
+                start = {"cursor": part.cursor}
         sys.stdout.flush()
     incoming = _Incoming(client.follow_logs(job_id, **start, **filters))
     with contextlib.closing(incoming), view:
-        job = client.get(job_id)
         while not incoming.ended:
             view.job(job)
             _show_lines(view, incoming)
