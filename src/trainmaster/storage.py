@@ -92,9 +92,14 @@ def checkpoints_path(job_id: str) -> str:
     return f"{job_id}/checkpoints"
 
 
-def class_checkpoints_path(account_id: str) -> str:
-    """Below which the checkpoints of an account's job classes lie: project, group, name, and the checkpoint's own."""
-    return f"classes/{account_id}"
+def class_checkpoints_path(account_id: str, *, confined: bool) -> str:
+    """Where the checkpoints of an account's job classes lie: below it by project, group, name and checkpoint.
+
+    Users of the machine pass through `classes` to their own directory. Root of a container can open its account's
+    directory and leave setuid programs there, so accounts that run in containers alone (`confined`) have theirs below a
+    directory that stays closed.
+    """
+    return f"{'confined-classes' if confined else 'classes'}/{account_id}"
 
 
 def blob_path(account_id: str, sha256: str) -> str:

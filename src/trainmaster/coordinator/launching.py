@@ -78,7 +78,7 @@ def attempt_request(
             )
             for share in attempt.shares
         ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, checkpoints_home(job))),
+        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=standing.confined))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
         owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if standing.uid is None else RANKS_OWNER}")),
         resume_from=_place_of(resume, roots) if resume else None,
@@ -114,10 +114,19 @@ def fetching_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def checkpoints_home(job: Job) -> str:
-    """Below which the checkpoints of a job lie in the root of artifacts; a job class has it in common with others."""
-    # Whoever runs a class under the same name again finds what was saved before.
-    return class_checkpoints_path(job.account_id) if job.workload_kind == JOB_CLASS else checkpoints_path(job.job_id)
+def checkpoints_homes(job: Job) -> tuple[str, ...]:
+    """The directories in the root of artifacts that may hold checkpoints of a job.
+
+    Job classes have two: an account that runs in containers alone may get a uid later.
+    """
+    return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
+
+
+def _checkpoints_home(job: Job, *, confined: bool) -> str:
+    # All job classes of an account share a directory: a class that runs again under the same name resumes from there.
+    if job.workload_kind == JOB_CLASS:
+        return class_checkpoints_path(job.account_id, confined=confined)
+    return checkpoints_path(job.job_id)
 
 
 def _cache_of(account_id: str, standing: Standing, cache: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.launching import checkpoints_home
+from trainmaster.coordinator.launching import checkpoints_homes
 from trainmaster.core import commands, retention
 from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.job import Checkpoint, Job
@@ -186,7 +186,7 @@ class Collector:
             others = checkpoints.overlapping(connection, _EVERYTHING, checkpoint)
             if job.workload_kind == JOB_CLASS:
                 others += checkpoints.elsewhere(connection, Scope(job.account_id), checkpoint)
-        if retention.owns_files(checkpoint, others, root=ARTIFACTS, home=checkpoints_home(job)):
+        if retention.owns_files(checkpoint, others, root=ARTIFACTS, homes=checkpoints_homes(job)):
             aside = f"{_GOING}{secrets.token_hex(8)}"
             if self._roots.move(Location(root=ARTIFACTS, path=checkpoint.path), aside):
                 self._roots.remove(Location(root=ARTIFACTS, path=aside))

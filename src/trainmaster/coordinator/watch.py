@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.coordinator.launching import checkpoints_home
+from trainmaster.coordinator.launching import checkpoints_homes
 from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
@@ -270,8 +270,8 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
     location = roots.locate(path)
-    home = f"{checkpoints_home(job)}/"
-    names = location.path.removeprefix(home).split("/") if location.path.startswith(home) else []
+    home = next((home for home in checkpoints_homes(job) if location.path.startswith(f"{home}/")), None)
+    names = location.path.removeprefix(f"{home}/").split("/") if home else []
     own = len(names) == 1
     if job.workload_kind == JOB_CLASS:
         # All classes of an account share a directory; their own are those below project, group and name.

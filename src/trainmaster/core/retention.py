@@ -202,7 +202,7 @@ def ended_before(job: Job, moment: float) -> bool:
     return job.status in TERMINAL and job.attempt is None and (job.finished_at or job.updated_at) < moment
 
 
-def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, home: str | None = None) -> bool:
+def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, homes: Sequence[str] = ()) -> bool:
     """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's.
 
     Code inside the job says where a checkpoint lies, and may say anything.
@@ -211,10 +211,10 @@ def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: st
         checkpoint: whose files they are.
         others: checkpoints that may lie at the same place.
         root: of files that can be removed; what lies anywhere else is not ours.
-        home: the directory of that root in which the job saves; None: the one with the job's id.
+        homes: the directories of that root in which the job saves; by default the one with the job's id.
     """
     path = PurePosixPath(checkpoint.path)
-    if checkpoint.root != root or PurePosixPath(home or checkpoint.job_id) not in path.parents:
+    if checkpoint.root != root or not any(PurePosixPath(home) in path.parents for home in homes or [checkpoint.job_id]):
         return False
     theirs = [PurePosixPath(other.path) for other in others if other.root == root]
     return not any(other == path or path in other.parents or other in path.parents for other in theirs)

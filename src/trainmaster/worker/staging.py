@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -54,6 +55,9 @@ def stage(
             if not os.access(working_directory, os.X_OK, effective_ids=True):
                 raise StagingError(f"working directory {working_directory} may not be entered{whose}")
     shared = [request.checkpoint_dir, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
+    if user is not None:
+        for directory in (request.checkpoint_dir, request.output_dir):
+            _check_owner(directory, user)
     for directory in shared:
         try:
             give_directory(directory, user)
@@ -67,6 +71,22 @@ def stage(
             raise StagingError(f"shipped file {blob.path}: there is no place to take it from")
         _place(blob, Path(request.blob_dir), working_directory, on_chunk, user)
     return os.fspath(working_directory)
+
+
+def _check_owner(directory: str, user: User) -> None:
+    """See that no files of another user would be given away.
+
+    An account that got its uid later may have run as root of containers before, and left setuid programs.
+    """
+    try:
+        status = os.lstat(directory)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(status.st_mode) and status.st_uid != user.uid and os.listdir(directory):
+        raise StagingError(
+            f"directory {directory} holds files of uid {status.st_uid}, and this account runs as uid {user.uid}; "
+            f"have the operator run `chown -R {user.uid} {directory}`"
+        )
 
 
 def _check_ways(user: User, *directories: str | os.PathLike[str]) -> None:

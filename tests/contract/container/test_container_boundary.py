@@ -193,6 +193,7 @@ for name in ("OUTPUT_DIR", "CHECKPOINT_DIR", "CACHE_DIR", "PREPARED_DIR"):
 """
     job_id = vision.run("python3", "-c", plants)
     assert vision.until(job_id)["status"] == "COMPLETED"
+    assert len(vision.lines(job_id)) == 4
     for line in vision.lines(job_id):
         directory = Path(line)
         assert (directory / "program").stat().st_mode & 0o7777 == 0o4755

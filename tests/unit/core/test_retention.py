@@ -207,7 +207,7 @@ def test_pruning_says_why() -> None:
 def test_files_of_a_class_lie_below_its_account_and_those_elsewhere_stay() -> None:
     home = "classes/default"
     own = checkpoint(10, path=f"{home}/general/default/n/10")
-    assert owns_files(own, [], root="artifacts", home=home)
-    assert not owns_files(own, [], root="artifacts", home="classes/other")
-    assert not owns_files(own, [checkpoint(11, path=own.path)], root="artifacts", home=home)
+    assert owns_files(own, [], root="artifacts", homes=[home])
+    assert not owns_files(own, [], root="artifacts", homes=["classes/other"])
+    assert not owns_files(own, [checkpoint(11, path=own.path)], root="artifacts", homes=[home])
     assert not owns_files(checkpoint(10, path="s3://bucket/key", root="uri"), [], root="artifacts")

@@ -176,6 +176,19 @@ def test_hard_link_to_a_file_of_the_servers_is_not_the_accounts(tmp_path: Path, 
 
 
 @as_root
+def test_linked_tree_gives_the_user_no_setuid_program_of_root(tmp_path: Path) -> None:
+    """An account that has a uid now may have run as root of a container when it saved."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "program").write_text("program")
+    (saved / "program").chmod(0o4755)
+    Giver(user=USER).link_tree(tmp_path, "saved", "copy")
+    status = (tmp_path / "copy" / "program").stat()
+    assert (status.st_uid, status.st_mode & 0o7777) == (UID, 0o600)
+    assert (tmp_path / "copy" / "program").read_text() == "program"
+
+
+@as_root
 def test_layout_belongs_to_the_user_and_directories_on_the_way_do_not(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("content")
     Giver(user=USER).lay_out(tmp_path, "ours/work", {"a/b/file": tmp_path / "blob", "c": tmp_path / "blob"}, link=False)

@@ -119,6 +119,27 @@ def test_link_in_place_of_a_directory_is_not_made_over(ground: Path, run: RunDir
 
 
 @as_root
+@pytest.mark.parametrize("place", ["checkpoints", "output"])
+def test_directory_with_files_of_another_user_is_not_made_over(
+    ground: Path, run: RunDirectory, user: User, place: str
+) -> None:
+    """Before the account had a uid, a container of it may have left a setuid program there."""
+    directory = ground / "artifacts" / "job-1" / place
+    directory.mkdir(parents=True, mode=0o700)
+    stage(request_of(ground), run.path, 0, lambda: None, user)  # an empty one is no risk
+    os.chown(directory, 0, 0)
+    program = directory / "program"
+    program.write_bytes(b"")
+    program.chmod(0o4755)
+    with pytest.raises(StagingError, match=f"chown -R {UID} {directory}"):
+        stage(request_of(ground), run.path, 0, lambda: None, user)
+    assert directory.stat().st_uid == 0
+    subprocess.run(["chown", "-R", str(UID), directory], check=True)
+    stage(request_of(ground), run.path, 0, lambda: None, user)
+    assert program.stat().st_mode & 0o7777 == 0o755, "the kernel takes the bit away with the owner"
+
+
+@as_root
 def test_what_a_job_fetches_prepares_and_saves_is_its_users_alone(ground: Path, run: RunDirectory, user: User) -> None:
     own = {
         "cache": ground / "cache" / "account",

@@ -108,7 +108,8 @@ class Giver:
             status = os.fstat(descriptor)
             if not is_own(status, owner):
                 raise StrangeFileError(f"{name!r}, which is a file of another user")
-            self._put(descriptor, target, name, link=True)
+            # A link keeps owner and mode: it would give the user a file of another one, perhaps a setuid program.
+            self._put(descriptor, target, name, link=self.user is None or status.st_uid == self.user.uid)
         finally:
             os.close(descriptor)
         return status.st_size
