@@ -18,6 +18,8 @@ from trainmaster.core.errors import StoreUnavailableError
 from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.rundir import beat_document
+from trainmaster.storage import run_directory
 
 
 def runs_on(request: AttemptRequest, node: int) -> Iterator[Act]:
@@ -222,6 +224,34 @@ def test_clock_that_goes_back_does_not_spare_a_worker_that_reacts_to_nothing(
     cluster.tick()
     cluster.now -= 86_400
     cluster.until(lambda: cluster.job(job.job_id).status is JobStatus.CANCELLED, ticks=100)
+
+
+def test_worker_that_was_stopped_by_a_preparing_step_does_not_prepare_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_at = 0.0
+
+    def prepares(request: AttemptRequest, node: int) -> Iterator[Act]:
+        nonlocal stopped_at
+        yield {"type": "step_started", "step": "prepare", "starts_ranks": False}
+        for _ in range(300):  # longer than the job may run, as a large model takes
+            run_directory(cluster.roots, request.job_id, request.attempt).put_document(
+                beat_document(node), {"t": cluster.now, "seq": 1}
+            )
+            stopped_at = cluster.now
+            yield {}
+        yield from itertools.repeat({})
+
+    cluster = Cluster(tmp_path, prepares)
+    monkeypatch.setattr(cluster.backend, "stop", lambda *_: None)
+    job = cluster.submit(scheduling_config={"max_runtime_seconds": 60, "max_retries": 3})
+    reached(cluster, job.job_id, JobStatus.PREPARING)
+    cluster.until(lambda: cluster.job(job.job_id).status is not JobStatus.PREPARING, ticks=600)
+    ended = cluster.job(job.job_id)
+    assert (ended.status, ended.reason, ended.attempt_count) == (JobStatus.FAILED, Reason.TIMEOUT, 1)
+    assert 60 < cluster.now - stopped_at < 200
+    assert cluster.allocated() == 0
+    cluster.database.close()
 
 
 def test_worker_that_was_stopped_by_its_own_job_does_not_outlive_its_time(

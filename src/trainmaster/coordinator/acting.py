@@ -19,7 +19,7 @@ from trainmaster import failpoints
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
 from trainmaster.coordinator.launching import Standing, attempt_request
 from trainmaster.coordinator.pools import Pool, close_pools
-from trainmaster.coordinator.watch import look
+from trainmaster.coordinator.watch import last_beat, look
 from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait
 from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Attempt, Change, Checkpoint, Job
@@ -209,6 +209,12 @@ class Acting:
             endpoint=functools.partial(backend.endpoint, request),
         )
         return replace(sight, unclaimed_launches=self._unclaimed.get(job.job_id, 0))
+
+    def heard_at(self, job: Job) -> float | None:
+        """The last heartbeat of a preparing attempt's workers, of the one that has been silent for longest."""
+        if job.max_runtime_s is None or job.status is not JobStatus.PREPARING:
+            return None
+        return last_beat(job.live, run_directory(self._roots, job.job_id, job.live.number))
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
         """What a launch that was carried out, or refused, makes of its job."""

@@ -262,6 +262,7 @@ class Coordinator:
                     latest,
                     now=now,
                     last_activity_at=used.get(job.job_id),
+                    heard_at=self._acting.heard_at(latest),
                     stalled_after_s=self._stalled_after_s,
                     awake_since=self._awake_since,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from trainmaster.protocol.disks import disk_is_full
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import (
     RunDirectory,
+    beat_document,
     endpoint_document,
     events_stream,
     exit_document,
@@ -93,6 +95,17 @@ def look(
         progress=_progress(job.progress, metrics),
         behind=streams.behind,
     )
+
+
+def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
+    """When the workers of an attempt last said that they live: the time of the one that has been silent for longest."""
+    times = []
+    for node in range(len(attempt.shares)):
+        if node not in attempt.exits:
+            with contextlib.suppress(OSError):  # no sign of life, as without the file
+                beat = directory.document(beat_document(node)) or {}
+                times.append(reported.number(beat.get("t")) or 0.0)
+    return min(times, default=None)
 
 
 class _Streams:

@@ -27,26 +27,23 @@ def due(
     *,
     now: float,
     last_activity_at: float | None = None,
+    heard_at: float | None = None,
     stalled_after_s: float = STALLED_AFTER_S,
     awake_since: float = 0.0,
 ) -> Change | None:
     """What the passing of time does to a job: time that is up, stalls, and services that nobody uses.
 
     Time before `awake_since` does not count for the latter two: the machine slept then, or nobody led. Nor do times
-    that lie in the future, because the clock was set back since.
+    that lie in the future, because the clock was set back since. `heard_at` is the last heartbeat of the attempt's
+    workers, of the one that has been silent for longest.
     """
     if job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
     began_at = job.attempt.started_at
-    if began_at is not None and job.max_runtime_s is not None and now - began_at > job.max_runtime_s + RUNTIME_MARGIN_S:
+    if (problem := _overtime(job, now=now, heard_at=heard_at, awake_since=awake_since)) is not None:
         request_stop(draft, StopCause.TIMEOUT, save=True)
-        draft.note(
-            "stopping",
-            actor=Actor.COORDINATOR,
-            reason=Reason.TIMEOUT,
-            message=f"runs for longer than {job.max_runtime_s:g} s, and its worker has not stopped it",
-        )
+        draft.note("stopping", actor=Actor.COORDINATOR, reason=Reason.TIMEOUT, message=problem)
         return draft.change()
     if job.status not in RUNNING:
         return None
@@ -85,6 +82,26 @@ def due(
                 message=f"not used for {limit_s:.0f} s: saved and parked",
             )
     return draft.change()
+
+
+def _overtime(job: Job, *, now: float, heard_at: float | None, awake_since: float) -> str | None:
+    """Why the server has to end an attempt that its worker should have ended; None when it does not have to.
+
+    Preparing takes as long as it takes, and does not count as running time; but a worker that was stopped (SIGSTOP) by
+    what it runs must not prepare for ever.
+    """
+    began_at = job.live.started_at
+    if job.max_runtime_s is None:
+        return None
+    limit_s = job.max_runtime_s + RUNTIME_MARGIN_S
+    if began_at is not None:
+        if now - began_at > limit_s:
+            return f"runs for longer than {job.max_runtime_s:g} s, and its worker has not stopped it"
+    elif job.status is JobStatus.PREPARING:
+        signs = (heard_at, job.status_at, awake_since)
+        if now - max((at for at in signs if at is not None and at <= now), default=now) > limit_s:
+            return f"prepares, and its worker has been silent for longer than {job.max_runtime_s:g} s"
+    return None
 
 
 def _told(seconds: float) -> str:
