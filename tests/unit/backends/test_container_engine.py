@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -23,8 +25,6 @@ from trainmaster.backends.container.engine import (
     RefusedByEngineError,
     TookTooLongError,
 )
-
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # by the library, in vain tries
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -170,6 +170,20 @@ def test_an_engine_that_hangs_is_given_up_soon_and_once_for_all_who_wait(
             thread.join(10)
         assert (len(problems), len(set(problems))) == (8, 1)
         assert time.monotonic() - began < 2
+
+
+def test_an_engine_that_is_away_leaves_no_socket_open(tmp_path: Path, made: Callable[..., Engine]) -> None:
+    with engine_at(tmp_path / "e", "docker") as host:
+        engine = made(host)
+        assert engine.name == "docker"
+    gc.collect()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(2):  # with the connection that it had, and with a new one
+            with pytest.raises(EngineAwayError):
+                engine.remove("x")
+        gc.collect()
+    assert [str(one.message) for one in warned] == []
 
 
 def test_an_image_lacks_a_program_only_where_the_engine_says_so_of_that_program(

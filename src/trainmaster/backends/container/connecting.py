@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 import uuid
@@ -145,19 +146,35 @@ class Connection:
         draft.replace(self._mark)
 
 
+_UNIX = "unix://"
+
+
 class _Client(APIClient):  # type: ignore[misc]
-    """Waits for what an engine says of a pull, but not for ever; the library knows no limit there."""
+    """Sets a time limit on pulls, where the library has none, and leaves no socket open when nobody listens."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(base_url=host, version=API_VERSION, timeout=_CONNECT_TIMEOUT_S)
+        self._path = host.removeprefix(_UNIX) if host.startswith(_UNIX) else None
 
     def send(self, request: PreparedRequest, **how: Any) -> Response:
+        if self._path is not None:
+            _check_that_somebody_listens(self._path)
         if how.get("timeout") is None and request.path_url.partition("?")[0].endswith("/images/create"):
             how["timeout"] = _SILENT_S
         answer: Response = super().send(request, **how)
         return answer
 
 
+def _check_that_somebody_listens(path: str) -> None:
+    """Connect and close: the library never closes a socket that it could not connect."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT_S)
+        probe.connect(path)
+
+
 def _asked(host: str) -> tuple[APIClient, str]:
     """A connection to whatever listens there, and what it is."""
-    client = _Client(base_url=host, version=API_VERSION, timeout=_CONNECT_TIMEOUT_S)
+    client = _Client(host)
     try:
         # The least that it can be asked: for its version podman runs other programs, for seconds on a busy machine.
         answer = client.get(f"{client.base_url}/_ping", timeout=_CONNECT_TIMEOUT_S)
@@ -173,7 +190,7 @@ def _hosts() -> list[str]:
     of_user = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     found = [os.environ.get("DOCKER_HOST"), os.environ.get("CONTAINER_HOST")]
     sockets = ["/var/run/docker.sock", f"{of_user}/docker.sock", "/run/podman/podman.sock"]
-    found += [f"unix://{path}" for path in (*sockets, f"{of_user}/podman/podman.sock")]
+    found += [f"{_UNIX}{path}" for path in (*sockets, f"{of_user}/podman/podman.sock")]
     return list(dict.fromkeys(filter(None, found)))
 
 
