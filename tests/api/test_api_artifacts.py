@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_world import Api
 
+from trainmaster.api.artifacts import Artifact, Place, Position, files
 from trainmaster.core.keys import KeyScope
 from trainmaster.storage import ARTIFACTS
 
@@ -84,6 +86,51 @@ def test_list_comes_in_pages_without_gaps(api: Api, job: str) -> None:
             token = {"page_token": page["next_page_token"]}
         assert found == whole
     api.call("GET", f"/v1/jobs/{job}/artifacts?page_token=nonsense", 422)
+
+
+def test_page_looks_into_few_of_very_many_checkpoints(api: Api, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their job says that they are there; most of them may have no files."""
+    whole = [each["path"] for each in listed(api, job)]
+    monkeypatch.setattr("trainmaster.api.routes.artifacts.MAX_PLACES", 3)
+    for number in range(8):
+        api.world.save(job, f"b{number}", step=number)
+    opened: list[str] = []
+
+    def counted(place: Place, after: Position = ()) -> Iterator[Artifact]:
+        opened.append(place.checkpoint_id or "output")
+        return files(place, after)
+
+    monkeypatch.setattr("trainmaster.api.routes.artifacts.files", counted)
+    found: list[str] = []
+    looks = []
+    token: dict[str, Any] = {}
+    while True:
+        page = api.call("GET", f"/v1/jobs/{job}/artifacts", params={"page_size": 100, **token})
+        found += [each["path"] for each in page["artifacts"]]
+        looks.append([*opened])
+        opened.clear()
+        if page["next_page_token"] is None:
+            break
+        token = {"page_token": page["next_page_token"]}
+    assert found == whole
+    kept = [each["checkpoint_id"] for each in api.call("GET", f"/v1/jobs/{job}/checkpoints")["checkpoints"]]
+    assert [each for look in looks for each in look] == [*sorted(kept), "output"]
+    assert max(map(len, looks)) <= 4
+    assert len(looks) > 1
+    listed(api, job, kind="output")
+    assert opened == ["output"]
+    opened.clear()
+    listed(api, job, checkpoint_id="c2")
+    assert opened == ["c2"]
+
+
+def test_file_of_a_checkpoint_is_found_without_reading_the_others(
+    api: Api, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("trainmaster.store.checkpoints.of_job")
+    assert api.http.get(f"/v1/jobs/{job}/artifacts/checkpoints/c1/state").content == b"state"
+    for path in ("checkpoints/c9/state", "checkpoints/c1", "checkpoints", "checkpoints//state"):
+        api.call("GET", f"/v1/jobs/{job}/artifacts/{path}", 404)
 
 
 def test_list_ends_after_very_many_entries_that_are_no_files(

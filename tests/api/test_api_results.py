@@ -16,6 +16,7 @@ from trainmaster.core.resources import Share
 from trainmaster.core.retention import Keep
 from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.rundir import log_stream
+from trainmaster.sdk import Client
 from trainmaster.storage import ARTIFACTS, RUNS
 from trainmaster.store import checkpoints, jobs
 from trainmaster.store.scope import Scope
@@ -49,7 +50,15 @@ def test_checkpoint_is_pinned_and_then_cannot_be_deleted(api: Api) -> None:
 
 
 def test_job_is_shown_with_the_newest_of_very_many_checkpoints(api: Api) -> None:
-    job = api.submit(output_config={"checkpoint": {"save_total_limit": 5000}})
+    job = flooded(api, checkpoints.MOST_SHOWN)
+    for shown in (api.show(job), api.call("GET", f"/v1/jobs/{job}/metrics")):
+        assert len(shown["checkpoints"]) == checkpoints.MOST_SHOWN
+        assert [each["checkpoint_id"] for each in shown["checkpoints"][-2:]] == [f"{job}-0", f"{job}-1"]
+
+
+def flooded(api: Api, older: int) -> str:
+    """A job with two checkpoints, and some that are older."""
+    job = api.submit(output_config={"checkpoint": {"save_total_limit": 1000}})
     api.world.start(job)
     for step in range(2):
         api.world.save(job, f"{job}-{step}", step)
@@ -60,15 +69,43 @@ def test_job_is_shown_with_the_newest_of_very_many_checkpoints(api: Api) -> None
         (first, *_) = checkpoints.of_job(connection, scope, job)
         more = [
             replace(first, checkpoint_id=f"{job}-old-{number}", created_at=first.created_at - 1 - number)
-            for number in range(checkpoints.MOST_SHOWN)
+            for number in range(older)
         ]
         checkpoints.register(connection, scope, stored, more)
 
     api.world.database.write_now(copy)
-    for shown in (api.show(job), api.call("GET", f"/v1/jobs/{job}/metrics")):
-        assert len(shown["checkpoints"]) == checkpoints.MOST_SHOWN
-        assert [each["checkpoint_id"] for each in shown["checkpoints"][-2:]] == [f"{job}-0", f"{job}-1"]
-    assert len(api.call("GET", f"/v1/jobs/{job}/checkpoints")["checkpoints"]) == checkpoints.MOST_SHOWN + 2
+    return job
+
+
+def test_very_many_checkpoints_come_in_pages_and_the_client_follows_them(api: Api) -> None:
+    job = flooded(api, 2500)
+    path = f"/v1/jobs/{job}/checkpoints"
+    first = api.call("GET", path)
+    assert (len(first["checkpoints"]), first["total_count"]) == (100, 2502)
+    assert first["latest_checkpoint_id"] == f"{job}-1"
+    found: list[Any] = []
+    sizes = []
+    page: dict[str, Any] = {"next_page_token": ""}
+    while page["next_page_token"] is not None:
+        page = api.call("GET", path, params={"page_size": 1000, "page_token": page["next_page_token"]})
+        sizes.append(len(page["checkpoints"]))
+        found += page["checkpoints"]
+    assert sizes == [1000, 1000, 502]
+    assert [each["checkpoint_id"] for each in found[-2:]] == [f"{job}-0", f"{job}-1"]
+    assert len({each["checkpoint_id"] for each in found}) == 2502
+    one = api.call("GET", path, params={"checkpoint_id": f"{job}-old-7"})
+    assert ([each["checkpoint_id"] for each in one["checkpoints"]], one["total_count"]) == ([f"{job}-old-7"], 1)
+    assert api.call("GET", path, params={"checkpoint_id": "nobodys"})["checkpoints"] == []
+    for refused in ("page_size=0", "page_size=1001", "page_token=nonsense"):
+        api.call("GET", f"{path}?{refused}", 422)
+    with Client(str(api.http.base_url), api.key) as client:
+        assert client.results.checkpoints(job) == {**page, "checkpoints": found}
+        assert client.results.checkpoint_id(job, "latest") == f"{job}-1"
+        (named,) = client.results.checkpoints(job, checkpoint_id=f"{job}-old-7")["checkpoints"]
+        assert named == one["checkpoints"][0]
+        assert client.results.has_checkpoints(job)
+    pinned = api.call("POST", f"{path}/{job}-old-2499/pin")
+    assert (len(pinned["checkpoints"]), pinned["checkpoints"][0]["pinned"]) == (100, True)
 
 
 def test_deleting_moves_latest_and_best_and_hides_the_files(api: Api) -> None:

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.core.errors import NotFoundError, Problem, SpecError
-from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.job import Job
+from trainmaster.core.reported import MAX_ID
 from trainmaster.protocol.account_files import directory_below, files_in_order, has_entries, open_inside
 from trainmaster.storage import ARTIFACTS, Roots
+from trainmaster.store.paging import is_text
 
 OUTPUT = "output"
 CHECKPOINTS = "checkpoints"
@@ -28,7 +30,8 @@ MAX_MISSED = 20_000
 """Pipes, links that lead elsewhere and the like, after which a list ends: to look at 100,000 of them takes seconds."""
 
 Position = tuple[str, ...]
-"""Where a list stands: the place, the checkpoint, and the names on the way to a file."""
+"""Where a list stands: the place, the checkpoint, and the names on the way to a file; without names, before all files
+of that place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +74,27 @@ class OpenArtifact:
     artifact: Artifact = field(compare=False)
 
 
-def places(roots: Roots, job: Job, checkpoints: Sequence[Checkpoint]) -> list[Place]:
-    """Where the files of a job lie, in the order of lists."""
-    root = roots.path(ARTIFACTS, "")
-    found = [
-        Place(
-            kind="checkpoint",
-            prefix=f"{CHECKPOINTS}/{checkpoint.checkpoint_id}/",
-            top=root,
-            directory=checkpoint.path,
-            checkpoint_id=checkpoint.checkpoint_id,
-        )
-        for checkpoint in checkpoints
-        if checkpoint.root == ARTIFACTS
-    ]
-    output = Place(kind="output", prefix=f"{OUTPUT}/", top=root, directory=f"{job.job_id}/{OUTPUT}")
-    return [*sorted(found, key=lambda place: place.position), output]
+def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> Place:
+    """Where the files of a checkpoint lie whose directory is below the artifacts."""
+    return Place(
+        kind="checkpoint",
+        prefix=f"{CHECKPOINTS}/{checkpoint_id}/",
+        top=roots.path(ARTIFACTS, ""),
+        directory=path,
+        checkpoint_id=checkpoint_id,
+    )
+
+
+def output_place(roots: Roots, job: Job) -> Place:
+    """Where the output of a job lies."""
+    return Place(kind="output", prefix=f"{OUTPUT}/", top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}")
+
+
+def checkpoints_on_the_way(path: str) -> list[str]:
+    """The ids of checkpoints that a path may name a file of: an id may have slashes in it."""
+    top, _, rest = path.partition("/")
+    ends = [at for at, character in enumerate(rest[: MAX_ID + 1]) if character == "/"]
+    return [rest[:end] for end in ends] if top == CHECKPOINTS else []
 
 
 def has_output(roots: Roots, job: Job) -> bool:
@@ -95,9 +103,7 @@ def has_output(roots: Roots, job: Job) -> bool:
 
 
 def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
-    """The files of a place, by their names, after a position."""
-    if after and place.position < after[:2]:
-        return
+    """The files of a place, by their names, after a position where that is in this place."""
     rest = after[2:] if place.position == after[:2] else ()
     with _opened(place) as directory:
         if directory is None:
@@ -146,7 +152,7 @@ def decode(token: str) -> Position:
     """
     try:
         position = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True))
-        if len(position) > 2 and all(isinstance(part, str) for part in position):
+        if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):
             return tuple(position)
     except (ValueError, TypeError, RecursionError):
         pass

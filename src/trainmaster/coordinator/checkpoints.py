@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from sqlalchemy import Connection
@@ -12,7 +12,7 @@ from trainmaster.coordinator.commands import Commands, Idempotency, Outcome
 from trainmaster.core import retention
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Change, Checkpoint, Job
-from trainmaster.store import checkpoints, jobs
+from trainmaster.store import checkpoint_lists, checkpoints, jobs
 from trainmaster.store.scope import Scope
 
 
@@ -29,7 +29,7 @@ def pin(
     """Keep a checkpoint whatever the limits say, or do so no more; the latter also of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint, _ = _among(connection, job, checkpoint_id)
+        checkpoint = _own(connection, job, checkpoint_id)
         change = retention.pin(job, checkpoint, pinned=pinned, now=clock())
         checkpoints.pin(connection, scope, job, checkpoint_id, pinned=pinned)
         return change
@@ -50,7 +50,7 @@ def expire_at(
     """Have a checkpoint go by itself at a time; None: never. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint, _ = _among(connection, job, checkpoint_id)
+        checkpoint = _own(connection, job, checkpoint_id)
         change = retention.expire_at(job, checkpoint, at, now=clock())
         checkpoints.expire_at(connection, scope, job, checkpoint_id, at)
         return change
@@ -71,7 +71,7 @@ def publish(
     """Let others load a checkpoint, or no more. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint, _ = _among(connection, job, checkpoint_id)
+        checkpoint = _own(connection, job, checkpoint_id)
         change = retention.publish(job, checkpoint, public=public, now=clock())
         checkpoints.publish(connection, scope, job, checkpoint_id, public=public)
         return change
@@ -92,7 +92,8 @@ def delete(
     """Remove a checkpoint: at once from all lists, soon from the disk. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint, others = _among(connection, job, checkpoint_id)
+        checkpoint = _own(connection, job, checkpoint_id)
+        others = left_beside(connection, job, [checkpoint])
         # Of the whole account: any job of it may go on from this one.
         users = checkpoints.users(connection, Scope(job.account_id), [checkpoint_id]).get(checkpoint_id, set())
         change = retention.delete_checkpoint(job, checkpoint, others=others, users=users, now=clock())
@@ -105,32 +106,39 @@ def delete(
 def prune(connection: Connection, job: Job) -> Job:
     """Take the checkpoints of a job beyond its limit out of sight, in a transaction; the job afterwards.
 
-    Their files go with the next sweep (`coordinator.retention`).
+    Only those that go are read: everybody's writes wait meanwhile. Those that a job goes on from stay. The files of
+    the others go with the next sweep (`coordinator.retention`).
     """
     limit = retention.checkpoint_limit(job)
     scope = Scope(job.account_id)
-    # Counted first: a job may report thousands, and everybody's writes wait meanwhile.
-    if limit is None or checkpoints.count(connection, scope, job.job_id) <= limit:
+    surplus = 0 if limit is None else checkpoints.count_limited(connection, scope, job) - limit
+    if surplus <= 0:
         return job
-    present = checkpoints.of_job(connection, scope, job.job_id)
-    surplus = retention.surplus_checkpoints(job, present, in_use=())
-    if not surplus:
-        return job
-    in_use = checkpoints.users(connection, scope, [checkpoint.checkpoint_id for checkpoint in surplus])
-    doomed = retention.surplus_checkpoints(job, present, in_use=in_use)
-    others = retention.without(present, doomed)
-    change = retention.prune(job, doomed, others=others, now=job.updated_at)
+    oldest = checkpoints.oldest_limited(connection, scope, job, surplus)
+    kept = {job.latest_checkpoint_id, *checkpoints.users(connection, scope, [each.checkpoint_id for each in oldest])}
+    doomed = [each for each in oldest if each.checkpoint_id not in kept]
+    change = retention.prune(job, doomed, now=job.updated_at)
     if not doomed or change is None or not jobs.apply(connection, scope, change):
         return job
     checkpoints.hide(connection, scope, job, [checkpoint.checkpoint_id for checkpoint in doomed])
     return change.job
 
 
-def _among(connection: Connection, job: Job, checkpoint_id: str) -> tuple[Checkpoint, list[Checkpoint]]:
-    """A checkpoint of a job, and the job's others."""
-    found = checkpoints.of_job(connection, Scope(job.account_id), job.job_id)
-    others = [checkpoint for checkpoint in found if checkpoint.checkpoint_id != checkpoint_id]
-    chosen = next((checkpoint for checkpoint in found if checkpoint.checkpoint_id == checkpoint_id), None)
-    if chosen is None:
+def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first.
+
+    That is the newest of the others; and where the best goes, all of them.
+    """
+    scope = Scope(job.account_id)
+    if job.best_checkpoint_id in {each.checkpoint_id for each in gone}:
+        return retention.without(checkpoints.of_job(connection, scope, job.job_id), gone)
+    newest = checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1)
+    return retention.without(newest, gone)[-1:]
+
+
+def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint of a job."""
+    found = checkpoint_lists.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
+    if not found:
         raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")
-    return chosen, others
+    return found[0]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from trainmaster.coordinator.checkpoints import left_beside
 from trainmaster.coordinator.launching import checkpoints_homes
 from trainmaster.core import commands, retention
 from trainmaster.core.errors import StoreUnavailableError
@@ -110,7 +111,7 @@ class Collector:
             overdue = checkpoints.overdue(connection, _EVERYTHING, now, job_id=job_id)
             in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in overdue])
             doomed = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
-            left = retention.without(checkpoints.of_job(connection, _EVERYTHING, job_id), doomed)
+            left = left_beside(connection, job, doomed)
             change = retention.expire_checkpoints(job, doomed, others=left, now=now)
             if change is None or not jobs.apply(connection, _EVERYTHING, change):
                 return []

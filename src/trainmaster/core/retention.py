@@ -104,30 +104,10 @@ def delete_checkpoint(
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
 
 
-def surplus_checkpoints(job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str]) -> list[Checkpoint]:
-    """The checkpoints of a job beyond its `save_total_limit`, the oldest first.
-
-    The latest counts, and stays. Of the others, the best, pinned ones and those that a job goes on from stay, and do
-    not count.
-
-    Args:
-        job: whose they are.
-        checkpoints: all of them, the oldest first.
-        in_use: those that jobs which have not ended go on from.
-    """
-    limit = checkpoint_limit(job)
-    if limit is None:
-        return []
-    apart = {*in_use, job.best_checkpoint_id, job.resume_checkpoint_id}
-    latest = job.latest_checkpoint_id
-    counted = [c for c in checkpoints if c.checkpoint_id == latest or not (c.pinned or c.checkpoint_id in apart)]
-    return [c for c in counted[:-limit] if c.checkpoint_id != latest]
-
-
-def prune(job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float) -> Change | None:
-    """Remove checkpoints beyond the job's limit."""
+def prune(job: Job, doomed: Sequence[Checkpoint], *, now: float) -> Change | None:
+    """Remove checkpoints beyond the job's limit; neither the latest nor the best is among them."""
     return _without(
-        job, doomed, others, actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {checkpoint_limit(job)}"
+        job, doomed, (), actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {checkpoint_limit(job)}"
     )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from trainmaster.sdk.connection import Connection
 from trainmaster.sdk.download import Target, download, targets
 from trainmaster.sdk.errors import DownloadError
-from trainmaster.sdk.types import Artifact, Collection, JobCheckpoints, Tombstone, Usage
+from trainmaster.sdk.types import Artifact, Checkpoint, Collection, JobCheckpoints, Tombstone, Usage
 from trainmaster.sdk.verifying import problems
 
 PAGE_SIZE = 1000
@@ -87,7 +87,8 @@ class Results:
         """
         if name not in (LATEST, BEST):
             return name
-        found = self._connection.call("GET", f"{_path(job)}/checkpoints")[f"{name}_checkpoint_id"]
+        page = self._checkpoint_page(job, {"page_size": 1})
+        found = page["latest_checkpoint_id"] if name == LATEST else page["best_checkpoint_id"]
         if found is None:
             raise DownloadError(f"the job has no {name} checkpoint")
         return str(found)
@@ -102,9 +103,22 @@ class Results:
         artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
         return problems(self._connection, job, checkpoint_id, artifacts, progress=progress)
 
-    def checkpoints(self, job: str) -> JobCheckpoints:
-        """The committed checkpoints of a job, the oldest first."""
-        return cast(JobCheckpoints, self._connection.call("GET", f"{_path(job)}/checkpoints"))
+    def checkpoints(self, job: str, *, checkpoint_id: str | None = None, page_size: int = PAGE_SIZE) -> JobCheckpoints:
+        """The committed checkpoints of a job, all of them, the oldest first; with `checkpoint_id`, only that one."""
+        params: dict[str, Any] = {"page_size": page_size}
+        if checkpoint_id is not None:
+            params["checkpoint_id"] = checkpoint_id
+        found: list[Checkpoint] = []
+        while True:
+            page = self._checkpoint_page(job, params)
+            found += page["checkpoints"]
+            if not page["next_page_token"]:
+                return {**page, "checkpoints": found}
+            params["page_token"] = page["next_page_token"]
+
+    def has_checkpoints(self, job: str) -> bool:
+        """Whether a job has committed checkpoints."""
+        return bool(self._checkpoint_page(job, {"page_size": 1})["checkpoints"])
 
     def tombstones(self, *, job: str | None = None, page_size: int = 100) -> Iterator[Tombstone]:
         """Deleted jobs whose files are still there, the last deleted first.
@@ -120,15 +134,15 @@ class Results:
             params["page_token"] = page["next_page_token"]
 
     def pin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
-        """Keep a checkpoint until it is unpinned."""
+        """Keep a checkpoint until it is unpinned; returns the first page of the job's checkpoints."""
         return self._change("POST", f"{_checkpoint(job, checkpoint_id)}/pin")
 
     def unpin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
-        """Treat a checkpoint like all others again."""
+        """Treat a checkpoint like all others again; returns the first page of the job's checkpoints."""
         return self._change("POST", f"{_checkpoint(job, checkpoint_id)}/unpin")
 
     def delete_checkpoint(self, job: str, checkpoint_id: str) -> JobCheckpoints:
-        """Delete a checkpoint that is not pinned and that no job needs."""
+        """Delete a checkpoint that is not pinned and that no job needs; returns the first page of those left."""
         return self._change("DELETE", _checkpoint(job, checkpoint_id))
 
     def usage(
@@ -149,6 +163,9 @@ class Results:
         """Remove what the server's settings do not keep any longer, or only tell what would go."""
         body = {"dry_run": dry_run, "orphans": orphans}
         return cast(Collection, self._connection.call("POST", "/v1/gc", json=body))
+
+    def _checkpoint_page(self, job: str, params: dict[str, Any]) -> JobCheckpoints:
+        return cast(JobCheckpoints, self._connection.call("GET", f"{_path(job)}/checkpoints", params=params))
 
     def _change(self, method: str, path: str) -> JobCheckpoints:
         headers = {"Idempotency-Key": uuid.uuid4().hex}

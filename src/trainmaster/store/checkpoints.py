@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, insert, or_, select, update
 
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.job import Checkpoint, Job
@@ -35,7 +35,7 @@ MOST_SHOWN = 1000
 _NEWEST_OF_JOB = prepared_by_scope(
     _SELECT.where(_checkpoints.c.job_id == bindparam("key"))
     .order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
-    .limit(MOST_SHOWN),
+    .limit(bindparam("most")),
     _checkpoints.c.account_id,
 )
 _INSERT = insert(_checkpoints)
@@ -63,16 +63,23 @@ def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint
     return [checkpoint_from_row(row) for row in rows]
 
 
-def newest_of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
-    """The newest `MOST_SHOWN` checkpoints of a job, the oldest of them first."""
-    rows = _NEWEST_OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
+def newest_of_job(connection: Connection, scope: Scope, job_id: str, *, most: int = MOST_SHOWN) -> list[Checkpoint]:
+    """The newest checkpoints of a job, the oldest of them first."""
+    values = {"key": job_id, "account": scope.account_id, "most": most}
+    rows = _NEWEST_OF_JOB[scope.account_id is None].rows(connection, values)
     return [checkpoint_from_row(row) for row in reversed(rows)]
 
 
-def count(connection: Connection, scope: Scope, job_id: str) -> int:
-    """How many checkpoints a job has; costs much less than reading them."""
-    query = select(func.count()).where(_checkpoints.c.job_id == job_id, _checkpoints.c.status == COMMITTED)
+def count_limited(connection: Connection, scope: Scope, job: Job) -> int:
+    """How many checkpoints of a job count towards its `save_total_limit`."""
+    query = select(func.count()).where(*_limited(job))
     return int(connection.execute(scope.limit(query, _checkpoints.c.account_id)).scalar_one())
+
+
+def oldest_limited(connection: Connection, scope: Scope, job: Job, most: int) -> list[Checkpoint]:
+    """The oldest of those that count towards the `save_total_limit` of a job."""
+    query = _ANY.where(*_limited(job)).order_by(_checkpoints.c.created_at, _checkpoints.c.step).limit(most)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 
 def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
@@ -208,6 +215,20 @@ def forget(connection: Connection, scope: Scope, job: Job) -> None:
     scope.require(job.account_id)
     connection.execute(
         delete(_checkpoints).where(_checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id)
+    )
+
+
+def _limited(job: Job) -> tuple[Any, ...]:
+    """The latest counts. Of the others, the best, pinned ones and what the job goes on from do not."""
+    checkpoint_id = _checkpoints.c.checkpoint_id
+    apart = [name for name in (job.best_checkpoint_id, job.resume_checkpoint_id) if name is not None]
+    return (
+        _checkpoints.c.job_id == job.job_id,
+        _checkpoints.c.status == COMMITTED,
+        or_(
+            checkpoint_id == (job.latest_checkpoint_id or ""),
+            and_(~_checkpoints.c.pinned, checkpoint_id.not_in(apart)),
+        ),
     )
 
 

@@ -27,8 +27,8 @@ def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tup
     order, value, row_id = _decode(token)
     if order != order_by:
         raise bad_token(f"belongs to a list that is ordered by {order}; send the same order_by with it")
-    well_formed = _is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
-    if not well_formed or not _is_text(row_id):
+    well_formed = is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
+    if not well_formed or not is_text(row_id):
         raise bad_token()
     return kind(value), row_id
 
@@ -41,7 +41,8 @@ def _decode(token: str) -> tuple[Any, Any, Any]:
     return order, value, row_id
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Whether a value is text that every database takes."""
     # JSON can spell half of a surrogate pair, which no database takes, and NUL, which PostgreSQL does not take.
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
 

@@ -34,6 +34,7 @@ from trainmaster.store import (
     allocations,
     attempts,
     blobs,
+    checkpoint_lists,
     checkpoints,
     events,
     jobs,
@@ -81,7 +82,15 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     ),
     "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
     "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
-    "checkpoint count": lambda connection, scope, job: checkpoints.count(connection, scope, job.job_id),
+    "checkpoint page": lambda connection, scope, job: (
+        checkpoint_lists.page(connection, scope, job.job_id, page_size=1).checkpoints
+    ),
+    "checkpoints by id": lambda connection, scope, job: checkpoint_lists.named(connection, scope, job.job_id, ["c-1"]),
+    "checkpoint paths": lambda connection, scope, job: checkpoint_lists.paths(
+        connection, scope, job.job_id, root="artifacts", start="", limit=1
+    ),
+    "limited checkpoints": lambda connection, scope, job: checkpoints.oldest_limited(connection, scope, job, 1),
+    "limited checkpoint count": lambda connection, scope, job: checkpoints.count_limited(connection, scope, job),
     "overlapping checkpoints": lambda connection, scope, job: checkpoints.overlapping(
         connection, scope, replace(checkpoint_of(job, "c-1", 1), checkpoint_id="c-2")
     ),

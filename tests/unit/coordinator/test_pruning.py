@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.checkpoints import prune
+from trainmaster.coordinator.checkpoints import left_beside, prune
 from trainmaster.coordinator.retention import Collector
 from trainmaster.core.job import Change, Checkpoint, Job
 from trainmaster.core.retention import Keep
 from trainmaster.core.spec import parse_submit
 from trainmaster.core.submission import new_job_id, submit
+from trainmaster.protocol.launch import Lifetime
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
-from trainmaster.store import checkpoints, events, jobs
+from trainmaster.store import checkpoint_lists, checkpoints, events, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -241,7 +242,7 @@ def hidden_count(place: Place) -> int:
 
 
 def test_flood_of_expired_checkpoints_goes_in_parts(place: Place) -> None:
-    job = place.job(save_total_limit=100_000)
+    job = place.job(save_total_limit=1000)
     save_many(place, job, 2500, expires_at=NOW)
     gone = []
     for _ in range(3):
@@ -253,7 +254,7 @@ def test_flood_of_expired_checkpoints_goes_in_parts(place: Place) -> None:
 
 
 def test_pinned_checkpoints_do_not_hold_up_others_that_expire(place: Place) -> None:
-    job = place.job(save_total_limit=100_000)
+    job = place.job(save_total_limit=1000)
     save_many(place, job, 1001, expires_at=NOW)
     other = place.save(place.job(), 1, expires_at=NOW + 1)
 
@@ -266,7 +267,7 @@ def test_pinned_checkpoints_do_not_hold_up_others_that_expire(place: Place) -> N
 
 
 def test_removing_a_checkpoint_reads_none_of_the_thousands_that_the_job_has_besides(place: Place) -> None:
-    job = place.job(save_total_limit=100_000)
+    job = place.job(save_total_limit=1000)
     save_many(place, job, 5000)
     doomed = [f"{job.job_id}-{step}" for step in range(200)]
     place.write(lambda connection: checkpoints.hide(connection, SCOPE, job, doomed))
@@ -278,12 +279,95 @@ def test_removing_a_checkpoint_reads_none_of_the_thousands_that_the_job_has_besi
     assert took_s < 5.0
 
 
-def test_job_below_its_limit_has_its_checkpoints_counted_and_not_read(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = place.job(save_total_limit=100_000)
-    monkeypatch.delattr(checkpoints, "of_job")
-    assert place.save(place.save(job, 1), 2).latest_checkpoint_id == f"{job.job_id}-2"
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of the checkpoints that were read."""
+    steps: list[int] = []
+    real = checkpoints.checkpoint_from_row
+
+    def counted(row: Any) -> Checkpoint:
+        checkpoint = real(row)
+        steps.append(checkpoint.step)
+        return checkpoint
+
+    for module in (checkpoints, checkpoint_lists):
+        monkeypatch.setattr(module, "checkpoint_from_row", counted)
+    return steps
+
+
+def test_registering_reads_only_the_checkpoints_that_go(place: Place, read: list[int]) -> None:
+    job = place.job(save_total_limit=1000)
+    save_many(place, job, 999)
+    job = place.save(job, 999)
+    assert read == []  # below the limit
+    for step in (1000, 1001):
+        job = place.save(job, step)
+    assert read == [0, 1]
+    assert place.steps(job) == list(range(2, 1002))
+
+
+def test_job_that_keeps_all_has_none_of_its_checkpoints_read(place: Place, read: list[int]) -> None:
+    job = place.job(save_total_limit=1000)
+    place.write(
+        lambda connection: jobs.apply(
+            connection, SCOPE, Change(job=job.evolve(version=job.version + 1, lifetime=Lifetime.SERVICE))
+        )
+    )
+    save_many(place, job, 1500)
+    place.save(job, 1500)
+    assert read == []
+
+
+def test_checkpoint_is_deleted_without_reading_the_thousands_besides(place: Place, read: list[int]) -> None:
+    job = place.job(save_total_limit=1000)
+    save_many(place, job, 1000)
+    with place.database.read() as connection:
+        job = jobs.get(connection, SCOPE, job.job_id)
+        newest = checkpoints.of_job(connection, SCOPE, job.job_id)[-1]
+        read.clear()
+        (left,) = left_beside(connection, job, [newest])
+        assert left.step == 998
+        assert len(read) == 2
+        assert len(left_beside(connection, job.evolve(best_checkpoint_id=newest.checkpoint_id), [newest])) == 999
+
+
+def kept(place: Place, limit: int, pinned: tuple[int, ...] = (), **pointers: int) -> list[int]:
+    """Which of the steps 1, 2 and 3 stay: the latest is 3, and `pointers` say which is the best, and so on."""
+    job = place.job(save_total_limit=limit)
+    save_many(place, job, 4)
+    ids = {f"{name}_checkpoint_id": f"{job.job_id}-{step}" for name, step in {"latest": 3, **pointers}.items()}
+
+    def work(connection: Connection) -> None:
+        checkpoints.hide(connection, SCOPE, job, [f"{job.job_id}-0"])
+        for step in pinned:
+            checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
+        now = jobs.get(connection, SCOPE, job.job_id)
+        changed = now.evolve(version=now.version + 1, **ids)
+        assert jobs.apply(connection, SCOPE, Change(job=changed))
+        prune(connection, changed)
+
+    place.write(work)
+    return place.steps(job)
+
+
+def test_best_pinned_and_resumed_checkpoints_do_not_count_towards_the_limit(place: Place) -> None:
+    assert kept(place, 3) == [1, 2, 3]
+    assert kept(place, 1) == [3]
+    assert kept(place, 1, best=2) == [2, 3]
+    assert kept(place, 2, best=2) == [1, 2, 3]
+    assert kept(place, 1, (1,)) == [1, 3]
+    assert kept(place, 1, resume=1) == [1, 3]
+
+
+def test_latest_checkpoint_counts_even_if_it_is_the_best_pinned_or_in_use(place: Place) -> None:
+    assert kept(place, 1, best=3) == [3]
+    assert kept(place, 2, best=3) == [2, 3]
+    assert kept(place, 1, resume=3) == [3]
+    assert kept(place, 1, (3,)) == [3]
+
+
+def test_latest_checkpoint_stays_whatever_its_age(place: Place) -> None:
+    assert kept(place, 1, latest=1) == [1, 3]
 
 
 def test_files_that_are_part_of_another_checkpoint_stay(place: Place) -> None:

@@ -11,6 +11,7 @@ from trainmaster.core.errors import ConflictError
 from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.retention import (
     Keep,
+    checkpoint_limit,
     delete_checkpoint,
     deletion_expired,
     expired_checkpoints,
@@ -18,7 +19,6 @@ from trainmaster.core.retention import (
     pin,
     prune,
     runs_expired,
-    surplus_checkpoints,
 )
 from trainmaster.core.states import JobStatus
 from trainmaster.protocol.launch import Lifetime
@@ -155,46 +155,15 @@ def limited(limit: int, **fields: Any) -> Job:
     return saved(spec=spec, spec_version=3, **fields)
 
 
-def surplus(job: Job, checkpoints: list[Checkpoint] = ALL, in_use: tuple[str, ...] = ()) -> list[str]:
-    return [each.checkpoint_id for each in surplus_checkpoints(job, checkpoints, in_use=in_use)]
-
-
-def test_checkpoints_beyond_the_limit_are_the_oldest() -> None:
-    job = limited(2, best_checkpoint_id=None)
-    assert surplus(job) == ["c10"]
-    assert surplus(limited(3, best_checkpoint_id=None)) == []
-    assert surplus(limited(1, best_checkpoint_id=None)) == ["c10", "c20"]
-
-
-def test_best_pinned_and_used_checkpoints_do_not_count_towards_the_limit() -> None:
-    assert surplus(limited(1)) == ["c10"]  # c20 is the best
-    assert surplus(limited(2)) == []
-    assert surplus(limited(1), [checkpoint(10, pinned=True), *ALL[1:]]) == []
-    assert surplus(limited(1), in_use=("c10",)) == []
-    assert surplus(limited(1, resume_checkpoint_id="c10")) == []
-
-
-@pytest.mark.parametrize("latest", [{"best_checkpoint_id": "c30"}, {"resume_checkpoint_id": "c30"}])
-def test_latest_checkpoint_counts_even_if_it_is_the_best_or_in_use(latest: dict[str, str]) -> None:
-    own = {"best_checkpoint_id": None, **latest}
-    assert surplus(limited(1, **own)) == ["c10", "c20"]
-    assert surplus(limited(2, **own)) == ["c10"]
-    assert surplus(limited(1, **own), in_use=("c30",)) == ["c10", "c20"]
-    assert surplus(limited(1, **own), [*ALL[:2], checkpoint(30, pinned=True)]) == ["c10", "c20"]
-
-
-def test_latest_checkpoint_stays_whatever_its_age() -> None:
-    assert surplus(limited(1, latest_checkpoint_id="c10", best_checkpoint_id=None)) == ["c20"]
-
-
-def test_nothing_is_pruned_of_services_and_of_jobs_whose_limit_had_no_effect() -> None:
-    assert surplus(limited(1).evolve(spec_version=2)) == []
-    assert surplus(limited(1).evolve(lifetime=Lifetime.SERVICE)) == []
-    assert surplus(saved(spec={}, spec_version=3)) == []
+def test_services_and_jobs_whose_limit_had_no_effect_keep_all_checkpoints() -> None:
+    assert checkpoint_limit(limited(1)) == 1
+    assert checkpoint_limit(limited(1).evolve(spec_version=2)) is None
+    assert checkpoint_limit(limited(1).evolve(lifetime=Lifetime.SERVICE)) is None
+    assert checkpoint_limit(saved(spec={}, spec_version=3)) is None
 
 
 def test_pruning_says_why() -> None:
-    change = prune(limited(1), ALL[:1], others=ALL[1:], now=NOW)
+    change = prune(limited(1), ALL[:1], now=NOW)
     assert change is not None
     [event] = change.events
     assert (event.type, event.message) == (

@@ -282,3 +282,14 @@ def test_patterns_of_all_sources_together_are_bounded() -> None:
     assert parse_submit(custom(data_config__sources=sources))
     problems = problems_of(custom(data_config__sources=[*sources, {"path": "/a", "filters": pattern}]))
     assert problems == {"data_config.sources": "have filters with more than 32000 characters of patterns"}
+
+
+def test_number_of_kept_checkpoints_is_limited_for_new_jobs_and_not_for_stored_ones() -> None:
+    document = custom(output_config={"checkpoint": {"save_total_limit": 1000}})
+    stored = dump(parse_submit(document))
+    too_many = custom(output_config={"checkpoint": {"save_total_limit": 1001}})
+    (message,) = problems_of(too_many).values()
+    assert set(problems_of(too_many)) == {"output_config.checkpoint.save_total_limit"}
+    assert message == "must be at most 1000; save less often, or pin the checkpoints that have to stay besides"
+    stored["output_config"]["checkpoint"]["save_total_limit"] = 100_000
+    assert load_stored(SPEC_VERSION, stored).output_config.checkpoint.save_total_limit == 100_000

@@ -16,7 +16,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from trainmaster.api.artifacts import Artifact, OpenArtifact, Place, decode, encode, files, open_file, places
+from trainmaster.api.artifacts import (
+    Artifact,
+    OpenArtifact,
+    Place,
+    Position,
+    checkpoint_place,
+    checkpoints_on_the_way,
+    decode,
+    encode,
+    files,
+    open_file,
+    output_place,
+)
 from trainmaster.api.auth import Viewer
 from trainmaster.api.context import Context
 from trainmaster.api.envelope import Ok, ok
@@ -25,11 +37,16 @@ from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.routing import StrictRoute, errors
 from trainmaster.api.wire.artifacts import ArtifactPage, ArtifactResource
 from trainmaster.api.wire.reported import instant
-from trainmaster.store import checkpoints, jobs
+from trainmaster.core.job import Job
+from trainmaster.storage import ARTIFACTS, Roots
+from trainmaster.store import checkpoint_lists, jobs
+from trainmaster.store.scope import Scope as AccountScope
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
 
 BINARY = "application/octet-stream"
+MAX_PLACES = 1000
+"""Directories of checkpoints that one page looks into: a job may have tens of thousands, and most of them empty."""
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FILE: dict[int | str, dict[str, Any]] = {
@@ -51,31 +68,55 @@ async def list_artifacts(
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
     page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
 ) -> Response:
-    """List the files that a job left: its output so far, and its committed checkpoints; also of a deleted one."""
+    """List the files that a job left: its output so far, and its committed checkpoints; also of a deleted one.
+
+    Of a job with very many checkpoints a page may be short, also empty, and not be the last.
+    """
     after = decode(page_token) if page_token else ()
 
-    def find(connection: Connection) -> list[Place]:
+    def find(connection: Connection) -> tuple[list[Place], str | None]:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
-        return places(context.roots, job, checkpoints.of_job(connection, principal.scope, job.job_id))
+        return _places(context.roots, connection, principal.scope, job, kind, checkpoint_id, after)
 
-    wanted = [
-        place
-        for place in await context.read(find)
-        if kind in (None, place.kind) and checkpoint_id in (None, place.checkpoint_id)
-    ]
+    places, following = await context.read(find)
 
     def look() -> list[Artifact]:
-        every = itertools.chain.from_iterable(files(place, after) for place in wanted)
+        every = itertools.chain.from_iterable(files(place, after) for place in places)
         return list(itertools.islice(every, page_size + 1))
 
     found = await run_in_threadpool(look)
-    more = len(found) > page_size
+    if len(found) > page_size:
+        following = encode(found[page_size - 1].position)
     return ok(
-        ArtifactPage(
-            artifacts=[_resource(artifact) for artifact in found[:page_size]],
-            next_page_token=encode(found[page_size - 1].position) if more else None,
-        )
+        ArtifactPage(artifacts=[_resource(artifact) for artifact in found[:page_size]], next_page_token=following)
     )
+
+
+def _places(
+    roots: Roots,
+    connection: Connection,
+    scope: AccountScope,
+    job: Job,
+    kind: str | None,
+    checkpoint_id: str | None,
+    after: Position,
+) -> tuple[list[Place], str | None]:
+    """The directories that one page looks into, and where the next page begins if there are more."""
+    found: list[tuple[str, str]] = []
+    start = after[1] if after and after[0] == "checkpoint" else ""
+    if kind == "output" or (after and after[0] == "output"):
+        pass
+    elif checkpoint_id is not None:
+        named = checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
+        found = [(each.checkpoint_id, each.path) for each in named if each.root == ARTIFACTS]
+    else:
+        found = checkpoint_lists.paths(connection, scope, job.job_id, root=ARTIFACTS, start=start, limit=MAX_PLACES + 1)
+    places = [checkpoint_place(roots, *each) for each in found]
+    if len(places) > MAX_PLACES:
+        return places[:MAX_PLACES], encode(places[MAX_PLACES].position)
+    if kind in (None, "output") and checkpoint_id is None:
+        places.append(output_place(roots, job))
+    return places, None
 
 
 @router.get(
@@ -94,7 +135,15 @@ async def get_artifact(
 
     def find(connection: Connection) -> list[Place]:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
-        return places(context.roots, job, checkpoints.of_job(connection, principal.scope, job.job_id))
+        ids = checkpoints_on_the_way(path)
+        return [
+            output_place(context.roots, job),
+            *(
+                checkpoint_place(context.roots, each.checkpoint_id, each.path)
+                for each in checkpoint_lists.named(connection, principal.scope, job.job_id, ids)
+                if each.root == ARTIFACTS
+            ),
+        ]
 
     found = await context.read(find)
     opened = await run_in_threadpool(open_file, found, path)

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import Connection
 
 from trainmaster.api.auth import Manager, Viewer
 from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
-from trainmaster.api.params import JobId
+from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.requests import idempotency_of, read_body
 from trainmaster.api.routes.jobs import REPLAYED
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, errors
@@ -22,22 +22,35 @@ from trainmaster.api.wire.reported import instant
 from trainmaster.coordinator import checkpoints as commands
 from trainmaster.coordinator.commands import Outcome
 from trainmaster.core.job import Job
-from trainmaster.store import checkpoints, jobs
+from trainmaster.store import checkpoint_lists, jobs
+from trainmaster.store.checkpoint_lists import CheckpointPage
 from trainmaster.store.scope import Scope
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
 
+PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
 CheckpointId = Annotated[str, Path(min_length=1, max_length=1024)]
 _KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
 
 
 @router.get("", response_model=Ok[JobCheckpoints], responses=errors(HTTPStatus.NOT_FOUND))
-async def list_checkpoints(principal: Viewer, context: Context, job_id: JobId) -> Response:
+async def list_checkpoints(
+    principal: Viewer,
+    context: Context,
+    job_id: JobId,
+    checkpoint_id: Annotated[PlainText | None, Query(description="Only this one.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+) -> Response:
     """List the committed checkpoints of a job, the oldest first; also of a deleted one that was not purged."""
 
     def find(connection: Connection) -> JobCheckpoints:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
-        return _found(connection, principal.scope, job)
+        if checkpoint_id is None:
+            return _page(connection, principal.scope, job, page_size=page_size, page_token=page_token or None)
+        found = tuple(checkpoint_lists.named(connection, principal.scope, job.job_id, [checkpoint_id]))
+        return _shown(job, CheckpointPage(checkpoints=found, next_page_token=None, total_count=len(found)))
 
     return ok(await context.read(find))
 
@@ -107,15 +120,23 @@ async def _pin(
 
 async def _answer(context: ApiContext, scope: Scope, command: Future[Outcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
-    found = await context.read(lambda connection: _found(connection, scope, outcome.job))
+    found = await context.read(lambda connection: _page(connection, scope, outcome.job))
     return ok(found, headers=REPLAYED if outcome.replayed else None)
 
 
-def _found(connection: Connection, scope: Scope, job: Job) -> JobCheckpoints:
+def _page(
+    connection: Connection, scope: Scope, job: Job, *, page_size: int = PAGE_SIZE, page_token: str | None = None
+) -> JobCheckpoints:
+    return _shown(job, checkpoint_lists.page(connection, scope, job.job_id, page_size=page_size, page_token=page_token))
+
+
+def _shown(job: Job, page: CheckpointPage) -> JobCheckpoints:
     return JobCheckpoints(
         job_id=job.job_id,
         deleted_at=instant(job.deleted_at),
-        checkpoints=checkpoint_resources(job, checkpoints.of_job(connection, scope, job.job_id)),
+        checkpoints=checkpoint_resources(job, page.checkpoints),
+        next_page_token=page.next_page_token,
+        total_count=page.total_count,
         latest_checkpoint_id=job.latest_checkpoint_id,
         best_checkpoint_id=job.best_checkpoint_id,
     )

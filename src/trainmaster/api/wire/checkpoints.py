@@ -39,7 +39,9 @@ class JobCheckpoints(Wire):
 
     job_id: str
     deleted_at: datetime | None = Field(description="When the job was deleted; null: it was not.")
-    checkpoints: list[CheckpointResource]
+    checkpoints: list[CheckpointResource] = Field(description="One page of them, the oldest first.")
+    next_page_token: str | None
+    total_count: int = Field(description="Over all pages; 10001 means more than 10000.")
     latest_checkpoint_id: str | None
     best_checkpoint_id: str | None
 

@@ -133,7 +133,7 @@ class Result:
 def _of_job(client: Client, job: str, checkpoint: str | None) -> list[Check]:
     job_id = job_with_files(client, job)
     wanted = client.results.checkpoint_id(job_id, checkpoint) if checkpoint is not None else None
-    found = [one for one in client.results.checkpoints(job_id)["checkpoints"] if wanted in (None, one["checkpoint_id"])]
+    found = client.results.checkpoints(job_id, checkpoint_id=wanted)["checkpoints"]
     if not found:
         name = "checkpoints" if wanted is None else f"checkpoint {wanted}"
         raise CommandError(f"the job has no {name}; `trainmaster checkpoints {job}` lists all")

@@ -44,7 +44,7 @@ def run(
         if not wanted:
             every = client.results.targets(job_id, directory, checkpoint=checkpoint) if patterns else []
             there = [str(target.path.relative_to(directory)) for target in every]
-            saved = bool(client.results.checkpoints(job_id)["checkpoints"])
+            saved = client.results.has_checkpoints(job_id)
             raise CommandError(_nothing(job, checkpoint, patterns, there, has_checkpoints=saved))
         total = sum(target.artifact["size_bytes"] for target in wanted)
         stopped = "Stopped; the same command goes on from here."

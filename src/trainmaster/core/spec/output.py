@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, model_validator
 
 from trainmaster.core.fields import Broken, Count, Flag, Model, Text, null_means, refuse
+from trainmaster.core.workloads.registry import STORED
 
 
 class SaveStrategy(StrEnum):
@@ -27,6 +28,10 @@ class ExportFormat(StrEnum):
     ADAPTER = "adapter"
 
 
+MAX_KEPT = 1000
+"""Checkpoints that a job may keep, beside pinned ones."""
+
+
 class CheckpointConfig(Model):
     """When checkpoints are saved, and which are kept."""
 
@@ -34,8 +39,8 @@ class CheckpointConfig(Model):
     save_steps: Count = Field(default=500, description="Steps between checkpoints; not used with epochs.")
     save_total_limit: Count = Field(
         default=3,
-        description="Checkpoints that are kept, the latest among them. The best, a pinned one and one in use are kept "
-        "besides.",
+        description="Checkpoints that are kept, the latest among them; at most 1000. The best, a pinned one and one in "
+        "use are kept besides.",
     )
     metric_for_best_model: Text | None = Field(default=None, description="The metric that says which one is best.")
     greater_is_better: Flag | None = Field(
@@ -45,13 +50,16 @@ class CheckpointConfig(Model):
     resume_from_best: Flag = Field(default=False, description="Go on from the best checkpoint, not the latest.")
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
+    def _consistent(self, info: ValidationInfo) -> Self:
+        refuse(self._broken(is_new=info.context != STORED))
         return self
 
-    def _broken(self) -> Iterator[Broken]:
+    def _broken(self, *, is_new: bool) -> Iterator[Broken]:
         if self.resume_from_best and self.metric_for_best_model is None:
             yield Broken(("metric_for_best_model",), "required with resume_from_best: it says which one is best")
+        if is_new and self.save_total_limit > MAX_KEPT:
+            message = f"must be at most {MAX_KEPT}; save less often, or pin the checkpoints that have to stay besides"
+            yield Broken(("save_total_limit",), message)
 
     @property
     def best_is_greater(self) -> bool:

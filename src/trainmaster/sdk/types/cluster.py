@@ -54,6 +54,8 @@ class JobCheckpoints(TypedDict):
     job_id: str
     deleted_at: str | None
     checkpoints: list[Checkpoint]
+    next_page_token: str | None
+    total_count: int
     latest_checkpoint_id: str | None
     best_checkpoint_id: str | None
 

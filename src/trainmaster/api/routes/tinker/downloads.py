@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from trainmaster.api.artifacts import MANIFEST, Artifact, Place, files, open_file, places
+from trainmaster.api.artifacts import MANIFEST, Artifact, Place, checkpoint_place, files, open_file
 from trainmaster.api.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.api.context import ApiContext, context_of
 from trainmaster.api.routes.artifacts import FileStream, part_of
@@ -29,7 +29,7 @@ from trainmaster.core.job import Checkpoint
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.tinker import WeightsPath
 from trainmaster.storage import ARTIFACTS
-from trainmaster.store import checkpoints, jobs
+from trainmaster.store import checkpoint_lists, jobs
 from trainmaster.store.scope import Scope
 
 _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
@@ -115,13 +115,13 @@ async def _readable(request: Request, door: TinkerDoor, principal: Principal) ->
 async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> Place:
     """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
 
-    def find(connection: Connection) -> list[Place]:
+    def find(connection: Connection) -> list[Checkpoint]:
         job = jobs.get(connection, scope, job_id, deleted=True)
-        return places(context.roots, job, checkpoints.of_job(connection, scope, job.job_id))
+        return checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
 
-    for place in await context.read(find):
-        if place.checkpoint_id == checkpoint_id:
-            return place
+    for found in await context.read(find):
+        if found.root == ARTIFACTS:
+            return checkpoint_place(context.roots, found.checkpoint_id, found.path)
     raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
 
 
