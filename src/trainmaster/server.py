@@ -34,6 +34,7 @@ from trainmaster.coordinator.capacity import Capacity
 from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.declaring import Declaring
+from trainmaster.coordinator.explain import Explainer
 from trainmaster.coordinator.retention import keep_from_settings
 from trainmaster.coordinator.running import CoordinatorRole
 from trainmaster.coordinator.runtime_files import load_runtimes
@@ -253,6 +254,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
             ApiContext(
                 database=database,
                 commands=commands,
+                explainer=Explainer(database),
                 vault=vault,
                 subscriptions=subscriptions,
                 roots=roots,

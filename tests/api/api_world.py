@@ -23,6 +23,7 @@ from trainmaster.api.front import Front
 from trainmaster.backends import capabilities_of
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.explain import Explainer
 from trainmaster.coordinator.launching import attempt_request
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
@@ -114,6 +115,7 @@ class World:
             **{
                 "database": self.database,
                 "commands": self.commands,
+                "explainer": Explainer(self.database),
                 "vault": VAULT,
                 "subscriptions": Subscriptions(self.database, SEALER, private_addresses=True),
                 "roots": self.roots,

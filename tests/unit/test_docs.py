@@ -20,6 +20,7 @@ from trainmaster.backends import capabilities_of
 from trainmaster.cli.app import app as command_line
 from trainmaster.coordinator.admission import Admission
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.explain import Explainer
 from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.vault import Vault
 from trainmaster.core.spec import parse_submit
@@ -183,6 +184,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
                 vault=vault,
                 hint=lambda subject: None,
             ),
+            explainer=Explainer(database),
             vault=vault,
             subscriptions=Subscriptions(database, sealer, private_addresses=True),
             roots=Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)}),

@@ -19,6 +19,7 @@ from trainmaster.api.exchange import TokenExchange
 from trainmaster.coordinator.base_models import BaseModels
 from trainmaster.coordinator.checking import DataChecks
 from trainmaster.coordinator.commands import Commands
+from trainmaster.coordinator.explain import Explainer
 from trainmaster.coordinator.promoting import Promotions
 from trainmaster.coordinator.retention import Collector
 from trainmaster.coordinator.runtime_files import RuntimeFiles
@@ -67,6 +68,7 @@ class ApiContext:
 
     database: Database
     commands: Commands
+    explainer: Explainer
     vault: Vault
     subscriptions: Subscriptions
     roots: Roots

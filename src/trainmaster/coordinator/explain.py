@@ -1,10 +1,11 @@
-"""Why jobs wait, for whoever asks: read from the store in bounded pieces, answered by the pure scheduler."""
+"""Why jobs wait: what matters is read from the store in bounded pieces, and the scheduler is asked about it."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -16,6 +17,7 @@ from trainmaster.scheduling.forecast import estimated_waits
 from trainmaster.scheduling.obstacles import Situation
 from trainmaster.scheduling.view import ClusterView
 from trainmaster.store import nodes, queues, waiting
+from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
 FAR = 500
@@ -56,45 +58,123 @@ class QueueEntries:
     next_page_token: str | None
 
 
-def explain(connection: Connection, scope: Scope, job: Job, *, now: float) -> Waiting:
-    """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
-    if job.status not in WAITING:
-        return Waiting()
-    first = waiting.first(connection, _EVERYTHING, FAR)
-    position = waiting.position(connection, scope, job, first if len(first) < FAR else None)
-    view = _view(connection, first, [job])
-    told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
-    estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
-    return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cluster:
+    """What was read of the cluster, and when."""
+
+    asked_at: float
+    """By the monotonic clock; everything committed until then is in it."""
+    data_version: int
+    view: ClusterView
+    queues: Mapping[str, Sequence[Job]]
+    """The jobs that wait, in order."""
+    complete: bool
+    """Whether these are all that wait; otherwise they are the first `FAR`."""
 
 
-def look_into(
-    connection: Connection, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
-) -> QueueEntries:
-    """A part of a queue: who waits there, for how long, and why as far as the scope may know.
+class Explainer:
+    """Tells why jobs wait. Any thread may use it, but none that holds a connection: it may need one itself.
 
-    Raises:
-        SpecError: the token is not one of such a list.
+    What it reads of the cluster is kept until anything is written to the database.
     """
-    page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
-    view = _view(connection, waiting.first(connection, _EVERYTHING, FAR), page.jobs)
-    positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
-    estimates = _estimates(view, positions, now)
-    situation = Situation(view, now)
-    entries = []
-    for job in page.jobs:
-        told = None
-        if scope.admits(job.account_id):
-            told = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
-        entries.append(
-            QueueEntry(
-                job=job,
-                position=positions[job.job_id],
-                reason=told.message if told else None,
-                estimated_wait_s=estimates.get(job.job_id),
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._kept: _Cluster | None = None
+
+    def explain(self, scope: Scope, job: Job, *, now: float) -> Waiting:
+        """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
+        scope.require(job.account_id)
+        if job.status not in WAITING:
+            return Waiting()
+        cluster = self._cluster()
+        if cluster.complete:
+            position = waiting.position_among(cluster.queues.get(job.queue, ()), job)
+            ahead: Sequence[Job] = ()
+        else:
+            with self._database.read() as connection:
+                position = waiting.position(connection, scope, job)
+                ahead = waiting.ahead(connection, _EVERYTHING, job, FAR)
+        view = _with(cluster.view, (*ahead, job))
+        told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
+        estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
+        return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
+
+    def look_into(
+        self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
+    ) -> QueueEntries:
+        """A page of a queue: who waits there, for how long, and why as far as the scope may know.
+
+        Raises:
+            SpecError: the token is not one of such a list.
+        """
+        cluster = self._cluster()
+        with self._database.read() as connection:
+            page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
+            ahead: Sequence[Job] = ()
+            if page.jobs and not cluster.complete:
+                ahead = waiting.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
+        view = _with(cluster.view, (*ahead, *page.jobs))
+        positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
+        estimates = _estimates(view, positions, now)
+        situation = Situation(view, now)
+        entries = []
+        for job in page.jobs:
+            told = None
+            if scope.admits(job.account_id):
+                told = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
+            entries.append(
+                QueueEntry(
+                    job=job,
+                    position=positions[job.job_id],
+                    reason=told.message if told else None,
+                    estimated_wait_s=estimates.get(job.job_id),
+                )
             )
-        )
-    return QueueEntries(entries=entries, next_page_token=page.next_page_token)
+        return QueueEntries(entries=entries, next_page_token=page.next_page_token)
+
+    def _cluster(self) -> _Cluster:
+        """The cluster with everything that was committed before this call.
+
+        Threads that call it while another one reads share what the next of them reads.
+        """
+        called_at = time.monotonic()
+        with self._lock:
+            kept = self._kept
+            if kept is None or kept.asked_at < called_at:
+                asked_at = time.monotonic()
+                # Before anything is read: what is committed after this makes the number another one.
+                data_version = self._database.data_version()
+                if kept is not None and kept.data_version == data_version:
+                    kept = replace(kept, asked_at=asked_at)
+                else:
+                    with self._database.read() as connection:
+                        kept = _read(connection, asked_at, data_version)
+                self._kept = kept
+            return kept
+
+
+def _read(connection: Connection, asked_at: float, data_version: int) -> _Cluster:
+    first = waiting.first(connection, _EVERYTHING, FAR)
+    view = (
+        ClusterView()
+        .with_nodes(nodes.all(connection, _EVERYTHING))
+        .with_queues(queues.all(connection, _EVERYTHING))
+        .with_jobs((*waiting.holding(connection, _EVERYTHING), *first))
+    )
+    by_queue: dict[str, list[Job]] = {}
+    for job in first:
+        by_queue.setdefault(job.queue, []).append(job)
+    return _Cluster(asked_at=asked_at, data_version=data_version, view=view, queues=by_queue, complete=len(first) < FAR)
+
+
+def _with(view: ClusterView, jobs: Sequence[Job]) -> ClusterView:
+    """The view with those of the jobs that it does not have as they are."""
+    known = view.jobs
+    return view.with_jobs(
+        job for job in jobs if (before := known.get(job.job_id)) is None or before.version != job.version
+    )
 
 
 def _estimates(view: ClusterView, positions: Mapping[str, int | None], now: float) -> dict[str, float]:
@@ -105,19 +185,3 @@ def _estimates(view: ClusterView, positions: Mapping[str, int | None], now: floa
 def _patience() -> Callable[[], bool]:
     over = time.monotonic() + PATIENCE_S
     return lambda: time.monotonic() < over
-
-
-def _view(connection: Connection, first: Sequence[Job], jobs: Sequence[Job]) -> ClusterView:
-    """The cluster as far as it matters to jobs of one queue: what runs, and what comes before them.
-
-    Fewer than `FAR` first jobs are all that wait; of more, those before the jobs in their queue are read, too.
-    """
-    before = first
-    if jobs and len(first) >= FAR:
-        before = (*first, *waiting.ahead(connection, _EVERYTHING, jobs[0], FAR))
-    return (
-        ClusterView()
-        .with_nodes(nodes.all(connection, _EVERYTHING))
-        .with_queues(queues.all(connection, _EVERYTHING))
-        .with_jobs((*waiting.holding(connection, _EVERYTHING), *before, *jobs))
-    )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainmaster.coordinator.base_models import BaseModel, BaseModels
 from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.explain import explain
+from trainmaster.coordinator.explain import Explainer
 from trainmaster.core.errors import (
     HandleTakenError,
     InvalidTransitionError,
@@ -84,6 +84,7 @@ class TinkerTrainers:
         commands: Commands,
         models: BaseModels,
         shapes: Shapes,
+        explainer: Explainer,
         *,
         shape: str = "",
         tempered_logprobs: bool = False,
@@ -95,6 +96,7 @@ class TinkerTrainers:
         self._commands = commands
         self._models = models
         self._shapes = shapes
+        self._explainer = explainer
         self._shape = shape
         self._clock = clock
 
@@ -173,11 +175,11 @@ class TinkerTrainers:
                 job = jobs.get(connection, scope, job_id)
             except JobNotFoundError:
                 return PAUSED_CAPACITY, f"its trainer, job {job_id}, was deleted"
-            if job.endpoint is not None:
-                return ACTIVE_QUEUE, None
-            told = f"its trainer, job {job.job_id}, is {job.status}"
-            why = explain(connection, scope, job, now=self._clock()).explanation if job.status in WAITING else None
-            return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
+        if job.endpoint is not None:
+            return ACTIVE_QUEUE, None
+        told = f"its trainer, job {job.job_id}, is {job.status}"
+        why = self._explainer.explain(scope, job, now=self._clock()).explanation
+        return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
 
     def _begun(self, job: Job, *, stopping_is_news: bool = True) -> Standing:
         if job.status in ACTIVE and job.desired is not Desired.RUN:

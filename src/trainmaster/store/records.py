@@ -69,7 +69,7 @@ def job_from_row(row: Sequence[Any]) -> Job:
     values = dict(zip(JOB_FIELDS, row, strict=False))
     values["labels"] = json.loads(values["labels"])
     values["spec"] = StoredDocument(values["spec"])
-    values["needs"] = _needs(values["needs"])
+    values["needs"] = needs_of(values["needs"])
     values["progress"] = _NO_PROGRESS if values["progress"] == "{}" else _progress(values["progress"])
     values["lifetime"] = Lifetime(values["lifetime"])
     values["status"] = JobStatus(values["status"])
@@ -158,8 +158,8 @@ class StoredDocument(Mapping[str, Any]):
 
 
 @functools.lru_cache(maxsize=4096)
-def _needs(text: str) -> Needs:
-    """Many jobs need the same: they share one object."""
+def needs_of(text: str) -> Needs:
+    """What a row says that a job needs. Many jobs need the same: they share one object."""
     return needs_from_json(json.loads(text))
 
 

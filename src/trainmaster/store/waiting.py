@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,17 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam
 
 from trainmaster.core.job import Attempt, Job, Progress
-from trainmaster.core.resources import needs_from_json, share_from_json
+from trainmaster.core.resources import share_from_json
 from trainmaster.core.states import ACTIVE, TERMINAL, Desired, JobStatus
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.store import schema
 from trainmaster.store.paging import position_of, token_after
+from trainmaster.store.prepared import Prepared, prepared_by_scope
+from trainmaster.store.records import needs_of
 from trainmaster.store.scope import Scope
 
+_EVERYTHING = Scope.everything()
 _ORDER = "scheduler"
 """What page tokens of a queue say that it is ordered by."""
 
@@ -49,42 +53,35 @@ class QueuePage:
 
 def holding(connection: Connection, scope: Scope) -> list[Job]:
     """Every job that has a current attempt."""
-    return _read(connection.execute(scope.limit(_HOLDING, _jobs.c.account_id)))
+    return _found(_HOLDING, connection, scope)
 
 
 def first(connection: Connection, scope: Scope, limit: int) -> list[Job]:
-    """The jobs that the scheduler comes to first, of all queues."""
-    ids = scope.limit(_QUEUED_IDS, _jobs.c.account_id).limit(limit)
-    found = _read(connection.execute(_SELECT.where(_jobs.c.job_id.in_(ids))))
-    made_room_for = _read(connection.execute(scope.limit(_WITH_ROOM, _jobs.c.account_id)))
-    return _in_order({job.job_id: job for job in (*made_room_for, *found)}.values())
+    """The jobs that the scheduler comes to first, of all queues, in its order."""
+    found = _found(_FIRST, connection, scope, most=limit)
+    return _in_order({job.job_id: job for job in (*_found(_WITH_ROOM, connection, scope), *found)}.values())
 
 
 def ahead(connection: Connection, scope: Scope, job: Job, limit: int) -> list[Job]:
     """The first of the jobs that wait in a job's queue before it; of whatever account, where the scope allows."""
-    query = scope.limit(_IN_QUEUE.where(_BEFORE), _jobs.c.account_id).limit(limit)
-    return _read(connection.execute(query, _place(job)))
+    return _found(_AHEAD, connection, scope, most=limit, **_place(job))
 
 
-def position(connection: Connection, scope: Scope, job: Job, everything: Sequence[Job] | None = None) -> int | None:
-    """A job's place in its queue, from 1, among the jobs of all accounts; None when it does not wait there.
-
-    Args:
-        connection: to the database.
-        scope: of whoever asks.
-        job: which one.
-        everything: all jobs that wait, where they were read already.
-    """
+def position(connection: Connection, scope: Scope, job: Job) -> int | None:
+    """A job's place in its queue, from 1, among the jobs of all accounts; None when it does not wait there."""
     scope.require(job.account_id)
     if job.status is not JobStatus.QUEUED:
         return None
-    if everything is not None:
-        return 1 + sum(other.queue == job.queue and _key(other) < _key(job) for other in everything)
-    rooms = [other for other in _read(connection.execute(_WITH_ROOM)) if other.queue == job.queue]
+    rooms = [other for other in _found(_WITH_ROOM, connection, _EVERYTHING) if other.queue == job.queue]
     if job.room_at is not None:
         return 1 + sum(_key(other) < _key(job) for other in rooms)
     before: int = connection.execute(_COUNT_BEFORE, _place(job)).scalar_one()
     return 1 + before + sum(_key(other)[1:] > _key(job)[1:] for other in rooms)
+
+
+def position_among(waiting: Sequence[Job], job: Job) -> int | None:
+    """The same among all jobs that wait in its queue, in order."""
+    return 1 + bisect_left(waiting, _key(job), key=_key) if job.status is JobStatus.QUEUED else None
 
 
 def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, page_token: str | None) -> QueuePage:
@@ -97,18 +94,17 @@ def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, pa
     rooms: list[Job] = []
     values: dict[str, Any] = {"in_queue": queue}
     if page_token is None:
-        found = _read(connection.execute(scope.limit(_WITH_ROOM, _jobs.c.account_id)))
-        rooms = _in_order(job for job in found if job.queue == queue)
+        rooms = _in_order(job for job in _found(_WITH_ROOM, connection, scope) if job.queue == queue)
     else:
         key, job_id = position_of(page_token, _ORDER, float)
         query = query.where(_AFTER)
         values |= {"key": key, "id": job_id}
-    rest = _read(connection.execute(query.limit(page_size + 1), values))
+    rest = [_job_from_row(row) for row in connection.execute(query.limit(page_size + 1), values)]
     jobs = [*rooms, *rest[:page_size]]
     last = rest[page_size - 1] if len(rest) > page_size else None
     return QueuePage(
         jobs=jobs,
-        first_position=(position(connection, Scope.everything(), jobs[0]) or 1) if jobs else 1,
+        first_position=(position(connection, _EVERYTHING, jobs[0]) or 1) if jobs else 1,
         next_page_token=token_after(_ORDER, last.order_key, last.job_id) if last else None,
     )
 
@@ -154,47 +150,47 @@ def _place(job: Job) -> dict[str, Any]:
     return {"in_queue": job.queue, "key": job.order_key, "id": job.job_id}
 
 
-def _read(rows: Iterable[Any]) -> list[Job]:
-    return [_job_from_row(row._mapping) for row in rows]
+def _found(query: Mapping[bool, Prepared], connection: Connection, scope: Scope, **values: Any) -> list[Job]:
+    rows = query[scope.account_id is None].rows(connection, {**values, "account": scope.account_id})
+    return [_job_from_row(row) for row in rows]
 
 
-def _job_from_row(row: Mapping[Any, Any]) -> Job:
-    values = {name: row[name] for name in _PLAIN}
-    progress = json.loads(row["progress"])
-    return Job(
-        **values,
-        spec={},
-        needs=needs_from_json(json.loads(row["needs"])),
-        lifetime=Lifetime(row["lifetime"]),
-        status=JobStatus(row["status"]),
-        desired=Desired(row["desired"]),
-        progress=Progress(**{name: progress[name] for name in _PROGRESS if name in progress}),
-        attempt=None if row["attempt_shares"] is None else _attempt_from_row(row),
-    )
+def _job_from_row(row: Sequence[Any]) -> Job:
+    values = dict(zip(_OF_JOB, row, strict=False))
+    values["needs"] = needs_of(values["needs"])
+    values["lifetime"] = Lifetime(values["lifetime"])
+    values["status"] = JobStatus(values["status"])
+    values["desired"] = Desired(values["desired"])
+    values["preemptible"] = bool(values["preemptible"])
+    values["can_save"] = bool(values["can_save"])
+    progress = json.loads(values["progress"])
+    values["progress"] = Progress(**{name: progress[name] for name in _PROGRESS if name in progress})
+    attempt = row[len(_OF_JOB) :]
+    return Job(**values, spec={}, attempt=None if attempt[0] is None else _attempt_from_row(values["backend"], attempt))
 
 
-def _attempt_from_row(row: Mapping[Any, Any]) -> Attempt:
-    values = {name: row[f"attempt_{name}"] for name in _OF_ATTEMPT}
-    stop = values.pop("stop")
-    shares = tuple(share_from_json(share) for share in json.loads(values.pop("shares")))
-    return Attempt(
-        **values, token="", backend=row["backend"], shares=shares, stop=None if stop is None else StopCause(stop)
-    )
+def _attempt_from_row(backend: str, row: Sequence[Any]) -> Attempt:
+    values = dict(zip(_OF_ATTEMPT, row, strict=True))
+    values["shares"] = tuple(share_from_json(share) for share in json.loads(values["shares"]))
+    values["stop"] = None if values["stop"] is None else StopCause(values["stop"])
+    values["stop_save"] = bool(values["stop_save"])
+    return Attempt(**values, token="", backend=backend)
 
 
 _jobs, _attempts, _gpus = schema.jobs, schema.attempts, schema.allocated_gpus
 
-_PLAIN = (
+_OF_JOB = (
     *("account_id", "job_id", "handle", "name", "created_at", "root_job_id", "spec_version", "workload_kind"),
     *("backend", "queue", "priority", "max_retries", "preemptible", "max_runtime_s", "message", "version", "can_save"),
     *("retries_used", "preemptions_used", "queued_at", "not_before", "room_at", "started_at", "updated_at"),
-    *("status_at", "runtime_s", "last_save_s", "attempt_count"),
+    *("status_at", "runtime_s", "last_save_s", "attempt_count", "needs", "lifetime", "status", "desired"),
+    "progress",
 )
 _PROGRESS = ("step", "total_steps", "percent", "eta_s", "step_at", "first_step", "first_at")
 _OF_ATTEMPT = ("number", "shares", "created_at", "stop", "stop_save", "stop_grace_s", "stop_at", "started_at")
 
 _SELECT: sa.Select[Any] = sa.select(
-    *(_jobs.c[name] for name in (*_PLAIN, "needs", "lifetime", "status", "desired", "progress")),
+    *(_jobs.c[name] for name in _OF_JOB),
     *(_attempts.c[name].label(f"attempt_{name}") for name in _OF_ATTEMPT),
 ).select_from(
     _jobs.outerjoin(
@@ -207,13 +203,23 @@ _SELECT: sa.Select[Any] = sa.select(
     )
 )
 _QUEUED = _jobs.c.status == JobStatus.QUEUED.value
-_HOLDING = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
-_WITH_ROOM = _SELECT.where(_QUEUED, _jobs.c.room_at.is_not(None))
-_QUEUED_IDS = sa.select(_jobs.c.job_id).where(_QUEUED).order_by(_jobs.c.order_key, _jobs.c.job_id)
-_IN_QUEUE = _SELECT.where(_QUEUED, _jobs.c.queue == bindparam("in_queue")).order_by(_jobs.c.order_key, _jobs.c.job_id)
 _THERE = sa.tuple_(bindparam("key"), bindparam("id"))
 _BEFORE = sa.tuple_(_jobs.c.order_key, _jobs.c.job_id) < _THERE
 _AFTER = sa.tuple_(_jobs.c.order_key, _jobs.c.job_id) > _THERE
+_IN_QUEUE = _SELECT.where(_QUEUED, _jobs.c.queue == bindparam("in_queue")).order_by(_jobs.c.order_key, _jobs.c.job_id)
+_HOLDING = prepared_by_scope(
+    _SELECT.where(_jobs.c.status.in_([sa.literal(status.value) for status in sorted(ACTIVE)])), _jobs.c.account_id
+)
+_WITH_ROOM = prepared_by_scope(_SELECT.where(_QUEUED, _jobs.c.room_at.is_not(None)), _jobs.c.account_id)
+_FIRST_IDS = (
+    sa.select(_jobs.c.job_id).where(_QUEUED).order_by(_jobs.c.order_key, _jobs.c.job_id).limit(bindparam("most"))
+)
+_FIRST = {
+    True: Prepared(_SELECT.where(_jobs.c.job_id.in_(_FIRST_IDS))),
+    False: Prepared(_SELECT.where(_jobs.c.job_id.in_(_FIRST_IDS.where(_jobs.c.account_id == bindparam("account"))))),
+}
+"""The ids alone are sorted: with very many jobs, whole rows would take long."""
+_AHEAD = prepared_by_scope(_IN_QUEUE.where(_BEFORE).limit(bindparam("most")), _jobs.c.account_id)
 _COUNT_BEFORE = sa.select(sa.func.count()).where(_QUEUED, _jobs.c.queue == bindparam("in_queue"), _BEFORE)
 _COUNT = (
     sa.select(_jobs.c.queue, _jobs.c.status, sa.func.count())

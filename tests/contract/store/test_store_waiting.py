@@ -40,7 +40,7 @@ def position(database: Database, job: Job) -> int | None:
     def both(connection: Connection) -> tuple[int | None, int | None]:
         everything = waiting.first(connection, EVERYTHING, 100)
         counted = waiting.position(connection, EVERYTHING, job)
-        return counted, waiting.position(connection, EVERYTHING, job, everything)
+        return counted, waiting.position_among([other for other in everything if other.queue == job.queue], job)
 
     counted, found = ask(database, both)
     assert counted == found

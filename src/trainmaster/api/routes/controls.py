@@ -9,19 +9,17 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
 from trainmaster.api.auth import Manager
-from trainmaster.api.context import ApiContext, Context
-from trainmaster.api.envelope import Ok, ok, ok_json
+from trainmaster.api.context import Context
+from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
-from trainmaster.api.routes.jobs import REPLAYED, answer, view_of
+from trainmaster.api.routes.jobs import REPLAYED, answer
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
 from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob, submitted_job
 from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_json
-from trainmaster.coordinator.commands import Outcome
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.store import jobs
-from trainmaster.store.scope import Scope
 
 router = APIRouter(route_class=StrictRoute, tags=["controls"])
 
@@ -59,7 +57,7 @@ async def pause(request: Request, principal: Manager, context: Context, job_id: 
     command = context.commands.pause(
         principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency_of(request, document)
     )
-    return await _controlled(context, principal.scope, await asyncio.wrap_future(command))
+    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
 
 
 @router.post(
@@ -79,7 +77,7 @@ async def resume(request: Request, principal: Manager, context: Context, job_id:
         tokens=await forwarded_tokens(request, context),
         idempotency=idempotency_of(request, document),
     )
-    return await _controlled(context, principal.scope, await asyncio.wrap_future(command))
+    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
 
 
 @router.post(
@@ -105,7 +103,9 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
         tokens=await forwarded_tokens(request, context),
         idempotency=idempotency_of(request, document),
     )
-    return await _controlled(context, principal.scope, await asyncio.wrap_future(command), status=HTTPStatus.CREATED)
+    return await answer(
+        context, principal.scope, await asyncio.wrap_future(command), HTTPStatus.CREATED, shown_as=controlled_json
+    )
 
 
 @router.post(
@@ -139,10 +139,3 @@ async def clone(request: Request, principal: Manager, context: Context, job_id: 
     )
     outcome = await asyncio.wrap_future(command)
     return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
-
-
-async def _controlled(
-    context: ApiContext, scope: Scope, outcome: Outcome, status: HTTPStatus = HTTPStatus.OK
-) -> Response:
-    view = await context.read(lambda connection: view_of(connection, context, scope, outcome.job))
-    return ok_json(controlled_json(view), status, REPLAYED if outcome.replayed else None)

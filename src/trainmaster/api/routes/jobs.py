@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,7 +24,6 @@ from trainmaster.api.summaries import Summaries, plain_query
 from trainmaster.api.wire.commands import CheckedJob, EditBody, SubmittedJob, submitted_job
 from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_json
 from trainmaster.coordinator.commands import Outcome
-from trainmaster.coordinator.explain import explain
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
@@ -173,10 +173,12 @@ async def _listed(request: Request, principal: Principal, context: ApiContext, q
 async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
     """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
 
-    def find(connection: Connection) -> bytes:
-        return job_json(view_of(connection, context, principal.scope, jobs.get(connection, principal.scope, job_id)))
+    scope = principal.scope
 
-    return ok_json(await context.read(find))
+    def show() -> bytes:
+        return job_json(_view(context, scope, lambda connection: jobs.get(connection, scope, job_id)))
+
+    return ok_json(await run_in_threadpool(show))
 
 
 async def show_quickly(request: Request) -> Response | None:
@@ -229,21 +231,33 @@ async def delete_job(
     return await answer(context, principal.scope, await asyncio.wrap_future(deletion))
 
 
-async def answer(context: ApiContext, scope: Scope, outcome: Outcome) -> Response:
+async def answer(
+    context: ApiContext,
+    scope: Scope,
+    outcome: Outcome,
+    status: HTTPStatus = HTTPStatus.OK,
+    *,
+    shown_as: Callable[[JobView], bytes] = job_json,
+) -> Response:
     """A job after a command."""
-    data = await context.read(lambda connection: job_json(view_of(connection, context, scope, outcome.job)))
-    return ok_json(data, headers=REPLAYED if outcome.replayed else None)
+    data = await run_in_threadpool(lambda: shown_as(_view(context, scope, lambda _connection: outcome.job)))
+    return ok_json(data, status, REPLAYED if outcome.replayed else None)
 
 
-def view_of(connection: Connection, context: ApiContext, scope: Scope, job: Job) -> JobView:
-    """A job with what the store has around it."""
+def _view(context: ApiContext, scope: Scope, find: Callable[[Connection], Job]) -> JobView:
+    """A job with what else is known of it. It waits for the database, and belongs into a thread."""
     now = context.clock()
+    with context.database.read() as connection:
+        job = find(connection)
+        tries = attempts.of_job(connection, scope, job.job_id)
+        saved = checkpoints.newest_of_job(connection, scope, job.job_id)
+        used_at = activity.get(connection, scope, job.job_id) if job.is_service else None
     return JobView(
         job=job,
-        attempts=attempts.of_job(connection, scope, job.job_id),
-        checkpoints=checkpoints.newest_of_job(connection, scope, job.job_id),
-        waiting=explain(connection, scope, job, now=now),
-        used_at=activity.get(connection, scope, job.job_id) if job.is_service else None,
+        attempts=tries,
+        checkpoints=saved,
+        waiting=context.explainer.explain(scope, job, now=now),
+        used_at=used_at,
         has_output=job.status is JobStatus.COMPLETED and has_output(context.roots, job),
         now=now,
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.auth import Admin, Viewer
 from trainmaster.api.context import Context
@@ -23,7 +24,6 @@ from trainmaster.api.wire.queues import (
     entry_resource,
     queue_resource,
 )
-from trainmaster.coordinator.explain import look_into
 from trainmaster.core.fields import Matches
 from trainmaster.core.resources import Queue
 from trainmaster.sealing import Sealer, SealError
@@ -115,10 +115,11 @@ async def show_queue(
     tokens = _Tokens(context.vault.sealer, f"page/{principal.account_id}/{queue}")
     after = tokens.read(page_token) if page_token else None
 
-    def find(connection: Connection) -> QueuePage:
-        found = queues.get(connection, principal.scope, queue)
-        counts = waiting.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
-        page = look_into(connection, principal.scope, found.name, now=now, page_size=page_size, page_token=after)
+    def find() -> QueuePage:
+        with context.database.read() as connection:
+            found = queues.get(connection, principal.scope, queue)
+            counts = waiting.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
+        page = context.explainer.look_into(principal.scope, found.name, now=now, page_size=page_size, page_token=after)
         return QueuePage(
             queue=found.name,
             depth=counts.depth,
@@ -128,7 +129,7 @@ async def show_queue(
             next_page_token=tokens.write(page.next_page_token) if page.next_page_token else None,
         )
 
-    return ok(await context.read(find))
+    return ok(await run_in_threadpool(find))
 
 
 class _Tokens:

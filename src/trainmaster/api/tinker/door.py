@@ -53,6 +53,7 @@ class TinkerDoor:
             context.commands,
             context.models,
             context.shapes,
+            context.explainer,
             shape=context.tinker_shape,
             tempered_logprobs=context.tinker_tempered_logprobs,
             clock=context.clock,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.auth import Manager, Viewer
 from trainmaster.api.context import ApiContext, Context
@@ -34,7 +35,6 @@ from trainmaster.api.routing import StrictRoute
 from trainmaster.api.wire.fireworks.filtering import Comparison, masked, read_filter, read_order
 from trainmaster.api.wire.fireworks.jobs import MEMBERS, NO_DEPLOYMENTS, CreateJobBody, job_document
 from trainmaster.api.wire.fireworks.states import IDLE_AFTER_S, RUNS, state_of
-from trainmaster.coordinator.explain import explain
 from trainmaster.core.errors import (
     HandleTakenError,
     InvalidTransitionError,
@@ -176,16 +176,15 @@ async def show(
     """
     scope = own(principal, account_id)
 
-    def find(connection: Connection) -> tuple[Job, str | None]:
-        job = trainer_job(connection, scope, job_id)
-        if job.status not in WAITING:
-            return job, None
-        explained = explain(connection, scope, job, now=context.clock()).explanation
+    def find() -> tuple[Job, str | None]:
+        with context.database.read() as connection:
+            job = trainer_job(connection, scope, job_id)
+        explained = context.explainer.explain(scope, job, now=context.clock()).explanation
         return job, explained.message if explained is not None else None
 
     until = time.monotonic() + KNOWN_WITHIN_S
     while True:
-        job, reason = await context.read(find)
+        job, reason = await run_in_threadpool(find)
         answers = state_of(job) != RUNS or await door_of(request).answers(job)
         if answers or time.monotonic() > until:
             return answer(masked(job_document(job, waits_for=reason, answers=answers), read_mask))
