@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -204,6 +205,32 @@ def test_files_of_a_data_check_belong_to_the_user_of_the_account(
     both = DataCheck(document={}, files={"a": tmp_path / "blob", "a/b": tmp_path / "blob"})
     with pytest.raises(RefusedError, match="as a file and as a directory"):
         asyncio.run(checks.run(account, both))
+
+
+LOOKS = """#!/bin/sh
+shows() { ls -A "$1" | tr '\\n' ' '; }
+echo "{\\"uid\\": $(id -u), \\"home\\": \\"$(shows "$HOME")\\", \\"work\\": \\"$(shows .)\\","
+touch "$HOME/own" && echo "\\"cache\\": \\"$TRAINMASTER_CACHE_DIR\\", \\"modules\\": \\"$HF_MODULES_CACHE\\"}"
+"""
+
+
+@as_root
+def test_home_of_a_data_check_holds_nothing_that_was_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds tokens, and libraries read settings, credentials and modules from there."""
+    shipped = (".netrc", ".cache/huggingface/token", ".cache/modules/evil.py", ".config/pip/pip.conf", ".aws/config")
+    (tmp_path / "blob").touch()
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        program = Path(place, "python")
+        program.write_text(LOOKS)
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        checks = DataChecks(Settings(data_dir=tmp_path / "data"), installed=lambda _: True)
+        check = DataCheck(document={}, files=dict.fromkeys(shipped, tmp_path / "blob"))
+        seen = asyncio.run(checks.run(Account(account_id="a", created_at=0.0, uid=UID), check))
+    assert (seen["uid"], seen["home"]) == (UID, "")
+    assert seen["work"].split() == sorted({path.split("/")[0] for path in shipped})
+    assert "/work/" not in seen["cache"] + seen["modules"]
 
 
 # -- one job's trouble --

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -439,6 +441,78 @@ def test_ranks_that_load_at_once_read_the_files_once(
     children = [forked(lambda: load().train[0]) for _ in range(3)]
     assert all(ended_well(child) for child in children)
     assert len(list(job.directory.glob("build-*"))) == 1
+
+
+# Code that comes with a model
+
+TOKENS = {
+    "TRAINMASTER_HUB_TOKEN": "hub-token-0001",
+    "TRAINMASTER_SCAIDRIVE_TOKEN": "drive-token-0002",
+    "HF_TOKEN": "hf-token-0003",
+    "AWS_SECRET_ACCESS_KEY": "aws-key-0004",
+}
+SPIES = """
+import os
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast
+
+class Spy(PreTrainedTokenizerFast):
+    pass
+
+seen = [f"{name}={value}" for name, value in os.environ.items()]
+for pid in ("self", os.getppid()):
+    try:
+        seen.append(Path(f"/proc/{pid}/environ").read_text())
+    except PermissionError:
+        pass
+Path("{seen}").write_text("\\n".join(seen))
+"""
+
+
+@pytest.fixture
+def spying(job: Job) -> Path:
+    """Has the job's tokenizer come with code that writes down what it can see of its process and its parent."""
+    seen = job.directory / "seen"
+    (job.model / "spies.py").write_text(SPIES.replace("{seen}", str(seen)))
+    settings = json.loads((job.model / "tokenizer_config.json").read_text())
+    settings |= {"auto_map": {"AutoTokenizer": [None, "spies.Spy"]}, "tokenizer_class": "Spy"}
+    (job.model / "tokenizer_config.json").write_text(json.dumps(settings))
+    job.configure(base_model={"trust_remote_code": True})
+    return seen
+
+
+def run_with_tokens(job: Job, module: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **TOKENS, "HF_MODULES_CACHE": str(job.directory / "modules")}
+    command = [sys.executable, "-s", "-P", "-m", module]
+    # As under a worker, the parent has no tokens in its environment.
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **options)
+
+
+def test_code_of_a_tokenizer_sees_no_token_while_it_prepares(job: Job, spying: Path) -> None:
+    ended = run_with_tokens(job, "trainmaster.trainers.preparing", stdin=subprocess.DEVNULL)
+    assert ended.returncode == 0, ended.stderr
+    assert inputs.prepared()["train_rows"] == len(PAIRS)
+    assert "TRAINMASTER_CACHE_DIR=" in spying.read_text()
+    assert [token for token in TOKENS.values() if token in spying.read_text()] == []
+    percents = [each["values"]["prepare_percent"] for each in job.reported("metrics")]
+    assert percents == sorted(percents)
+
+
+def test_code_of_a_tokenizer_sees_no_token_in_a_check(job: Job, spying: Path) -> None:
+    job.configure(
+        base_model={"trust_remote_code": True},
+        sources=[{"path": "no.jsonl"}, {"path": "train.jsonl", "split": "train[:50%]"}],
+    )
+    request = {"document": inputs.training(), "limit": 2}
+    ended = run_with_tokens(job, "trainmaster.trainers.checking", input=json.dumps(request))
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["problem"], found["max_seq_length"]) == (None, 64)
+    missing, there = found["sources"]
+    assert "no such file" in missing["problems"][0]["message"]
+    assert (there["ok"], there["rows"], len(there["samples"])) == (True, 20, 2)
+    assert "TRAINMASTER_CACHE_DIR=" in spying.read_text()
+    assert [token for token in TOKENS.values() if token in spying.read_text()] == []
 
 
 # Checks

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -162,24 +161,30 @@ class DataChecks:
 
     def _environment(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
+        home = directory / "home"
         return {
             **inherited,
-            **({} if uid is None else {"HOME": str(directory / "work")}),
+            **({} if uid is None else {"HOME": str(home)}),
             **fetching_environment(self._settings),
             **{name: value for name, value in check.environment.items() if name in FETCHING},
             **{TOKENS[name]: token for name, token in check.tokens.items() if name in TOKENS},
-            CACHE_DIR: str(directory / "work" / ".cache"),
-            # Libraries import what lies there; no shipped file has such a name.
-            "HF_MODULES_CACHE": str(directory / "work" / f".modules-{secrets.token_hex(8)}"),
+            CACHE_DIR: str(home / "cache"),
+            "HF_MODULES_CACHE": str(home / "modules"),
         }
 
 
 def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
-    """A directory of the check's own, whose `work` belongs to the user and holds the shipped files."""
+    """A directory of the check's own. In it `work` and `home` belong to the user.
+
+    `work` holds the shipped files. `home` is empty: libraries read settings and credentials (`.netrc`) from there, and
+    import modules; and the process holds tokens.
+    """
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
     user = None if uid is None else User.of(uid)
     try:
-        account_files.Giver(user=user).lay_out(directory, "work", files, link=user is None)
+        giver = account_files.Giver(user=user)
+        giver.lay_out(directory, "home", {}, link=False)
+        giver.lay_out(directory, "work", files, link=user is None)
         if user is not None:
             # Last: until here, nobody but the server could reach what lies in there.
             account_files.claim_directory(directory, "", mode=SEARCH_ONLY)

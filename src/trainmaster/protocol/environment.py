@@ -100,6 +100,19 @@ FETCHING = frozenset(
 (`PYTHONPATH`, `LD_PRELOAD`, `OPENSSL_CONF`, `PATH`, `BASH_ENV`), or would show somebody else what it sends
 (`HTTPS_PROXY`, `SSL_CERT_FILE`, `SSLKEYLOGFILE`). What the operator set on the machine stays."""
 
+CREDENTIALS = frozenset(
+    {
+        *TOKENS.values(),
+        *INITIALIZER_SECRETS.values(),
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+    }
+)
+"""What a process of ours drops before it runs code that comes with a model."""
+
 REFERABLE = (
     "RANK",
     "LOCAL_RANK",

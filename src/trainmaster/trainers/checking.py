@@ -13,13 +13,16 @@ import resource
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainmaster.trainers.data.config import DataConfig, LocalSource, Source
 from trainmaster.trainers.errors import Origin, PreparingError, RowError
 from trainmaster.trainers.fetching import Access, fetch_config, fetch_source, fetch_tokenizer
+from trainmaster.trainers.steps import go_on_without_credentials
 
 BEGINNING_BYTES = 64 << 20
 """Of a file that lies elsewhere, this much is fetched."""
@@ -37,26 +40,78 @@ MAX_TOKENS_SHOWN = 4_096
 """Of one row."""
 
 
-def check(document: Mapping[str, Any], access: Access, *, limit: int) -> dict[str, Any]:
+def check(
+    document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Look at the data of a job.
 
     Args:
         document: as `training.json` has it. Without a base model and a tokenizer, rows are read and not tokenized.
         access: what may be reached.
         limit: how many rows of each source are shown.
+        fetched: what `fetch_all` gave; None: each thing is fetched when it is needed.
     """
     config = DataConfig.from_document(document)
     answer: dict[str, Any] = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     view = None
     try:
-        view = _View.open(document, config, access)
+        directories = _fetch_tokenizer(document, config, access) if fetched is None else _tokenizer_in(fetched)
+        view = None if directories is None else _View.open(document, config, *directories)
     except PreparingError as error:
         answer["problem"] = str(error)
     if view is not None:
         answer["max_seq_length"] = view.max_seq_length
-    answer["sources"] = [_alone(source, access, view, limit) for source in config.sources]
+    for number, source in enumerate(config.sources):
+        if fetched is None:
+            answer["sources"].append(_alone(source, access, view, limit))
+        else:
+            answer["sources"].append(_checked(source, partial(_source_in, fetched, number), view, limit))
     answer["ok"] = answer["problem"] is None and all(source["ok"] for source in answer["sources"])
     return answer
+
+
+def fetch_all(document: Mapping[str, Any], access: Access) -> dict[str, Any]:
+    """Fetch everything that a check needs before it runs code that comes with a model; plain JSON."""
+    config = DataConfig.from_document(document)
+    fetched: dict[str, Any] = {"tokenizer": None, "problem": None, "sources": []}
+    try:
+        directories = _fetch_tokenizer(document, config, access)
+        fetched["tokenizer"] = directories and [str(directory) for directory in directories]
+    except PreparingError as error:
+        fetched["problem"] = str(error)
+    for number, source in enumerate(config.sources):
+        try:
+            local = fetch_source(source, replace(access, cache=access.cache / f"source-{number}"))
+            fetched["sources"].append({**local.to_json(), "whole": local.whole})
+        except PreparingError as error:
+            fetched["sources"].append({"problem": str(error)})
+    return fetched
+
+
+def _tokenizer_in(fetched: Mapping[str, Any]) -> tuple[Path, Path] | None:
+    if fetched["problem"]:
+        raise PreparingError(fetched["problem"])
+    if fetched["tokenizer"] is None:
+        return None
+    tokenizer, model = map(Path, fetched["tokenizer"])
+    return tokenizer, model
+
+
+def _source_in(fetched: Mapping[str, Any], number: int) -> LocalSource:
+    found = fetched["sources"][number]
+    if "problem" in found:
+        raise PreparingError(found["problem"])
+    return replace(LocalSource.from_json(found), whole=found["whole"])
+
+
+def _fetch_tokenizer(document: Mapping[str, Any], config: DataConfig, access: Access) -> tuple[Path, Path] | None:
+    """The directories of the tokenizer and of the model's configuration; None where no tokenizer is named."""
+    base_model = document["training_config"].get("base_model") or {}
+    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id") or base_model.get("model_id")
+    if not named:
+        return None
+    directory = fetch_tokenizer(base_model, config.preprocess.tokenizer_id, access)
+    return directory, fetch_config(base_model, access) or directory
 
 
 class _View:
@@ -68,19 +123,14 @@ class _View:
         self.max_seq_length = max_seq_length
 
     @classmethod
-    def open(cls, document: Mapping[str, Any], config: DataConfig, access: Access) -> _View | None:
-        """None where no tokenizer is named."""
+    def open(cls, document: Mapping[str, Any], config: DataConfig, directory: Path, model: Path) -> _View:
+        """With the tokenizer in a directory, and the configuration of the model in another."""
         base_model = document["training_config"].get("base_model") or {}
-        named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id") or base_model.get("model_id")
-        if not named:
-            return None
-        directory = fetch_tokenizer(base_model, config.preprocess.tokenizer_id, access)
         from trainmaster.trainers.data.encoding import Encoder
         from trainmaster.trainers.data.tokenizers import load_tokenizer, sample_length
 
         trusted = bool(base_model.get("trust_remote_code"))
         tokenizer = load_tokenizer(directory, config.preprocess, trust_remote_code=trusted)
-        model = fetch_config(base_model, access) or directory
         length = sample_length(config.max_seq_length, model, directory, model_kwargs=base_model.get("model_kwargs"))
         return cls(tokenizer, Encoder(config, tokenizer, length), length)
 
@@ -89,12 +139,12 @@ def _alone(source: Source, access: Access, view: _View | None, limit: int) -> di
     """One source after another, so that the disk holds the beginning of one at a time."""
     scratch = access.cache / "source"
     try:
-        return _checked(source, replace(access, cache=scratch), view, limit)
+        return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), view, limit)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _checked(source: Source, access: Access, view: _View | None, limit: int) -> dict[str, Any]:
+def _checked(source: Source, fetch: Callable[[], LocalSource], view: _View | None, limit: int) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "path": source.path,
         "ok": False,
@@ -112,7 +162,7 @@ def _checked(source: Source, access: Access, view: _View | None, limit: int) -> 
         "samples": [],
     }
     try:
-        local = fetch_source(source, access)
+        local = fetch()
         answer |= {"path": local.path, "format": local.format, "files": len(local.files)}
         _read(source, local, view, limit, answer)
     except RowError as error:
@@ -216,8 +266,6 @@ def _problem(error: RowError) -> dict[str, Any]:
 
 def main() -> None:
     """Answer one request; nothing else is written to the standard output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library that prints must not spoil the answer
     request = json.load(sys.stdin)
     if memory := request.get("memory_bytes"):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -225,8 +273,14 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     access = Access.from_environ(os.environ, beginning_bytes=BEGINNING_BYTES)
+    document, fetched = request["document"], request.get("fetched")
+    if fetched is None and (document["training_config"].get("base_model") or {}).get("trust_remote_code"):
+        fetched = fetch_all(document, access)
+        go_on_without_credentials("trainmaster.trainers.checking", {**request, "fetched": fetched})
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a library that prints must not spoil the answer
     with answers:
-        json.dump(check(request["document"], access, limit=request["limit"]), answers)
+        json.dump(check(document, access, limit=request["limit"], fetched=fetched), answers)
 
 
 if __name__ == "__main__":

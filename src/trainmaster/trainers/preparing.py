@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from trainmaster.jobs import inputs
 from trainmaster.trainers import steps
@@ -40,15 +40,14 @@ def main() -> None:
     config = DataConfig.from_document(document)
     base_model = document["training_config"]["base_model"]
     access = Access.from_environ(os.environ)
-    progress = Progress()
-    progress.begin("model")
-    model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
-    _require_plain_weights(model, base_model["model_id"])
-    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
-    tokenizer = fetch_tokenizer(base_model, named, access) if named else model
-    tell_model(base_model["model_id"], model, access)
-    progress.begin("data")
-    sources = fetch_sources(config, access, progress)
+    if (handed := steps.handed_over()) is not None:
+        fetched, progress = _Fetched.from_json(handed), Progress(done=("model", "data"))
+    else:
+        progress = Progress()
+        fetched = _fetch(config, base_model, access, progress)
+        if base_model.get("trust_remote_code"):
+            steps.go_on_without_credentials("trainmaster.trainers.preparing", fetched.to_json())
+    model, tokenizer, sources = fetched.model, fetched.tokenizer, fetched.sources
     progress.begin("tokens")
     length = sample_length(config.max_seq_length, model, tokenizer, model_kwargs=base_model.get("model_kwargs"))
     cache = Cache(access.cache)
@@ -74,6 +73,39 @@ def main() -> None:
     )
     cache.forget_unused()
     progress.finish()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    """What rows of tokens are made of, on this machine."""
+
+    model: Path
+    tokenizer: Path
+    sources: Sequence[LocalSource]
+
+    def to_json(self) -> dict[str, Any]:
+        sources = [source.to_json() for source in self.sources]
+        return {"model": str(self.model), "tokenizer": str(self.tokenizer), "sources": sources}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        return cls(
+            model=Path(document["model"]),
+            tokenizer=Path(document["tokenizer"]),
+            sources=[LocalSource.from_json(source) for source in document["sources"]],
+        )
+
+
+def _fetch(config: DataConfig, base_model: Mapping[str, Any], access: Access, progress: Progress) -> _Fetched:
+    """Everything that takes credentials. Nothing here runs code that comes with a model."""
+    progress.begin("model")
+    model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
+    _require_plain_weights(model, base_model["model_id"])
+    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
+    tokenizer = fetch_tokenizer(base_model, named, access) if named else model
+    tell_model(base_model["model_id"], model, access)
+    progress.begin("data")
+    return _Fetched(model=model, tokenizer=tokenizer, sources=fetch_sources(config, access, progress))
 
 
 def rows_key(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from trainmaster.jobs import report
@@ -29,10 +29,11 @@ def tell_nobody(_share: float) -> None:
 class Progress:
     """Tells of stages that come one after another. May be told from any thread."""
 
-    def __init__(self, shares: Mapping[str, float] = SHARES) -> None:
+    def __init__(self, shares: Mapping[str, float] = SHARES, *, done: Sequence[str] = ()) -> None:
+        """Begin, or go on after the stages that another process has done."""
         total = sum(shares.values())
         self._shares = {name: share / total for name, share in shares.items()}
-        self._begun: list[str] = []
+        self._begun = list(done)
         self._reported = self._printed = time.monotonic()
         self._percent = -1.0
         self._lock = threading.Lock()

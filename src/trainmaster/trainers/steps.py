@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainmaster.core.training.support import TRAIN_EXTRA
 from trainmaster.jobs import report
 from trainmaster.jobs.inputs import PREPARED_FILE
 from trainmaster.protocol import environment
+from trainmaster.protocol.handing import handed
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.trainers.errors import PreparingError
 
@@ -33,6 +35,26 @@ def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
         if (error.name or "").startswith("trainmaster"):
             raise
         report.fail(Reason.BAD_INPUT, f"the package {error.name} is not installed where jobs run: {install}")
+
+
+HANDED = "handed"
+"""The argument of a process that goes on with what `go_on_without_credentials` hands it."""
+
+
+def go_on_without_credentials(module: str, document: Mapping[str, Any]) -> NoReturn:
+    """Become a new process of a module, which reads a document from its standard input and holds no credentials.
+
+    For code that comes with a model: it could read the memory and the first environment of the process that fetched.
+    """
+    sys.stdout.flush()
+    os.dup2(handed(document), 0)
+    left = {name: value for name, value in os.environ.items() if name not in environment.CREDENTIALS}
+    os.execve(sys.executable, [sys.executable, "-s", "-P", "-m", module, HANDED], left)
+
+
+def handed_over() -> Any:
+    """The document with which this process goes on; None where it is the first one."""
+    return json.load(sys.stdin) if sys.argv[1:] == [HANDED] else None
 
 
 def end_when_told() -> None:

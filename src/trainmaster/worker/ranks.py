@@ -116,8 +116,11 @@ def rank_environment(
     chosen = {**launch.environment, **around.secrets}
     if guarded:
         chosen = {name: value for name, value in chosen.items() if name in names.FETCHING}
-        # Libraries import what lies there; otherwise it would be in the job's home.
-        chosen["HF_MODULES_CACHE"] = os.fspath(around.home / PREPARED / "modules")
+        # A directory that nobody could fill before: libraries read settings and import modules from there.
+        home = around.home / PREPARED / f".home-{os.urandom(8).hex()}"
+        chosen["HF_MODULES_CACHE"] = os.fspath(home / "modules")
+        if around.user is not None and around.user.home is None:
+            chosen["HOME"] = os.fspath(home)  # otherwise the working directory, with what the job ships
     variables = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a Python that crashes says where

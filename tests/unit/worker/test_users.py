@@ -21,7 +21,7 @@ from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import OWNER, RANKS_OWNER, RunDirectory, read_document
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
-from trainmaster.worker.ranks import StartError, Surroundings, start_rank
+from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank
 from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.users import CannotBecomeError, acting_as, give_directory, open_own, user_of
 
@@ -339,6 +339,21 @@ def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
     assert os.waitpid(pid, 0)[1] == 0
     assert Path(around.log("main", 0, "out")).read_text() == "theirs"
+
+
+@as_root
+def test_step_with_tokens_does_not_have_the_shipped_files_as_its_home(
+    ground: Path, run: RunDirectory, user: User
+) -> None:
+    work = ground / "work"
+    around = surroundings_in(work, ground, run, user)
+    homes = {
+        guarded: rank_environment(around, 0, base=os.environ, rendezvous=None, guarded=guarded)["HOME"]
+        for guarded in (False, True)
+    }
+    assert homes[False] == str(work)
+    assert Path(homes[True]).parent == run.path / "nodes" / "0" / "prepared"
+    assert not os.path.exists(homes[True])
 
 
 @as_root

@@ -40,7 +40,7 @@ KIND = "trainer"
 _RUN = ("-P", "-m")
 """A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
 _GUARDED = ("-s", *_RUN)
-"""With tokens: nothing from the user's own packages either, as the home may be the job's working directory."""
+"""With tokens: no packages from the user's home either, which the account's jobs can write to."""
 PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.trainers.preparing"), python=True, tokens=True)
 """Fetches model and data, and makes rows of tokens of them; once for each node."""
 FETCH = Step(name="prepare", argv=(*_GUARDED, "trainmaster.trainers.fetching"), python=True, tokens=True)
