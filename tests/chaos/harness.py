@@ -112,7 +112,7 @@ class Cluster:
             acting=acting,
             admission=Admission(),
             clock=lambda: self.now,
-            pace=Pace(poll_s=0.0, inventory_s=0.0),
+            pace=Pace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),
         )
         self.commands = Commands(
             self.database,
@@ -167,8 +167,11 @@ class Cluster:
             return jobs.load(connection, EVERYTHING, list(changed))
 
     def events(self, job_id: str) -> list[Event]:
+        found: list[Event] = []
         with self.database.read() as connection:
-            return events.page(connection, ACCOUNT, job_id, limit=1000)
+            while more := events.page(connection, ACCOUNT, job_id, after_seq=len(found), limit=1000):
+                found += more
+        return found
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         with self.database.read() as connection:

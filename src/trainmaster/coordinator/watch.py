@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from trainmaster.coordinator.launching import checkpoints_homes
+from trainmaster.coordinator.streams import Streams, note
 from trainmaster.core import reported
 from trainmaster.core.job import Attempt, Job, Progress
 from trainmaster.core.sight import Liveness, NodeSight, Sight
@@ -24,36 +24,17 @@ from trainmaster.protocol.rundir import (
     events_stream,
     exit_document,
     metrics_stream,
-    parse_lines,
     worker_stream,
 )
 from trainmaster.storage import ARTIFACTS, URI, Location, Roots
 
-LONGEST_LINE = 1 << 20
-"""A longer line is skipped: no report needs it, and it must not block the lines after it."""
-LOOK_LINES = 512
-"""Lines that one look takes from all event streams of an attempt together: other jobs wait meanwhile."""
-LEAST_LINES = 16
-"""Lines that each stream gets in one look, however many streams share it."""
-MOST_OF_LOOK = 2048
-"""After this many lines a look starts no further stream; a later look goes on there."""
-LOOK_S = 0.2
-"""After this time, neither."""
-MOST_LINES = 50_000
-"""Lines that are ever taken from one event stream of an attempt: each may become a row of the database."""
-MOST_BYTES = 64 * LONGEST_LINE
-"""Bytes that are ever read from one event stream of an attempt."""
-MOST_OF_RANKS = 4
-"""Of all ranks of an attempt together, this many times the limits of one stream: a job may have thousands of ranks."""
-METRICS_BYTES = 1 << 20
-METRICS_LINES = 1000
-"""The newest part of the metrics that one look parses. A job shows last values only; the series is read from the file
-itself."""
-_RANKS_LINES, _RANKS_BYTES = "#lines", "#bytes"
-"""The keys, beside the offsets of streams, for what was taken from the streams of all ranks."""
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
 """What a rank may report; everything else is its worker's to say."""
 _MAX_ETA_S = 1e10
+_OVER = (Liveness.GONE, Liveness.REBOOTED, Liveness.REVOKED)
+LOOKS_AFTER_END = 8
+"""Looks at a node that has ended, while it has more reports than one look takes: some 2,000 reports of a single rank. A
+job that reports as it should has a handful left, or a few hundred after the server was away for a day."""
 Endpoint = Callable[[int, str, int], str | None]
 IDENTITY = ("project", "group", "name")
 """What the path of a job class's checkpoints begins with."""
@@ -81,11 +62,13 @@ def look(
     `liveness` must have been taken before the call: a worker that was found gone has written all it
     ever will, so nothing that it said can be missed here.
     """
-    streams = _Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
+    streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
         _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
         for node, alive in enumerate(liveness)
     ]
+    if streams.skipped_bytes:
+        nodes[0] = replace(nodes[0], records=[*nodes[0].records, _told_of_skipping(streams)])
     # After the exit of node 0 was looked for: they are complete when that is there.
     metrics = streams.newest(metrics_stream(0, 0))
     return Sight(
@@ -108,127 +91,39 @@ def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
     return min(times, default=None)
 
 
-class _Streams:
-    """Reads streams on from where the last look stopped, within the limits of one look."""
-
-    def __init__(self, directory: RunDirectory, attempt: Attempt, *, count: int) -> None:
-        self._directory = directory
-        self._lines_each = max(LOOK_LINES // count, LEAST_LINES)
-        self._deadline = time.monotonic() + LOOK_S
-        self.offsets = dict(attempt.offsets)
-        self._taken = 0
-        self.behind = False
-        """Some stream has more than this look took."""
-
-    def fresh(self, stream: str, *, of_rank: bool) -> _Fresh:
-        """The next lines of an event stream, and a note on each that was skipped."""
-        start, taken = self.offsets.get(stream, 0), self.offsets.get(_lines_of(stream), 0)
-        room = MOST_LINES - taken
-        if of_rank:
-            room = min(room, MOST_OF_RANKS * MOST_LINES - self.offsets.get(_RANKS_LINES, 0))
-        all_bytes = self.offsets.get(_RANKS_BYTES, 0)
-        if start >= MOST_BYTES or not room or (of_rank and all_bytes >= MOST_OF_RANKS * MOST_BYTES):
-            return _NOTHING
-        if time.monotonic() > self._deadline or self._taken >= MOST_OF_LOOK:
-            status = self._directory.status(stream)
-            behind = status is not None and status.st_size > start
-            self.behind |= behind
-            return _Fresh(behind=behind)
-        # One byte back: unless it ends a line, this is the middle of one that is being skipped.
-        back = 1 if start else 0
-        data = self._directory.read(stream, start - back, back + LONGEST_LINE)
-        unread = data[back:]
-        lines: list[bytes] = []
-        notes: list[dict[str, Any]] = []
-        if back and data[:1] != b"\n":
-            length = unread.find(b"\n") + 1 or len(unread)
-        else:
-            *lines, rest = unread.split(b"\n", min(self._lines_each, room))
-            length = len(unread) - len(rest)
-            if not lines and len(unread) == LONGEST_LINE:
-                length = LONGEST_LINE
-                notes.append(_note(f"a report of more than {LONGEST_LINE} bytes was skipped, in {stream}"))
-        if not length:
-            return _NOTHING
-        start, taken = start + length, taken + len(lines)
-        self._taken += len(lines)
-        if of_rank:
-            all_bytes += length
-            self.offsets[_RANKS_LINES] = self.offsets.get(_RANKS_LINES, 0) + len(lines)
-            self.offsets[_RANKS_BYTES] = all_bytes
-        if start >= MOST_BYTES or len(lines) >= room or all_bytes >= MOST_OF_RANKS * MOST_BYTES:
-            start = max(start, MOST_BYTES)
-            notes.append(
-                {
-                    "type": "reports_cut",
-                    "message": f"{stream} has more than {MOST_LINES} lines or {MOST_BYTES >> 20} MiB, or all ranks "
-                    f"together have {MOST_OF_RANKS} times as much; the rest of it is ignored, and with it the "
-                    "checkpoints and phases that it reports",
-                }
-            )
-        self.offsets[stream], self.offsets[_lines_of(stream)] = start, taken
-        behind = start < MOST_BYTES and (len(unread) == LONGEST_LINE or b"\n" in unread[length:])
-        self.behind |= behind
-        return _Fresh(records=parse_lines(lines), notes=notes, behind=behind)
-
-    def newest(self, stream: str) -> list[dict[str, Any]]:
-        """The last lines that a stream has beyond what was read before; earlier ones are skipped."""
-        status = self._directory.status(stream)
-        start = self.offsets.get(stream, 0)
-        if status is None or status.st_size <= start:
-            return []
-        start = max(start, status.st_size - METRICS_BYTES)
-        back = 1 if start else 0
-        data = self._directory.read(stream, start - back, back + METRICS_BYTES)
-        first = 0 if not back else data.find(b"\n") + 1  # what precedes it is the end of a line that was cut
-        end = data.rfind(b"\n") + 1
-        if end <= first:
-            return []
-        self.offsets[stream] = start - back + end
-        return parse_lines(data[first : end - 1].rsplit(b"\n", METRICS_LINES)[-METRICS_LINES:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fresh:
-    """What one look takes from one event stream."""
-
-    records: Sequence[dict[str, Any]] = ()
-    notes: Sequence[dict[str, Any]] = ()
-    behind: bool = False
-    """There is more."""
-
-
-_NOTHING = _Fresh()
-
-
-def _lines_of(stream: str) -> str:
-    """The key, beside a stream's offset, for the number of lines that were taken from it."""
-    return f"{stream}#lines"
-
-
 def _look_at_node(
     job: Job,
     directory: RunDirectory,
     node: int,
     alive: Liveness,
     ranks_per_node: int,
-    streams: _Streams,
+    streams: Streams,
     roots: Roots,
     reached: Endpoint,
 ) -> NodeSight:
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    said = streams.fresh(worker_stream(node), of_rank=False)
-    notes, behind = [*said.notes], said.behind
+    own = [worker_stream(node), *(events_stream(node, rank) for rank in _ranks(node, ranks_per_node))]
+    said = [streams.fresh(stream, of_rank=stream != own[0]) for stream in own]
+    over = ended is not None or alive in _OVER
+    if over and any(each.behind for each in said):
+        # Its end would cut off what it said before: that is read first, but not for long. Others wait for its room.
+        wanted = job.desired not in (Desired.STOP, Desired.DELETE)
+        if streams.reads_on_after_end(node, looks=LOOKS_AFTER_END if wanted else 0):
+            ended, alive = None, Liveness.UNKNOWN
+        else:
+            said = [
+                streams.skip_to_newest(stream, each) if each.behind else each
+                for stream, each in zip(own, said, strict=True)
+            ]
+    streams.behind |= any(each.behind for each in said)
+    notes = [each for of_stream in said for each in of_stream.notes]
     # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
-    records = [record for record in said.records if record.get("type") != "checkpoint"]
-    for local_rank in range(ranks_per_node):
-        rank = node * ranks_per_node + local_rank
-        said = streams.fresh(events_stream(node, rank), of_rank=True)
-        records += [located for record in said.records if (located := _located(record, rank, roots, job)) is not None]
-        notes += said.notes
-        behind |= said.behind
+    records = [record for record in said[0].records if record.get("type") != "checkpoint"]
+    for rank, of_rank in zip(_ranks(node, ranks_per_node), said[1:], strict=True):
+        found = (_located(record, rank, roots, job) for record in of_rank.records)
+        records += [located for located in found if located is not None]
     records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
     endpoint = None
     # Over HTTP the document may arrive after the word that it is there.
@@ -238,10 +133,19 @@ def _look_at_node(
     if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
         message = f"the worker of node {node} died without a word, and the disk of its run directory is full"
         ended = {"reason": Reason.DISK_FULL, "message": message}
-    if behind and job.desired not in (Desired.STOP, Desired.DELETE):
-        # Its end would cut off what it said before; that is taken in first, unless nobody wants the job any more.
-        ended, alive = None, Liveness.UNKNOWN
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
+
+
+def _ranks(node: int, ranks_per_node: int) -> range:
+    return range(node * ranks_per_node, (node + 1) * ranks_per_node)
+
+
+def _told_of_skipping(streams: Streams) -> dict[str, Any]:
+    return {
+        "type": "reports_cut",
+        "message": f"the attempt ended with more reports than the server had read: {streams.skipped_bytes} bytes of "
+        "them were skipped, up to the newest; checkpoints and phases that they report are not registered",
+    }
 
 
 def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
@@ -266,7 +170,7 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
             try:
                 location = _own_checkpoint(reported.exact_text(record.get("path")), job, roots)
             except ValueError as error:
-                return _note(f"a checkpoint was not registered: {error}", record.get("t"))
+                return note(f"a checkpoint was not registered: {error}", record.get("t"))
             return {**record, "root": location.root, "path": location.path}
         case kind if kind in _OF_RANKS:
             return record
@@ -295,10 +199,6 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
     return location
-
-
-def _note(message: str, at: object = None) -> dict[str, Any]:
-    return {"type": "note", "t": at, "message": message}
 
 
 def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progress | None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainmaster.backends.base import endpoint_on_node
-from trainmaster.coordinator import watch
+from trainmaster.coordinator import streams
 from trainmaster.coordinator.launching import attempt_request
-from trainmaster.coordinator.watch import LONGEST_LINE, look
+from trainmaster.coordinator.streams import LONGEST_LINE
+from trainmaster.coordinator.watch import LOOKS_AFTER_END, look
 from trainmaster.core.job import Job, Progress
 from trainmaster.core.observations import admit, place
 from trainmaster.core.resources import Share
@@ -151,7 +152,7 @@ def test_line_that_is_too_long_may_come_in_pieces(job: Job, directory: RunDirect
 def test_stream_without_end_is_read_in_portions_and_not_for_ever(
     job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_BYTES", 3 * LONGEST_LINE)
+    monkeypatch.setattr(streams, "MOST_BYTES", 3 * LONGEST_LINE)
     directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
     stream = directory.path / events_stream(0, 0)
     directory.append(events_stream(0, 0), 0, b'{"type": "note", "message": "before"}\n')
@@ -207,15 +208,15 @@ def test_flood_is_taken_in_small_portions(line: bytes, job: Job, directory: RunD
     directory.append(worker_stream(0), 0, b'{"type":"started"}\n')
     sight, job = seen(job, directory, roots)
     assert sight.behind
-    assert len(noted(sight)) <= watch.LOOK_LINES
-    assert sight.offsets[events_stream(0, 0)] <= watch.LOOK_LINES * len(line)
+    assert len(noted(sight)) <= streams.LOOK_LINES
+    assert sight.offsets[events_stream(0, 0)] <= streams.LOOK_LINES * len(line)
     assert "started" in [record["type"] for record in sight.nodes[0].records]  # other streams do not wait
 
 
 def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
     job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_LINES", 300)
+    monkeypatch.setattr(streams, "MOST_LINES", 300)
     end = directory.append(events_stream(0, 0), 0, NOTE * 1000)
     sights, job = all_seen(job, directory, roots)
     assert sum(len(noted(sight)) for sight in sights) == 300
@@ -229,13 +230,13 @@ def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
 def test_ranks_are_cut_together_and_their_worker_goes_on(
     job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_LINES", 300)
+    monkeypatch.setattr(streams, "MOST_LINES", 300)
     for rank in range(40):
         directory.append(events_stream(0, rank), 0, NOTE * 1000)
     directory.append(worker_stream(0), 0, NOTE)
     directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
     sights, job = all_seen(job, directory, roots, ranks=40)
-    assert sum(len(noted(sight)) for sight in sights) == watch.MOST_OF_RANKS * 300 + 1
+    assert sum(len(noted(sight)) for sight in sights) == streams.MOST_OF_RANKS * 300 + 1
     assert sum(len(cut(sight)) for sight in sights) >= 1
     assert sights[-1].nodes[0].exit is not None
 
@@ -245,14 +246,94 @@ def test_look_at_a_thousand_ranks_takes_few_lines_of_all(job: Job, directory: Ru
         directory.append(events_stream(0, rank), 0, NOTE * 100)
     sight, job = seen(job, directory, roots, ranks=300)
     assert sight.behind
-    assert len(noted(sight)) < watch.MOST_OF_LOOK + watch.LEAST_LINES
+    assert len(noted(sight)) < streams.MOST_OF_LOOK + streams.LEAST_LINES
+
+
+def end(directory: RunDirectory, reason: str = "SUCCEEDED") -> None:
+    directory.put_document(exit_document(0), {"reason": reason, "message": "m", "ended_at": 2.0})
+
+
+def checkpoint(roots: Roots, number: int) -> bytes:
+    path = str(roots.path(ARTIFACTS, f"j/checkpoints/{number}"))
+    record = {"type": "checkpoint", "checkpoint_id": f"c{number}", "step": number, "path": path, "t": float(number)}
+    return json.dumps(record).encode() + b"\n"
+
+
+def saved(sights: list[Sight]) -> list[str]:
+    records = [record for sight in sights for record in sight.nodes[0].records]
+    return [str(record["checkpoint_id"]) for record in records if record["type"] == "checkpoint"]
+
+
+def until_the_end(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> list[Sight]:
+    """Every look up to the one that shows how the node ended; each of them must be followed by another."""
+    sights: list[Sight] = []
+    while True:
+        sight, job = seen(job, directory, roots, ranks)
+        sights.append(sight)
+        if sight.nodes[0].exit is not None:
+            return sights
+        assert sight.behind
+        assert sight.nodes[0].liveness is Liveness.UNKNOWN
+
+
+def test_last_reports_of_a_job_that_has_ended_are_all_read(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    lines = [checkpoint(roots, number) for number in range(LOOKS_AFTER_END * streams.LOOK_LINES // 2)]
+    directory.append(events_stream(0, 0), 0, b"".join(lines))
+    directory.append(metrics_stream(0, 0), 0, b'{"step": 1}\n{"step": 2, "values": {"loss": 0.5}}\n')
+    end(directory)
+    sights = until_the_end(job, directory, roots)
+    assert saved(sights) == [f"c{number}" for number in range(len(lines))]
+    assert [message for sight in sights for message in cut(sight)] == []
+    assert sights[0].progress is not None
+    assert (sights[0].progress.step, sights[0].progress.metrics) == (2, {"loss": 0.5})
+
+
+def test_end_of_a_flood_waits_for_few_looks_and_its_newest_reports_are_read(
+    job: Job, directory: RunDirectory, roots: Roots
+) -> None:
+    flood = [checkpoint(roots, number) for number in range(20_000)]
+    directory.append(events_stream(0, 0), 0, b"".join(flood))
+    end(directory, "PREEMPTED")
+    *before, last = until_the_end(job, directory, roots)
+    assert len(before) == LOOKS_AFTER_END
+    read = saved([*before, last])
+    count = len(read) - streams.LEAST_LINES
+    assert read == [f"c{number}" for number in [*range(count), *range(20_000 - streams.LEAST_LINES, 20_000)]]
+    (message,) = [message for sight in [*before, last] for message in cut(sight)]
+    skipped = sum(map(len, flood[count : -streams.LEAST_LINES]))
+    assert f" {skipped} bytes of them were skipped" in message
+    assert not last.behind
+    assert last.offsets[events_stream(0, 0)] == sum(map(len, flood))
+
+
+def test_end_of_a_flood_of_many_ranks_waits_for_no_more_looks(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    for rank in range(64):
+        directory.append(events_stream(0, rank), 0, NOTE * 2000)
+    directory.append(events_stream(0, 63), len(NOTE) * 2000, checkpoint(roots, 7))
+    end(directory)
+    sights = until_the_end(job, directory, roots, ranks=64)
+    assert len(sights) == LOOKS_AFTER_END + 1
+    assert saved(sights) == ["c7"]
+    assert sum(len(cut(sight)) for sight in sights) == 1
+    assert len(noted(sights[-1])) < streams.MOST_OF_LOOK + (64 + 1) * streams.LEAST_LINES
 
 
 def test_end_of_a_cancelled_job_does_not_wait_for_its_flood(job: Job, directory: RunDirectory, roots: Roots) -> None:
-    directory.append(events_stream(0, 0), 0, NOTE * 1000)
-    directory.put_document(exit_document(0), {"reason": "CANCELLED", "message": "m", "ended_at": 2.0})
+    directory.append(events_stream(0, 0), 0, NOTE * 1000 + checkpoint(roots, 7))
+    end(directory, "CANCELLED")
     assert seen(job, directory, roots)[0].nodes[0].exit is None
-    assert seen(job.evolve(desired=Desired.STOP), directory, roots)[0].nodes[0].exit is not None
+    (sight,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
+    assert saved([sight]) == ["c7"]
+    assert len(cut(sight)) == 1
+    assert not sight.behind
+
+
+def test_end_with_a_report_that_broke_off_is_no_skipping(job: Job, directory: RunDirectory, roots: Roots) -> None:
+    directory.append(events_stream(0, 0), 0, NOTE * (streams.LOOK_LINES // 2 + 3) + b'{"type": "no')
+    end(directory, "CANCELLED")
+    (sight,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
+    assert len(noted(sight)) == streams.LOOK_LINES // 2 + 3
+    assert cut(sight) == []
 
 
 def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDirectory, roots: Roots) -> None:
