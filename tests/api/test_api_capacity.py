@@ -60,6 +60,8 @@ IMPOSSIBLE = [
     ({"gpu_count": 5}, "5 × GPU on one node: no node has 5 × GPU; the largest has 4"),
     ({"gpu_count": 1, "gpu_type": "B200"}, "no node has a GPU of type B200; there are: H100-80GB"),
     ({"gpu_count": 1, "gpu_memory_min_mb": 90_000}, "the largest GPU has 81920 MB"),
+    ({"gpu_type": "B200"}, "1 × B200 on one node: no node has a GPU of type B200"),
+    ({"gpu_memory_min_mb": 90_000}, "the largest GPU has 81920 MB"),
     ({"gpu_count": 0, "cpu_cores": 65}, "no node has 65 cores; the largest has 64"),
     ({"gpu_count": 0, "ram_min_mb": 64_001}, "no node has 64001 MB of memory; the largest has 64000"),
     ({"gpu_count": 12, "node_count": 3}, "at most 2 of its 3 nodes fit at once"),
@@ -83,6 +85,14 @@ def test_job_that_no_node_could_hold_is_refused_with_the_nearest(
     job_id = api.call("POST", "/v1/jobs", 201, json=waiting)["job_id"]
     world.queue(job_id)
     assert api.show(job_id)["pending"]["code"] == "IMPOSSIBLE"
+
+
+@pytest.mark.parametrize("described", [{"gpu_type": "H100"}, {"gpu_memory_min_mb": 1}])
+def test_job_that_describes_a_gpu_does_not_run_without_one(api: Api, world: World, described: dict[str, Any]) -> None:
+    report(world, "n1", gpus=0)
+    api.submit(resource_config={})
+    error = api.call("POST", "/v1/jobs", 400, json={**COMMAND, "resource_config": described})
+    assert "no node has a GPU" in error["message"]
 
 
 def test_job_with_a_capability_that_no_node_has_is_refused(api: Api, world: World) -> None:

@@ -176,6 +176,7 @@ def test_show_and_download_agree_about_the_output(tm: Tm, submit: Submit, status
     assert "download" not in tm("show", without).stdout
     assert shown(tm, without)["output"]["model_uri"] is None
     assert "has left no output and no checkpoints" in tm("download", without).stderr
+    assert "is COMPLETED" in tm("download", without).stderr
     assert f"trainmaster download {with_output}" in tm("show", with_output).stdout
     assert shown(tm, with_output)["output"]["model_uri"]
     assert tm("download", with_output, "-o", str(tmp_path / "out")).exit_code == 0

@@ -312,6 +312,21 @@ def test_logs_show_lines_the_last_ones_and_one_stream(tm: Tm, submit: Submit, st
     assert [line["message"] for line in json.loads(tm("logs", job_id, "--stderr", "--json").stdout)] == ["err"]
 
 
+def test_logs_and_download_of_a_job_that_waits_or_wrote_nothing_say_so(tm: Tm, submit: Submit, status: Wait) -> None:
+    waits = submit("true", scheduling_config={"allow_waiting_for_nodes": True}, resource_config={"gpu_count": 900})
+    silent = submit("true")
+    reason = status(waits, "QUEUED")["pending_reason"]
+    status(silent, "COMPLETED")
+
+    assert f"has written nothing yet; it is QUEUED: {reason}" in tm("logs", waits).stderr
+    assert "is COMPLETED and has written nothing" in tm("logs", silent).stderr
+    assert "No line of the log matches" in tm("logs", silent, "--stderr").stderr
+    assert json.loads(tm("logs", waits, "--json").stdout) == []
+    assert f"is QUEUED and has no output and no checkpoints yet; `trainmaster logs -f {waits}`" in (
+        tm("download", waits).stderr
+    )
+
+
 def test_logs_of_many_pages_are_whole(tm: Tm, submit: Submit, status: Wait) -> None:
     job_id = submit("seq 1 2500")
     status(job_id, "COMPLETED")

@@ -46,6 +46,16 @@ def test_mistyped_command_leads_to_the_nearest(tm: Callable[..., Result]) -> Non
     assert "submit" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("other", "ours"), [("list", "ps"), ("status", "show"), ("train", "submit"), ("stop", "cancel")]
+)
+def test_command_of_another_tool_leads_to_ours(tm: Callable[..., Result], other: str, ours: str) -> None:
+    result = tm(other, "job")
+
+    assert result.exit_code == 2
+    assert f"No such command '{other}'. Did you mean '{ours}'?" in result.stderr
+
+
 def test_help_imports_nothing_that_takes_long() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "trainmaster", "--help"]
 

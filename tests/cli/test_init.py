@@ -163,6 +163,18 @@ def test_next_steps_are_told(tm: Callable[..., Result]) -> None:
     assert "Put your data" not in tm("init", "second.yaml", "--data", "rows.jsonl").stderr
 
 
+def test_next_steps_can_be_pasted_into_a_shell(tm: Callable[..., Result]) -> None:
+    assert "trainmaster submit 'my job.yaml' --follow" in tm("init", "my job.yaml").stderr
+
+
+def test_model_that_is_no_directory_here_is_told_to_be_a_name(tm: Callable[..., Result]) -> None:
+    Path("tiny").mkdir()
+    told = "There is no directory tinny here, so tinny is taken as the name of a model on Hugging Face."
+    assert told in tm("init", "a.yaml", "--model", "tinny").stderr
+    assert "Hugging Face" not in tm("init", "b.yaml", "--model", "tiny").stderr
+    assert "Hugging Face" not in tm("init", "c.yaml", "--model", "hf://gpt2").stderr
+
+
 def test_programs_get_the_job_as_json(tm: Callable[..., Result]) -> None:
     told: dict[str, Any] = json.loads(tm("init", "-", "--type", "sft", "--json").stdout)
     assert told["file"] is None

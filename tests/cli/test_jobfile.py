@@ -72,6 +72,25 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load(str(tmp_path / "absent.yaml"))
 
 
+def test_file_with_a_misspelt_name_leads_to_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "first.yaml").touch()
+    with pytest.raises(UsageError, match=r"No such file or directory; did you mean .*/first\.yaml\?"):
+        load(str(tmp_path / "frist.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("train.py", r"workload: \{kind: script, path: train\.py\}"),
+        ("rows.jsonl", r"trainmaster init --data rows\.jsonl"),
+        ("my rows.csv", r"trainmaster init --data 'my rows\.csv'"),
+    ],
+)
+def test_program_or_data_in_place_of_a_job_file_is_refused_with_what_to_do(name: str, instead: str) -> None:
+    with pytest.raises(UsageError, match=instead):
+        load(name)
+
+
 def test_set_reaches_into_the_document_and_leaves_the_original() -> None:
     document = {"name": "n", "workload": {"argv": ["a", "b"], "files": [{"path": "x"}]}}
 

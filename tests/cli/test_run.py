@@ -226,3 +226,9 @@ def test_restore_of_another_kind_of_job_is_refused(tm: Callable[..., Result], pl
     refused = tm("submit", "job.json", "--restore", "a/b/c/d")
     assert refused.exit_code == 2
     assert "--restore is for jobs with a workload of kind job_class" in refused.stderr
+
+
+def test_job_file_in_place_of_a_class_leads_to_submit(tm: Callable[..., Result]) -> None:
+    refused = tm("run", "my job.yaml")
+    assert refused.exit_code == 2
+    assert "`trainmaster submit 'my job.yaml' --follow` runs a job file" in refused.stderr

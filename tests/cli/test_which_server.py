@@ -177,6 +177,14 @@ def test_login_is_used_until_logout(tm: Tm, server: Server, monkeypatch: pytest.
     assert tm("logout").stdout == "Not logged in.\n"
 
 
+def test_login_to_what_is_no_url_is_refused_before_a_key_is_asked_for(tm: Tm) -> None:
+    result = tm("login", "train.example.com", stdin="key\n")
+
+    assert result.exit_code == 2
+    assert "'train.example.com' is not a URL" in result.stderr
+    assert login.load() is None
+
+
 def test_login_with_a_wrong_key_saves_nothing(tm: Tm, server: Server) -> None:
     result = tm("login", server.url, "--json", stdin="wrong\n")
 

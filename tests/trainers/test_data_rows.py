@@ -143,6 +143,7 @@ def test_binary_column_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) 
         ("a.csv", b"a,b\n1,2\n3,4,5\n", r"a\.csv, line 3: has 3 cells, and the header 2"),
         ("a.csv", b'a,b\n1,"2\n3,4\n', r"a\.csv, line 3: is not valid CSV"),
         ("a.csv", b"a,a\n1,2\n", r"a\.csv, line 1: its first line names a column twice"),
+        ("a.csv", b"\xef\xbb\xbfa;b\n1;2\n", r"a\.csv, line 1: separates its columns with ';'"),
         ("a.csv", b"", r"a\.csv: is empty; its first line must name the columns"),
         ("a.parquet", b"not parquet", r"a\.parquet: is not valid Parquet"),
         ("a.arrow", b"not arrow at all", r"a\.arrow: is not a valid Arrow file"),

@@ -195,6 +195,7 @@ def test_text_parts_of_a_message_are_passed_on_and_images_refused() -> None:
             "has no `messages`, no `prompt` with `completion` and no `text`; its columns are a; name the column",
         ),
         ({"prompt": "p"}, "its columns are prompt"),
+        ({"prompt": "p", "completion": None}, "has nothing in 'completion'; fill it in, or leave such rows out"),
         ({"messages": "hi"}, "column 'messages': is text; expected a list of messages with role and content"),
         ({"messages": []}, "column 'messages': is an empty list"),
         ({"messages": ["hi"]}, "column 'messages': message 1 is text; expected an object with role and content"),

@@ -51,6 +51,12 @@ def test_rows_see_nothing_of_each_other_however_they_are_put_together(
     assert zygote.wait(pid) == 0, log.read_text()
 
 
+def test_training_shorter_than_a_logging_interval_reports_its_loss(make_job: Make) -> None:
+    job = make_job(hyperparameters={"max_steps": 3, "logging_steps": 10})
+    job.train()
+    assert len(job.series("loss")) == 1
+
+
 def test_training_tells_phases_progress_and_metrics(make_job: Make) -> None:
     job = make_job(evaluate=True, hyperparameters={"num_train_epochs": 2.0})
     job.train()

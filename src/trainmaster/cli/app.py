@@ -70,6 +70,17 @@ GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 """Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""
 
 
+MEANT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("jobs", "list", "ls"), "ps"),
+        **dict.fromkeys(("status", "describe", "get", "info"), "show"),
+        **dict.fromkeys(("train", "start", "create"), "submit"),
+        **dict.fromkeys(("stop", "kill"), "cancel"),
+        **dict.fromkeys(("rm", "remove"), "delete"),
+    }
+)
+"""What other tools call our commands."""
+
 ClickException: Any = typer.BadParameter.__mro__[2]
 """Wrong usage, as the parser raises it. Which package this class lives in depends on typer's version."""
 
@@ -84,6 +95,12 @@ class Commands(TyperGroup):
             named = {name: self.commands[name] for name in map(name_of, modules)}
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", each.get_short_help_str(100)) for name, each in named.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; of one that other tools have, say what it is called here."""
+        if args[0] in MEANT:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{MEANT[args[0]]}'?")
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Run a command and exit. An error is one line on the standard error and, with --json, a document."""

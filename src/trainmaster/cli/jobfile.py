@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,12 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.plain_yaml import YamlError, parse_yaml
 
 STDIN = "-"
+_DATA = "`trainmaster init --data {file}` writes one that trains on this data"
+_NOT_JOB_FILES = {
+    ".py": "write one with `workload: {{kind: script, path: {file}}}`",
+    **dict.fromkeys((".jsonl", ".csv", ".tsv", ".parquet", ".arrow"), _DATA),
+}
+"""By the end of the name: what people hand in instead of a job file, and what to do."""
 
 
 def load(file: str) -> tuple[dict[str, Any], Path]:
@@ -21,10 +29,12 @@ def load(file: str) -> tuple[dict[str, Any], Path]:
     Raises:
         UsageError: it cannot be read, or is no job file.
     """
+    if (instead := _NOT_JOB_FILES.get(Path(file).suffix)) is not None:
+        raise UsageError(f"{file} is not a job file, which is YAML or JSON; {instead.format(file=shlex.quote(file))}")
     try:
         text = sys.stdin.read() if file == STDIN else Path(file).read_text()
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+        raise UsageError(f"cannot read {file}: {error.strerror}{_near(file, error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not text in UTF-8") from error
     document = _json(text, file) if text.lstrip().startswith("{") else _yaml(text, file)
@@ -104,6 +114,16 @@ def _index(node: Any, name: str, path: str) -> int:
         return int(name)
     what = f"a list of {len(node)}" if isinstance(node, list) else "a single value"
     raise UsageError(f"--set {path}: there is no '{name}' in {what}")
+
+
+def _near(file: str, error: OSError) -> str:
+    """The file in the same directory that was probably meant."""
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    parent = Path(file).parent
+    beside = [path.name for path in parent.glob("*") if path.is_file()]
+    near = difflib.get_close_matches(Path(file).name, beside, n=1)
+    return f"; did you mean {parent / near[0]}?" if near else ""
 
 
 def _json(text: str, file: str) -> Any:

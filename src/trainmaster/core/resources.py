@@ -121,7 +121,7 @@ class Needs:
 
     node_count: int = 1
     gpus_per_node: int | None = None
-    """None: one where the backend has GPUs, else none."""
+    """None: one where the job describes a GPU or the backend has GPUs, else none."""
     gpu_type: str | None = None
     gpu_memory_min_mb: int = 0
     cpu_cores: int = 0
@@ -132,6 +132,11 @@ class Needs:
     """Soft: labels of nodes to prefer."""
     anti_affinity: tuple[str, ...] = ()
     """Soft: labels of nodes to avoid."""
+
+    @property
+    def describes_gpu(self) -> bool:
+        """Whether a GPU's type or memory is required, which only a GPU can satisfy."""
+        return self.gpu_type is not None or self.gpu_memory_min_mb > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,10 +86,10 @@ class Inventory:
     """Backends that have a GPU which is not a MIG slice."""
 
     def gpus_wanted(self, needs: Needs, backend: str) -> int:
-        """GPUs per node: what was asked for, else one where the backend has any that the job may get."""
+        """GPUs per node: the requested count; else one where the job describes a GPU or the backend has whole GPUs."""
         if needs.gpus_per_node is not None:
             return needs.gpus_per_node
-        return int(backend in (self.with_whole_gpus if needs.gpu_type is None else self.with_gpus))
+        return int(needs.describes_gpu or backend in self.with_whole_gpus)
 
 
 def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:

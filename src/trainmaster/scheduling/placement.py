@@ -30,10 +30,10 @@ def usable(needs: Needs, node: Node) -> bool:
 
 
 def gpus_wanted(needs: Needs, nodes: Sequence[Node]) -> int:
-    """GPUs per node: what was asked for, else one where the backend has any that the job may get."""
+    """GPUs per node: the requested count; else one where the job describes a GPU or the backend has whole GPUs."""
     if needs.gpus_per_node is not None:
         return needs.gpus_per_node
-    return int(any(needs.gpu_type is not None or not is_slice(gpu.type) for node in nodes for gpu in node.gpus))
+    return int(needs.describes_gpu or any(not is_slice(gpu.type) for node in nodes for gpu in node.gpus))
 
 
 def is_slice(gpu_type: str) -> bool:

@@ -75,6 +75,8 @@ class Checkpointing(Trainer):
             # From now on the optimizer has its state: the first save need not wait for memory.
             session.prepare(self._tree())
         self._last_boundary = step
+        # A run shorter than logging_steps would otherwise never report its loss.
+        control.should_log = control.should_log or step == self.state.max_steps
         control.should_save = session.look() or control.should_save
         if session.stop is not None:
             due = control.should_evaluate or before_evaluation or rated

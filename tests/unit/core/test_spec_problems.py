@@ -28,6 +28,8 @@ def problems_of(document: object) -> list[tuple[str, str]]:
         ("data_config.sources[0].colums", "columns"),
         ("output_config.checkpoint.save_step", "save_steps"),
         ("gpu_count", "resource_config.gpu_count"),
+        ("learning_rate", "training_config.hyperparameters.learning_rate"),
+        ("training_config.lora_r", "training_config.hyperparameters.lora_r"),
         ("resource_config.world_size", "training_config.framework.distributed.world_size"),
     ],
 )

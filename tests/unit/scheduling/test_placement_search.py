@@ -132,6 +132,7 @@ wishes = st.builds(
     node_count=st.integers(1, 3),
     gpus_per_node=st.none() | st.integers(0, 3),
     gpu_type=st.sampled_from([None, None, "H100", "mig-1g.5gb"]),
+    gpu_memory_min_mb=st.sampled_from([0, 0, 1]),
     cpu_cores=st.integers(0, 4),
     affinity=st.sampled_from([(), ("x",)]),
     anti_affinity=st.sampled_from([(), ("y",)]),

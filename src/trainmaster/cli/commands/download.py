@@ -13,9 +13,13 @@ from trainmaster.cli.formatting import size
 from trainmaster.cli.options import JobArgument, JsonOption, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
+from trainmaster.sdk.errors import NotFoundError
+from trainmaster.sdk.types import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from trainmaster.sdk import Client
 
 NAMED = 5
 """Files that are named when none of them was meant."""
@@ -45,7 +49,7 @@ def run(
             every = client.results.targets(job_id, directory, checkpoint=checkpoint) if patterns else []
             there = [str(target.path.relative_to(directory)) for target in every]
             saved = client.results.has_checkpoints(job_id)
-            raise CommandError(_nothing(job, checkpoint, patterns, there, has_checkpoints=saved))
+            raise CommandError(_nothing(client, job_id, checkpoint, patterns, there, has_checkpoints=saved))
         total = sum(target.artifact["size_bytes"] for target in wanted)
         stopped = "Stopped; the same command goes on from here."
         with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
@@ -58,13 +62,30 @@ def run(
 
 
 def _nothing(
-    job: str, checkpoint: str | None, patterns: Sequence[str], there: Sequence[str], *, has_checkpoints: bool
+    client: Client,
+    job_id: str,
+    checkpoint: str | None,
+    patterns: Sequence[str],
+    there: Sequence[str],
+    *,
+    has_checkpoints: bool,
 ) -> str:
     if there:
         more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
         return f"no file matches {' '.join(patterns)}; there are {', '.join(there[:NAMED])}{more}"
     if checkpoint is not None:
-        return f"the job has no files of a checkpoint {checkpoint}; `trainmaster checkpoints {job}` lists all"
-    if not has_checkpoints:
-        return "the job has left no output and no checkpoints"
-    return f"the job has left no output; `trainmaster download {job} --checkpoint latest` fetches a checkpoint"
+        return f"the job has no files of a checkpoint {checkpoint}; `trainmaster checkpoints {job_id}` lists all"
+    if has_checkpoints:
+        advice = f"; `trainmaster download {job_id} --checkpoint latest` fetches a checkpoint"
+        return _without_output(client, job_id, "output") + advice
+    return _without_output(client, job_id, "output and no checkpoints")
+
+
+def _without_output(client: Client, job_id: str, what: str) -> str:
+    try:
+        status = client.get(job_id)["status"]
+    except NotFoundError:  # deleted
+        return f"the job has left no {what}"
+    if status in TERMINAL:
+        return f"the job is {status} and has left no {what}"
+    return f"the job is {status} and has no {what} yet; `trainmaster logs -f {job_id}` follows it to its end"

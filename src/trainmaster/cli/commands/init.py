@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,8 +81,11 @@ def run(
         typer.echo(f"{file} is written: {chosen} of {model}")
         if _is_relative(data) and not Path(data).exists():
             say(f"Put your data into {data}: rows such as {jobtemplate.rows_of(chosen)}.")
-        say(f"See what the model will learn with `trainmaster data check {file}`,")
-        say(f"train it with `trainmaster submit {file} --follow`.")
+        if "://" not in model and not model.startswith("artifacts:") and not Path(model).is_dir():
+            say(f"There is no directory {model} here, so {model} is taken as the name of a model on Hugging Face.")
+        quoted = shlex.quote(file)
+        say(f"See what the model will learn with `trainmaster data check {quoted}`,")
+        say(f"train it with `trainmaster submit {quoted} --follow`.")
 
 
 def _asked(question: str, default: str, asks: bool) -> str:

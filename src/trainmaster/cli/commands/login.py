@@ -40,6 +40,8 @@ def run(
             raise UsageError("--ca goes with a URL")
         _show_current(as_json=as_json)
         return
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"'{url}' is not a URL; write the server's, such as https://train.example.com")
     wanted = login.Login(
         url=url.rstrip("/"),
         api_key=os.environ.get(KEY_VARIABLE) or _read_key(),

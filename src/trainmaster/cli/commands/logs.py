@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from trainmaster.cli.exits import ExitCode, say
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
+from trainmaster.sdk.types import TERMINAL
+
+if TYPE_CHECKING:
+    from trainmaster.sdk.types import Job
 
 LONGEST_TAIL = 10_000
 
@@ -52,5 +56,16 @@ def run(
                 sys.stdout.write(part.text)
                 shown = shown or bool(part.text)
             sys.stdout.flush()
-            if not shown and (notice := client.logs(job_id, limit=1)["notice"]):
-                say(notice)
+            if not shown:
+                filtered = tail == 0 or any(value is not None for value in filters.values())
+                say(client.logs(job_id, limit=1)["notice"] or _empty(client.get(job_id), filtered=filtered))
+
+
+def _empty(job: Job, *, filtered: bool) -> str:
+    """Why there is nothing to show."""
+    if filtered:
+        return "No line of the log matches these options."
+    if job["status"] in TERMINAL:
+        return f"The job is {job['status']} and has written nothing."
+    why = job["pending_reason"] if job["status"] == "QUEUED" else job["status_message"]
+    return f"The job has written nothing yet; it is {job['status']}{f': {why}' if why else ''}."

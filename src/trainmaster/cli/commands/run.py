@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -66,6 +67,9 @@ def run(
     from trainmaster.jobs.run_plan import RunError, RunRequest
     from trainmaster.jobs.tracking import TRACKERS
 
+    if Path(target).suffix in (".yaml", ".yml", ".json"):
+        instead = f"`trainmaster submit {shlex.quote(target)} --follow` runs a job file"
+        raise UsageError(f"{target} is not a job class; {instead}")
     if tracker not in TRACKERS:
         raise UsageError(f"--tracker {tracker}: there are {', '.join(TRACKERS)}")
     sys.path.insert(0, os.getcwd())

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from trainmaster.core.errors import Problem
 from trainmaster.core.spec.output import ExportFormat
 from trainmaster.core.suggest import choice_message, nearest, shown
+from trainmaster.core.training import hyperparameters
 from trainmaster.core.training.support import FRAMEWORKS, LATER
 from trainmaster.core.training.types import LORA_TYPES, FrameworkType
 from trainmaster.core.workloads.base import WorkloadSpec
@@ -74,6 +75,8 @@ def _unknown_field(location: Location, model: type[BaseModel], document: object)
     owner = _model_at(model, location[:-1], document)
     near = nearest(name, owner.model_fields) if owner else None
     near = near or next((path for path in _paths(model) if path.rpartition(".")[2] == name), None)
+    if near is None and name in hyperparameters.HYPERPARAMETERS and "training_config" in model.model_fields:
+        near = f"training_config.{HYPERPARAMETERS}.{name}"
     return f"unknown field; did you mean '{near}'?" if near else "unknown field; leave it out"
 
 

@@ -18,7 +18,8 @@ class ResourceConfig(Model):
 
     gpu_count: Annotated[int, Strict(), Field(ge=0, le=MAX_GPUS)] | None = Field(
         default=None,
-        description="GPUs over all nodes. Null: one where the backend has GPUs, else none. 0: runs on the CPU.",
+        description="GPUs over all nodes. Null: one per node where gpu_type or gpu_memory_min_mb is set or the backend "
+        "has GPUs, else none. 0: runs on the CPU.",
     )
     gpu_type: Name | None = Field(default=None, description="Such as H100 or A100-80GB; any when null.")
     gpu_memory_min_mb: Natural | None = Field(default=None, description="Least memory of each GPU.")

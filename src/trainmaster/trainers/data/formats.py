@@ -172,6 +172,8 @@ def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[R
             if header is None:
                 raise FileError("is empty; its first line must name the columns")
             header[0] = header[0].removeprefix("\ufeff")
+            if len(header) == 1 and ";" in header[0]:
+                raise FileError("separates its columns with ';'; save it with ',' between them", number=1)
             if len(set(header)) < len(header):
                 raise FileError("its first line names a column twice", number=1)
             number = reader.line_num + 1

@@ -137,6 +137,10 @@ class _Reader:
             expected = f"has no `{only}`, which this training type needs"
         else:
             expected = "has no `messages`, no `prompt` with `completion` and no `text`"
+        looked_for = (only,) if only else ("messages", "prompt", "completion", "text")
+        columns = map(self._column, looked_for)
+        if empty := " and ".join(f"'{column}'" for column in columns if value_at(self._row, column) is None):
+            return RowError(self._origin, f"has nothing in {empty}; fill it in, or leave such rows out with `filters`")
         advice = "" if lost else "; name the column that is meant with preprocess.field_mapping"
         return RowError(self._origin, f"{expected}; its columns are {has}{advice}")
 
