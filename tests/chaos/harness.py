@@ -17,13 +17,13 @@ from trainmaster.coordinator.commands import Commands
 from trainmaster.coordinator.loop import Coordinator, Pace
 from trainmaster.coordinator.reporting import NodeReports
 from trainmaster.coordinator.vault import Vault
-from trainmaster.core.job import Checkpoint, Event, Job
+from trainmaster.core.job import Attempt, Checkpoint, Event, Job
 from trainmaster.core.resources import Gpu, Node
 from trainmaster.core.spec import parse_submit
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.sealing import Sealer
 from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.store import allocations, checkpoints, events, jobs, leases
+from trainmaster.store import allocations, attempts, checkpoints, events, jobs, leases
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -98,6 +98,7 @@ class Cluster:
         acting = Acting(
             backends={"scripted": self.backend},
             roots=self.roots,
+            attempts=self._attempts,
             checkpoint=self._checkpoint,
             secrets=self._secrets,
             hint=lambda subject: None,
@@ -180,6 +181,10 @@ class Cluster:
     def allocated(self) -> int:
         with self.database.read() as connection:
             return len(allocations.all(connection, EVERYTHING))
+
+    def _attempts(self, job: Job) -> list[Attempt]:
+        with self.database.read() as connection:
+            return attempts.of_job(connection, ACCOUNT, job.job_id)
 
     def _secrets(self, job: Job) -> Secrets:
         with self.database.read() as connection:

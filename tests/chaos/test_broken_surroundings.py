@@ -151,11 +151,16 @@ def test_worker_that_dies_right_after_its_claim_is_swept_and_ends_its_attempt(
     assert cluster.allocated() == 0
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 def test_job_that_no_worker_ever_claims_fails_after_a_few_launches(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
     monkeypatch.setattr(cluster.backend, "submit", lambda *_: None)
     job = cluster.submit(scheduling_config={"max_retries": 5})
+    for launches in (2, 3) if restarts else ():
+        cluster.until(lambda launches=launches: cluster.job(job.job_id).attempt_count == launches, ticks=1000)
+        cluster.die()
+        cluster.boot()
     cluster.until(lambda: cluster.job(job.job_id).status is JobStatus.FAILED, ticks=1000)
     ended = cluster.job(job.job_id)
     assert (ended.reason, ended.attempt_count, ended.retries_used) == (Reason.NEVER_STARTED, 3, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainmaster.backends.base import Backend, LaunchError, NotYetError
 from trainmaster.coordinator.launching import Standing, attempt_request
 from trainmaster.coordinator.pools import Pool, close_pools
 from trainmaster.coordinator.watch import last_beat, look
-from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait
+from trainmaster.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
 from trainmaster.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.core.job import Attempt, Change, Checkpoint, Job
 from trainmaster.core.sight import Liveness, Sight
@@ -107,6 +107,7 @@ class Acting:
         *,
         backends: Mapping[str, Backend],
         roots: Roots,
+        attempts: Callable[[Job], Sequence[Attempt]],
         checkpoint: Callable[[Job, str], Checkpoint],
         secrets: Callable[[Job], Secrets],
         hint: Callable[[str], None],
@@ -120,6 +121,7 @@ class Acting:
     ) -> None:
         self._backends = backends
         self._roots = roots
+        self._attempts = attempts
         self._checkpoint = checkpoint
         self._secrets = secrets
         self._hint = hint
@@ -132,8 +134,6 @@ class Acting:
         self._memory: dict[str, _Memory] = {}
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
-        self._unclaimed: dict[str, int] = {}
-        """Launches of a job in a row that no worker claimed in time."""
         self._acted_at = float("-inf")
         self._pool = pool or Pool("act")
         self._tidying = pool or Pool("tidy")
@@ -162,8 +162,6 @@ class Acting:
             live.add(attempt_id)
             if job.live.claimed:
                 self._refusals.pop(job.job_id, None)
-            if len(job.live.claimed) == len(job.live.shares):
-                self._unclaimed.pop(job.job_id, None)
             memory = self._memory.setdefault(attempt_id, _Memory())
             if memory.busy or now < memory.not_before:
                 continue
@@ -171,9 +169,8 @@ class Acting:
             if act is not None:
                 memory.busy = True
                 self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
-        for counts in (self._refusals, self._unclaimed):
-            for job_id in counts.keys() - view.jobs.keys():
-                del counts[job_id]
+        for job_id in self._refusals.keys() - view.jobs.keys():
+            del self._refusals[job_id]
         if len(self._memory) > len(live):
             for attempt_id in self._memory.keys() - live:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
@@ -208,7 +205,9 @@ class Acting:
             roots=self._roots,
             endpoint=functools.partial(backend.endpoint, request),
         )
-        return replace(sight, unclaimed_launches=self._unclaimed.get(job.job_id, 0))
+        if Liveness.REVOKED in liveness:
+            sight = replace(sight, unclaimed_launches=unclaimed_launches(job, self._attempts(job)))
+        return sight
 
     def heard_at(self, job: Job) -> float | None:
         """The last heartbeat of a preparing attempt's workers, of the one that has been silent for longest."""
@@ -278,8 +277,6 @@ class Acting:
             if memory.revoked:
                 return None
             memory.revoked = True
-            if job.live.stop is None:
-                self._unclaimed[job.job_id] = self._unclaimed.get(job.job_id, 0) + 1
             return _Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
         again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
         if memory.launched_at is not None and now - memory.launched_at < again_s:

@@ -21,7 +21,7 @@ from trainmaster.coordinator.subscribing import Subscriptions
 from trainmaster.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.coordinator.vault import Vault
 from trainmaster.coordinator.webhooks import Deliveries
-from trainmaster.core.job import Checkpoint, Job
+from trainmaster.core.job import Attempt, Checkpoint, Job
 from trainmaster.core.sight import EngineFacts
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.hints import HintListener
@@ -29,7 +29,7 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.sealing import key_file
 from trainmaster.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.storage import Roots, run_directory
-from trainmaster.store import accounts, checkpoints
+from trainmaster.store import accounts, attempts, checkpoints
 from trainmaster.store.database import Database
 from trainmaster.store.scope import Scope
 
@@ -86,6 +86,7 @@ class CoordinatorRole:
             acting=Acting(
                 backends=self._backends,
                 roots=roots,
+                attempts=self._attempts,
                 checkpoint=self._checkpoint,
                 secrets=self._secrets,
                 hint=self.hint,
@@ -164,6 +165,10 @@ class CoordinatorRole:
             account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
         uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
         return Standing(uid=uid, confined=is_confined(account, self._settings))
+
+    def _attempts(self, job: Job) -> list[Attempt]:
+        with self._database.read() as connection:
+            return attempts.of_job(connection, Scope(account_id=job.account_id), job.job_id)
 
     def _secrets(self, job: Job) -> Secrets:
         with self._database.read() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainmaster.core.commands import bury
@@ -132,6 +132,25 @@ def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
     if gives_up:
         message = f"no worker started in {unclaimed_launches} launches in a row"
     _finish(draft, reason, message, evidence, ended_at, gives_up=gives_up)
+
+
+def unclaimed_launches(job: Job, attempts: Iterable[Attempt]) -> int:
+    """How many launches in a row no worker claimed in time since the job was queued or resumed, with the current one.
+
+    One that was withdrawn for another reason, or refused, neither counts nor breaks the row.
+
+    Args:
+        job: which one.
+        attempts: all that it has had.
+    """
+    earlier = [each for each in attempts if each.number < job.live.number and each.created_at >= (job.queued_at or 0.0)]
+    count = 0
+    for attempt in [job.live, *sorted(earlier, key=lambda each: each.number, reverse=True)]:
+        if len(attempt.claimed) == len(attempt.shares):
+            break
+        if attempt.reason in (None, Reason.NEVER_STARTED) and attempt.stop in (None, StopCause.PEER):
+            count += 1
+    return count
 
 
 def _cause(attempt: Attempt) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from job_factory import NOW, new_job, placed, seen, settled, sight, training
 
 from trainmaster.core import commands, observations
+from trainmaster.core.endings import unclaimed_launches
 from trainmaster.core.job import Change, Job
 from trainmaster.core.resources import Share
 from trainmaster.core.sight import Liveness, NodeSight
@@ -135,6 +136,29 @@ def test_gang_of_which_a_node_was_never_started_has_the_others_stopped() -> None
 def test_gang_that_failed_for_itself_is_not_placed_again_for_a_node_that_never_started() -> None:
     job = ends(placed(new_job(node_count=3)), PEER, None, FAILED).job
     assert (job.status, job.reason, job.message) == (JobStatus.FAILED, Reason.EXITED_NONZERO, "exited with 3")
+
+
+def test_launches_that_nobody_claimed_are_counted_in_a_row_from_the_attempts() -> None:
+    job = placed(new_job(node_count=2)).evolve(queued_at=NOW)
+    never = {"reason": Reason.NEVER_STARTED}
+    refused, withdrawn, ran = (
+        {"reason": Reason.ENGINE_UNAVAILABLE},
+        {"reason": Reason.NEVER_STARTED, "stop": StopCause.PREEMPT},
+        {"reason": Reason.EXITED_NONZERO, "claimed": frozenset({0, 1})},
+    )
+    half = {"reason": Reason.NEVER_STARTED, "stop": StopCause.PEER, "claimed": frozenset({0})}
+
+    def count(*earlier: dict[str, Any]) -> int:
+        attempts = [job.live.evolve(number=number, **fields) for number, fields in enumerate(earlier)]
+        live = job.live.evolve(number=len(attempts))
+        return unclaimed_launches(job.evolve(attempt=live), [*attempts, live])
+
+    assert count() == 1
+    assert count(never, half) == 3
+    assert count(never, ran, never) == 2
+    assert count(never, refused, withdrawn, never) == 3
+    assert count({**never, "created_at": NOW - 1}, never) == 2  # it was resumed in between
+    assert unclaimed_launches(job.evolve(attempt=job.live.evolve(stop=StopCause.PREEMPT)), []) == 0
 
 
 def test_paused_gang_that_lost_a_start_is_paused() -> None:
