@@ -130,5 +130,11 @@ BESIDE: tuple[Difference, ...] = (
         ours="ValueError",
         why=NO_COUNTERPART + "; leave them out",
     ),
+    Difference(
+        what="`ContainerBackendConfig.initializer_timeout` for an initializer of a `BuiltinTrainer`",
+        theirs="no built-in trainers on this backend",
+        ours="ValueError",
+        why="our trainers fetch in the step that prepares rows; `ActiveDeadlineSeconds` limits the whole job",
+    ),
 )
 """What only calls show, and the cases do not: unit tests of the client have it."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
+from trainmaster.trainer.configs import INITIALIZER_TIMEOUT_S
 from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
 from trainmaster.trainer.naming import check_name
 from trainmaster.trainer.options.train_job_spec import environment_of, take_train_job_fields
@@ -87,7 +88,7 @@ def job_document(
     if backend is not None:
         document["backend"] = backend
     if isinstance(trainer, BuiltinTrainer):
-        _refuse_images(initializer, initializers)
+        _refuse_unused(initializer, initializers)
         document |= _training(trainer, runtime, initializer)
     else:
         document |= _job(trainer, runtime, initializer, initializers, shipped)
@@ -244,12 +245,21 @@ def _canonical(package: str) -> str:
     return re.sub(r"[-_.]+", "-", found[1]).lower() if found else package
 
 
-def _refuse_images(initializer: Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
-    """A built-in trainer fetches by itself, so that no image can do it."""
+def _refuse_unused(initializer: Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse settings of initializers that have no effect on a built-in trainer.
+
+    It fetches in the step that prepares its rows, so no image can do it, and no time limit applies to a part of it.
+    """
     for part, said in initializers.items():
-        if "image" in said and getattr(initializer, part, None) is not None:
+        if getattr(initializer, part, None) is None:
+            continue
+        itself = f"a BuiltinTrainer fetches its {part} itself"
+        if "image" in said:
+            raise ValueError(f"{itself}: use a client without {part}_initializer_image for it")
+        if said.get("timeout_s", INITIALIZER_TIMEOUT_S) != INITIALIZER_TIMEOUT_S:
             raise ValueError(
-                f"a BuiltinTrainer fetches its {part} itself: use a client without {part}_initializer_image for it"
+                f"{itself}, without a time limit: use a client without initializer_timeout for it, or limit the whole "
+                "job with ActiveDeadlineSeconds"
             )
 
 

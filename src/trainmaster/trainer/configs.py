@@ -39,6 +39,10 @@ def _kubernetes_configuration(value: object) -> object:
     return value
 
 
+INITIALIZER_TIMEOUT_S = 600
+"""The default, as in Kubeflow's client."""
+
+
 class BackendConfig(BaseModel):
     """What all of them share: a misspelt field is an error, and so is a wrong value that is set later."""
 
@@ -89,7 +93,7 @@ class ContainerBackendConfig(BackendConfig):
     image."""
     model_initializer_image: str | None = None
     """The same for the model."""
-    initializer_timeout: Annotated[int, Field(ge=1)] = 600
+    initializer_timeout: Annotated[int, Field(ge=1)] = INITIALIZER_TIMEOUT_S
     """Seconds that each initializer may take; one that takes longer is ended, and its attempt may be tried again."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_submit
 from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.trainer import ContainerBackendConfig, LocalProcessBackendConfig
+from trainmaster.trainer.choosing import Surroundings, choose
 from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL, job_document
 from trainmaster.trainer.functions import check_arguments, source_of
 from trainmaster.trainer.naming import check_name, random_name
@@ -402,8 +405,23 @@ def test_initializers_say_what_the_client_says_of_all() -> None:
     tuned = BuiltinTrainer(config=TorchTuneConfig())
     with pytest.raises(ValueError, match="fetches its dataset itself"):
         compiled(tuned, runtime=TUNING, initializer=Initializer(DATA, MODEL), initializers=common)
-    timed = {part: {"timeout_s": 5} for part in common}
-    compiled(tuned, runtime=TUNING, initializer=Initializer(DATA, MODEL), initializers=timed)
+
+
+def test_time_limit_of_initializers_is_refused_for_a_built_in_trainer_which_has_none(tmp_path: Path) -> None:
+    def initializers(**values: Any) -> Mapping[str, Mapping[str, Any]]:
+        around = Surroundings(environment={}, home=tmp_path, in_cluster=False, ask=None)
+        return choose(ContainerBackendConfig(**values), around).initializers
+
+    limited = initializers(initializer_timeout=5)
+    own = compiled(CustomTrainer(func=nothing), initializer=Initializer(DATA), initializers=limited)
+    assert own["workload"]["initializers"]["dataset"]["timeout_s"] == 5
+    tuned = BuiltinTrainer(config=TorchTuneConfig())
+    fetched = Initializer(DATA, MODEL)
+    with pytest.raises(ValueError, match=r"fetches its dataset itself, without a time limit: .*initializer_timeout"):
+        compiled(tuned, runtime=TUNING, initializer=fetched, initializers=limited)
+    compiled(tuned, runtime=TUNING, initializer=fetched, initializers=initializers())
+    with pytest.raises(ValueError, match="initializer_timeout"):
+        LocalProcessBackendConfig(initializer_timeout=5)  # type: ignore[call-arg]
 
 
 def test_initializers_travel_with_all_that_they_were_given() -> None:
