@@ -17,8 +17,8 @@ from trainmaster.api import requests
 from trainmaster.api.requests import MAX_COMMAS, parse_json
 from trainmaster.core.errors import SpecError
 
-COSTLY = "def train():\n    return f'" + "{x}" * 43_000 + "'\n"
-"""Takes this Python a second and more to parse."""
+COSTLY = "def train():\n    return f'" + "{x}" * 25_000 + "'\n"
+"""Takes this Python some tenths of a second to parse."""
 
 
 def half_sent(served: Served, api: Api, path: str, method: str = "POST") -> bytes:

@@ -91,3 +91,14 @@ def test_key_shows_itself(api: Api) -> None:
     assert key["account_id"] == api.account_id
     assert key["revoked_at"] is None
     assert "key" not in key
+
+
+def test_function_of_a_clone_is_checked_as_that_of_a_submission(api: Api) -> None:
+    function = {"kind": "function", "source": "def train():\n    pass\n", "name": "train"}
+    job_id = api.submit(workload=function)
+    document = request_of(api.show(job_id))
+    document["workload"]["source"] = "def train(:\n"
+
+    error = clone(api, job_id, 422, json=document)
+
+    assert [problem["field"] for problem in error["details"]] == ["workload.source"]

@@ -51,6 +51,7 @@ from trainmaster.api.routes.fireworks.absent import absent
 from trainmaster.api.routes.fireworks.door import FireworksDoor
 from trainmaster.api.routing import Handler, QuickHandler, RawRoute
 from trainmaster.api.status import failure_at
+from trainmaster.api.submitting import Submissions
 from trainmaster.api.summaries import Summaries
 from trainmaster.api.tinker.door import TinkerDoor
 from trainmaster.api.trials import Trials
@@ -109,6 +110,7 @@ def create_app(context: ApiContext) -> Front:
     app.state.context = context
     app.state.followers = Followers(context.database)
     app.state.gateway = gateway.Gateway(context)
+    app.state.submissions = Submissions(context)
     app.state.summaries = Summaries()
     app.state.trials = Trials(context.subscriptions)
     app.state.gate = Gate(context)

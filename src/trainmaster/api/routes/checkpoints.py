@@ -15,8 +15,8 @@ from trainmaster.api.context import ApiContext, Context
 from trainmaster.api.envelope import Ok, ok
 from trainmaster.api.params import JobId, PlainText
 from trainmaster.api.requests import idempotency_of, read_body
-from trainmaster.api.routes.jobs import REPLAYED
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, errors
+from trainmaster.api.submitting import REPLAYED
 from trainmaster.api.wire.checkpoints import JobCheckpoints, checkpoint_resources
 from trainmaster.api.wire.reported import instant
 from trainmaster.coordinator import checkpoints as commands

@@ -6,17 +6,17 @@ import asyncio
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy import Connection
 
 from trainmaster.api.auth import Manager
 from trainmaster.api.context import Context
-from trainmaster.api.envelope import Ok, ok
+from trainmaster.api.envelope import Ok
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import JobId
 from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
-from trainmaster.api.routes.jobs import REPLAYED, answer
+from trainmaster.api.routes.jobs import answer
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
-from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob, submitted_job
+from trainmaster.api.submitting import submissions_of
+from trainmaster.api.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob
 from trainmaster.api.wire.jobs import ControlledJob, JobResource, controlled_json
 from trainmaster.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.store import jobs
@@ -123,19 +123,16 @@ async def clone(request: Request, principal: Manager, context: Context, job_id: 
     The body is the request of the new job; an empty one means the request of the old job. Where the body has `***`,
     which is how a job shows the value of a secret, the old job's value is used.
     """
+    submissions = submissions_of(request)
     document = await read_body(request)
-    given = parse_json(document) if document.strip() else None
 
-    def filled(connection: Connection) -> object:
-        return context.vault.cloned(connection, jobs.get(connection, principal.scope, job_id), given)
+    def filled() -> SubmitJobRequest:
+        given = parse_json(document) if document.strip() else None
+        with context.database.read() as connection:
+            job = jobs.get(connection, principal.scope, job_id)
+            cloned = context.vault.cloned(connection, job, given)
+        return parse_submit(cloned)
 
-    wanted = await context.models.looked_up(parse_submit(await context.read(filled)), principal.account_id)
-    command = context.commands.submit(
-        principal.scope,
-        wanted,
-        created_by=principal.name,
-        tokens=await forwarded_tokens(request, context),
-        idempotency=idempotency_of(request, document),
-    )
-    outcome = await asyncio.wrap_future(command)
-    return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+    # The old job's request may be large whatever the body is.
+    wanted = await submissions.check(await submissions.run(filled, large=True), principal.account_id)
+    return await submissions.submit(request, principal, wanted, document=document, large=True)

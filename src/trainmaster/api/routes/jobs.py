@@ -17,17 +17,18 @@ from trainmaster.api.context import ApiContext, Context, context_of
 from trainmaster.api.envelope import Ok, ok, ok_json
 from trainmaster.api.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.api.params import MAX_JOB_ID, JobId, PlainText
-from trainmaster.api.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.api.requests import idempotency_of, parse_optional, read_body
 from trainmaster.api.routes.blobs import blob_file
 from trainmaster.api.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
+from trainmaster.api.submitting import REPLAYED, is_large, submissions_of
 from trainmaster.api.summaries import Summaries, plain_query
-from trainmaster.api.wire.commands import CheckedJob, EditBody, SubmittedJob, submitted_job
+from trainmaster.api.wire.commands import CheckedJob, EditBody, SubmittedJob
 from trainmaster.api.wire.jobs import JobList, JobResource, JobView, job_json
 from trainmaster.coordinator.commands import Outcome
 from trainmaster.core.errors import Problem, SpecError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
-from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.core.spec import SubmitJobRequest
 from trainmaster.core.spec.submit import MAX_LABELS
 from trainmaster.core.states import JobStatus
 from trainmaster.core.workloads import kinds
@@ -35,7 +36,6 @@ from trainmaster.store import activity, attempts, blobs, checkpoints, jobs
 from trainmaster.store.listing import JobQuery
 from trainmaster.store.scope import Scope
 
-REPLAYED = {"Idempotent-Replayed": "true"}
 LABEL_PREFIX = "labels."
 EVALUATION = "evaluation"
 """The kind of workload that lists leave out unless it is asked for."""
@@ -83,21 +83,11 @@ async def submit(request: Request) -> Response:
 
     The answer comes when the job is on disk; it is admitted, queued and run from then on, whatever happens.
     """
-    context = context_of(request)
     principal = require(request, KeyScope.MANAGE)
+    submissions = submissions_of(request)
     document = await read_body(request)
-    wanted = parse_submit(parse_json(document))
-    await context.sources.check(wanted, principal.account_id)
-    wanted = await context.models.looked_up(wanted, principal.account_id)
-    submission = context.commands.submit(
-        principal.scope,
-        wanted,
-        created_by=principal.name,
-        tokens=await forwarded_tokens(request, context),
-        idempotency=idempotency_of(request, document),
-    )
-    outcome = await asyncio.wrap_future(submission)
-    return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+    wanted = await submissions.read(document, principal.account_id)
+    return await submissions.submit(request, principal, wanted, document=document, large=is_large(document))
 
 
 @submitting.post(
@@ -114,11 +104,14 @@ async def validate(request: Request) -> Response:
     """
     context = context_of(request)
     principal = require(request, KeyScope.MANAGE)
-    wanted = parse_submit(parse_json(await read_body(request)))
-    await context.sources.check(wanted, principal.account_id)
-    wanted = await context.models.looked_up(wanted, principal.account_id)
+    submissions = submissions_of(request)
+    document = await read_body(request)
+    wanted = await submissions.read(document, principal.account_id)
     await forwarded_tokens(request, context)
-    await asyncio.wrap_future(context.commands.check(principal.scope, wanted, created_by=principal.name))
+    check = await submissions.run(
+        lambda: context.commands.check(principal.scope, wanted, created_by=principal.name), large=is_large(document)
+    )
+    await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
     missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
 
