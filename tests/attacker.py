@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 UID = 61_900
@@ -35,6 +37,50 @@ def attacking(directory: Path, act: Callable[[], None], *, uid: int = UID) -> It
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+@dataclass
+class Squatter:
+    """A user that listens on a port of the loopback address, where somebody else's service should be."""
+
+    port: int
+    received: bytes = b""
+    """What it was sent; known when it has ended."""
+
+
+@contextlib.contextmanager
+def squatting(*, leaves: bool = False, uid: int = UID) -> Iterator[Squatter]:
+    """Have another user answer on a port; with `leaves` it gives the port up once it has a connection."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            listener = socket.create_server(("127.0.0.1", 0))
+            os.write(write, b"%d\n" % listener.getsockname()[1])
+            while True:
+                connection, _ = listener.accept()
+                if leaves:
+                    listener.close()
+                connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                while data := connection.recv(4096):
+                    os.write(write, data)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb", buffering=0) as said:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += said.read(1) or b""
+        squatter = Squatter(port=int(line))
+        try:
+            yield squatter
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            squatter.received = said.readall()
 
 
 def give(path: Path, uid: int = UID) -> None:

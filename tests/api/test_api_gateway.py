@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import socketserver
 import threading
@@ -16,7 +17,8 @@ import httpx
 import pytest
 from api_world import SERVICE, Api, World, wait_for
 
-from trainmaster.store import activity
+from attacker import UID, squatting
+from trainmaster.store import accounts, activity
 from trainmaster.store.scope import Scope
 
 
@@ -133,6 +135,27 @@ def test_our_credentials_stay_with_us(api: Api, job_id: str) -> None:
     seen = echo(api, "GET", f"/v1/jobs/{job_id}/proxy/", headers=headers)
     assert api.key not in json.dumps(seen)
     assert seen["headers"]["authorization"] == "Bearer for-the-service"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_on_the_port_of_a_service_is_sent_nothing(api: Api, world: World) -> None:
+    job_id = api.submit(**SERVICE)
+    world.start(job_id)
+    with squatting() as squatter:
+        world.see(job_id, endpoint=f"127.0.0.1:{squatter.port}")
+        answer = api.http.post(f"/v1/jobs/{job_id}/proxy/", content=b"a secret of the user")
+        assert (answer.status_code, f"taken by uid {UID}" in answer.text) == (502, True)
+    assert squatter.received == b""
+    # The same user is welcome where the account's jobs run as that user.
+    everything = Scope.everything()
+    world.database.write_now(lambda connection: accounts.set_uid(connection, everything, api.account_id, UID))
+    try:
+        with squatting() as service:
+            world.see(job_id, endpoint=f"127.0.0.1:{service.port}")
+            assert api.http.post(f"/v1/jobs/{job_id}/proxy/", content=b"a secret of the user").text == "ok"
+        assert b"a secret of the user" in service.received
+    finally:
+        world.database.write_now(lambda connection: accounts.set_uid(connection, everything, api.account_id, None))
 
 
 def test_answer_comes_back_as_it_was_given(api: Api, job_id: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from attacker import UID, squatting
 from trainmaster.api.tinker import connections
 from trainmaster.api.tinker.connections import BrokenOffError, Connections
 from trainmaster.core.tinker import Trainer
@@ -44,6 +46,25 @@ async def asked(answer: bytes, header: bytes = b"x", *, closes: bool = True) -> 
         assert body is not None or pool.kept(TRAINER) is None
         pool.close()
         return sent, body
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_another_user_on_the_port_of_a_trainer_is_sent_nothing(leaves: bool) -> None:
+    async def ask(port: int, uid: int | None) -> bytes:
+        pool = Connections()
+        connection = await pool.open(TRAINER, f"127.0.0.1:{port}", "token-of-the-ranks", uid)
+        answer = await pool.exchange(connection, "POST", b"/", [], b"what is trained on")
+        body = await answer.body()
+        pool.close()
+        return body
+
+    with squatting(leaves=leaves) as squatter, pytest.raises(BrokenOffError, match=f"taken by uid {UID}"):
+        asyncio.run(ask(squatter.port, None))
+    assert squatter.received == b""
+    with squatting() as service:
+        assert asyncio.run(ask(service.port, UID)) == b"ok"
+    assert b"token-of-the-ranks" in service.received
 
 
 def run(work: Callable[[], Awaitable[tuple[bytes, bytes | None]]]) -> tuple[bytes, bytes | None]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 from fastapi import APIRouter, Request, Response
+from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -30,8 +33,9 @@ from trainmaster.core.errors import ConflictError
 from trainmaster.core.job import Job
 from trainmaster.core.keys import KeyScope
 from trainmaster.core.states import ACTIVE, WAITING, Desired
+from trainmaster.protocol.listeners import stranger_at
 from trainmaster.protocol.services import TOKEN_HEADER
-from trainmaster.store import jobs
+from trainmaster.store import accounts, jobs
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +81,14 @@ _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 async def proxy(request: Request, context: Context, job_id: JobId) -> Response:
     """Pass a request on to the service that a job is."""
     principal = require(request, KeyScope.VIEW if request.method in SAFE_METHODS else KeyScope.MANAGE)
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+
+    def find(connection: Connection) -> tuple[Job, int | None]:
+        job = jobs.get(connection, principal.scope, job_id)
+        return job, accounts.get(connection, principal.scope, job.account_id).uid
+
+    job, uid = await context.read(find)
     gateway: Gateway = request.app.state.gateway
-    return await gateway.forward(request, job)
+    return await gateway.forward(request, job, uid)
 
 
 class Gateway:
@@ -89,19 +98,19 @@ class Gateway:
         self._activity = Activity(context)
         self._client: httpx.AsyncClient | None = None
 
-    async def forward(self, request: Request, job: Job) -> Response:
-        """The answer of a service.
+    async def forward(self, request: Request, job: Job, uid: int | None) -> Response:
+        """The answer of a service; `uid` is that of its account, where it has one.
 
         Raises:
             ConflictError: the job is no service.
             ServiceNotReadyError: it does not answer now.
-            BadGatewayError: it broke off before it answered, or its answer is not HTTP.
+            BadGatewayError: it broke off before it answered, its answer is not HTTP, or somebody else has its port.
             StalledError: the rest of the request's body does not come.
         """
         host = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))
-            answer = await self._exchange(request, job, host)
+            answer = await self._exchange(request, job, host, uid)
             if answer is None:
                 return Response(status_code=_CLIENT_GONE)
             if answer.status_code not in STATUSES:
@@ -109,7 +118,7 @@ class Gateway:
                 raise BadGatewayError(f"the service of job {job.job_id} answered with the status {answer.status_code}")
             return _Answer(answer, use.pop_all(), job.job_id)
 
-    async def _exchange(self, request: Request, job: Job, host: str) -> httpx.Response | None:
+    async def _exchange(self, request: Request, job: Job, host: str, uid: int | None) -> httpx.Response | None:
         """The beginning of the service's answer; None when the client left before."""
         sent_all = asyncio.Event()
         has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
@@ -121,7 +130,10 @@ class Gateway:
             headers=_onward_headers(request, job, host),
             content=_body(request, sent_all) if has_body else None,
             # Only the connection has a time limit: a training step may well take an hour.
-            extensions={"timeout": httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict()},
+            extensions={
+                "timeout": httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict(),
+                "trace": functools.partial(_refuse_strangers, uid),
+            },
         )
         sending = asyncio.ensure_future(self._send(onward))
         leaving = asyncio.ensure_future(_departure(request, sent_all))
@@ -145,6 +157,16 @@ class Gateway:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
         return await self._client.send(onward, stream=True)
+
+
+async def _refuse_strangers(uid: int | None, event: str, info: dict[str, Any]) -> None:
+    """Give up a new connection, before anything is sent, where another user than the service's has its port."""
+    if event == "connection.connect_tcp.complete":
+        stream = info["return_value"]
+        peer, own = (stream.get_extra_info(name) for name in ("server_addr", "client_addr"))
+        if (stranger := stranger_at(peer[:2], own[:2], uid)) is not None:
+            await stream.aclose()
+            raise httpx.ConnectError(f"its port is taken by uid {stranger}")
 
 
 def dial(job: Job) -> str:

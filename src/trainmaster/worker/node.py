@@ -250,7 +250,8 @@ class NodeRun:
             if self._node and readiness.first_node_only:
                 self._journal.record("ready")
             else:
-                self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now)
+                uid = self._user.uid if self._user else None
+                self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now, uid=uid)
 
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""

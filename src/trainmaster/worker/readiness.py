@@ -8,6 +8,7 @@ import selectors
 import socket
 
 from trainmaster.protocol.launch import Readiness
+from trainmaster.protocol.listeners import stranger_at
 
 _ANSWER_WITHIN_S = 5.0
 """A service that accepted the connection but is busy starting may take this long before it is asked afresh."""
@@ -19,11 +20,20 @@ class ReadinessProbe:
     """Asks `GET path` until the answer's status is below 400. Its sockets live in the caller's selector."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, host: str, port: int, readiness: Readiness, now: float
+        self,
+        selector: selectors.BaseSelector,
+        host: str,
+        port: int,
+        readiness: Readiness,
+        now: float,
+        *,
+        uid: int | None = None,
     ) -> None:
+        """Ask at an address; `uid` is as whom the service runs, None: as this process. Others' answers do not count."""
         self._selector = selector
         self._address = (host, port)
         self._readiness = readiness
+        self._uid = uid
         self._socket: socket.socket | None = None
         self._asked_at = 0.0
         self._received = b""
@@ -79,6 +89,14 @@ class ReadinessProbe:
             self._conclude(os.strerror(outcome))
             return
         host, port = self._address
+        try:
+            stranger = stranger_at(self._socket.getpeername()[:2], self._socket.getsockname()[:2], self._uid)
+        except OSError as error:
+            self._conclude(str(error))
+            return
+        if stranger is not None:
+            self._conclude(f"port {port} is taken by another user, with uid {stranger}")
+            return
         question = f"GET {self._readiness.path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
         try:
             # Short enough for the empty buffer of a new connection.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 
 import pytest
 
+from attacker import UID, squatting
 from trainmaster.protocol.launch import Readiness
 from trainmaster.worker.readiness import ReadinessProbe
 
@@ -42,3 +44,19 @@ def test_answer_of_a_service_is_judged_by_a_bounded_first_line(answer: bytes, re
                     key.data()
         assert probe.is_ready is ready
         assert len(probe.failure(60.0) or "") < 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("uid", [None, UID + 1, UID])
+def test_answer_of_another_user_on_the_port_does_not_make_a_service_ready(uid: int | None) -> None:
+    with selectors.DefaultSelector() as selector, squatting() as squatter:
+        readiness = Readiness(path="/", timeout_s=60.0, interval_s=60.0)
+        probe = ReadinessProbe(selector, "127.0.0.1", squatter.port, readiness, 0.0, uid=uid)
+        probe.advance(0.0)
+        while selector.get_map():
+            for key, _ in selector.select(1.0):
+                key.data()
+        assert probe.is_ready is (uid == UID)
+    if uid != UID:
+        assert f"is taken by another user, with uid {UID}" in (probe.failure(60.0) or "")
+        assert squatter.received == b""

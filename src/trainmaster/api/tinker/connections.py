@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from trainmaster.core.tinker import Trainer
+from trainmaster.protocol.listeners import stranger_at
 from trainmaster.protocol.services import TOKEN_HEADER
 
 CONNECT_TIMEOUT_S = 5.0
@@ -134,11 +135,11 @@ class Connections:
         self._idle.pop(trainer, None)
         return None
 
-    async def open(self, trainer: Trainer, address: str, token: str) -> Connection:
-        """A new connection to where a trainer answers; `token` is what its ranks hold.
+    async def open(self, trainer: Trainer, address: str, token: str, uid: int | None = None) -> Connection:
+        """A new connection to where a trainer answers; `token` is what its ranks hold, `uid` as whom they run.
 
         Raises:
-            BrokenOffError: nobody does.
+            BrokenOffError: nobody does, or somebody else.
         """
         host, _, port = address.rpartition(":")
         try:
@@ -147,7 +148,13 @@ class Connections:
             )
         except (OSError, TimeoutError) as error:
             raise BrokenOffError(f"the trainer does not answer: {error or type(error).__name__}") from None
-        return Connection(trainer=trainer, token=token.encode(), reader=reader, writer=writer)
+        connection = Connection(trainer=trainer, token=token.encode(), reader=reader, writer=writer)
+        peer, own = (writer.get_extra_info(name) for name in ("peername", "sockname"))
+        stranger = stranger_at(peer[:2], own[:2], uid) if peer and own else None
+        if stranger is not None:
+            connection.close()
+            raise BrokenOffError(f"the trainer does not answer: its port is taken by uid {stranger}")
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last answer was read to its end."""

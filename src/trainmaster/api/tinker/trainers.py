@@ -26,7 +26,7 @@ from trainmaster.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.core.job import Job
 from trainmaster.core.tinker import Trainer
 from trainmaster.core.workloads.trainer_service import KIND
-from trainmaster.store import jobs
+from trainmaster.store import accounts, jobs
 from trainmaster.store.scope import Scope as StoreScope
 
 _log = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ class TrainerGoneError(NotFoundError):
 class _Seen:
     at: float
     job: Job | None
+    uid: int | None = None
+    """As whom the jobs of its account run, where it has a user of its own."""
 
 
 class Trainers:
@@ -90,7 +92,7 @@ class Trainers:
         """Of heartbeats alone: they must not stand in line behind a burst that takes all that are open."""
         self._owners: dict[str, str] = {}
         self._seen: dict[str, _Seen] = {}
-        self._looks: dict[str, asyncio.Task[Job | None]] = {}
+        self._looks: dict[str, asyncio.Task[_Seen]] = {}
 
     def close(self) -> None:
         """Let go of all connections that nobody uses."""
@@ -105,7 +107,7 @@ class Trainers:
         """
         owner = self._owners.get(job_id)
         if owner is None:
-            job = await self._look(job_id)
+            job = (await self._look(job_id)).job
             owner = job.account_id if job is not None and job.workload_kind == KIND else None
         if owner != account_id:
             raise JobNotFoundError(f"there is no job {job_id}")
@@ -192,42 +194,47 @@ class Trainers:
             await self._address(trainer)
             raise
 
-    async def _address(self, trainer: Trainer) -> tuple[str, str]:
-        """Where it answers, and the token that its ranks hold."""
-        job = await self._look(trainer.job_id)
+    async def _address(self, trainer: Trainer) -> tuple[str, str, int | None]:
+        """Where it answers, the token that its ranks hold, and the uid as which they run, where its account has one."""
+        seen = await self._look(trainer.job_id)
+        job = seen.job
         if job is None or job.attempt is None or job.attempt.number != trainer.attempt:
             raise TrainerGoneError(trainer, job)
         if job.endpoint is None:
             raise BrokenOffError(f"the trainer of job {job.job_id} does not answer yet")
-        return job.endpoint, job.attempt.rank_token
+        return job.endpoint, job.attempt.rank_token, seen.uid
 
-    async def _look(self, job_id: str) -> Job | None:
+    async def _look(self, job_id: str) -> _Seen:
         """The job as it was within the last second; those who ask at the same time share one look."""
         seen = self._seen.get(job_id)
         if seen is not None and time.monotonic() - seen.at < FRESH_S:
-            return seen.job
+            return seen
         look = self._looks.get(job_id)
         if look is None:
             look = self._looks[job_id] = asyncio.ensure_future(self._read(job_id))
             look.add_done_callback(lambda _: self._looks.pop(job_id, None))
         return await asyncio.shield(look)
 
-    async def _read(self, job_id: str) -> Job | None:
-        def question(connection: Read) -> Job | None:
-            try:
-                return jobs.get(connection, StoreScope.everything(), job_id, deleted=True)
-            except JobNotFoundError:
-                return None
-
+    async def _read(self, job_id: str) -> _Seen:
         at = time.monotonic()
-        job = await self._context.read(question)
+
+        def question(connection: Read) -> _Seen:
+            everything = StoreScope.everything()
+            try:
+                job = jobs.get(connection, everything, job_id, deleted=True)
+                return _Seen(at=at, job=job, uid=accounts.get(connection, everything, job.account_id).uid)
+            except NotFoundError:
+                return _Seen(at=at, job=None)
+
+        seen = await self._context.read(question)
+        job = seen.job
         for memory in (self._owners, self._seen):
             if len(memory) >= MOST_REMEMBERED:
                 memory.clear()
-        self._seen[job_id] = _Seen(at=at, job=job)
+        self._seen[job_id] = seen
         if job is not None and job.workload_kind == KIND:
             self._owners[job_id] = job.account_id
-        return job
+        return seen
 
 
 class _Streamed(Response):
