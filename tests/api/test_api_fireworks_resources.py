@@ -146,6 +146,9 @@ def test_checkpoints_are_listed_also_of_a_trainer_that_is_gone(door: Door, world
     first = door.call("GET", f"{door.jobs}/trainer/checkpoints", params={"pageSize": 2})
     assert len(first["checkpoints"]) == 2
     assert rows(door, pageToken=first["nextPageToken"]) == found[2:]
+    one = door.call("GET", f"{door.jobs}/trainer/checkpoints", params={"pageSize": 1, "filter": "promotable=false"})
+    assert one["checkpoints"] == [found[0]]
+    assert rows(door, pageToken=one["nextPageToken"], pageSize=1, filter="promotable=false") == [found[2]]
     world.end(door.job("trainer").job_id, "KILLED_BY_SIGNAL")
     assert rows(door) == found
     door.call("DELETE", f"{door.jobs}/trainer")

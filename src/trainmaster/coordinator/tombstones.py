@@ -8,7 +8,7 @@ from trainmaster.core.job import Job
 from trainmaster.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.protocol import account_files
 from trainmaster.storage import ARTIFACTS, RUNS, Location, Roots
-from trainmaster.store import checkpoints, jobs
+from trainmaster.store import checkpoint_lists, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.paging import position_of, token_after
 from trainmaster.store.scope import Scope
@@ -77,6 +77,6 @@ class Tombstones:
         sizes = [self._roots.size_of(Location(root=root, path=job.job_id)) for root in present]
         if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
             with self._database.read() as connection:
-                own = checkpoints.of_job(connection, Scope(job.account_id), job.job_id)
-            sizes += [checkpoint.size_bytes for checkpoint in own if checkpoint.root == ARTIFACTS]
+                outside = checkpoint_lists.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)
+            sizes += [] if outside is None else [outside]
         return sum(sizes) if sizes else None

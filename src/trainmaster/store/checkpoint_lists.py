@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, func, or_, select, tuple_
 
 from trainmaster.core.job import Checkpoint
 from trainmaster.core.retention import COMMITTED
@@ -49,7 +49,7 @@ def page(
     counted = more or page_token is not None
     return CheckpointPage(
         checkpoints=tuple(shown),
-        next_page_token=_token(shown[-1]) if more else None,
+        next_page_token=page_token_after(shown[-1]) if more else None,
         total_count=_count(connection, scope, job_id) if counted else len(found),
     )
 
@@ -62,6 +62,31 @@ def named(connection: Connection, scope: Scope, job_id: str, checkpoint_ids: Col
         chosen = scope.limit(query.where(_checkpoints.c.checkpoint_id.in_(some)), _checkpoints.c.account_id)
         found += [checkpoint_from_row(row) for row in connection.execute(chosen)]
     return found
+
+
+def called(connection: Connection, scope: Scope, job_id: str, name: str) -> list[Checkpoint]:
+    """What users of a trainer service saved under a name, or under an id."""
+    c = _checkpoints.c
+    query = select(*(c[field] for field in CHECKPOINT_FIELDS)).where(
+        *_of(job_id), c.kind != "", or_(c.checkpoint_id == name, c.name == name)
+    )
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, c.account_id))]
+
+
+def newest_of_kind(connection: Connection, scope: Scope, job_id: str, kind: str, *, most: int) -> list[Checkpoint]:
+    """What users of a trainer service saved last, of one kind; the newest first."""
+    c = _checkpoints.c
+    query = select(*(c[field] for field in CHECKPOINT_FIELDS)).where(*_of(job_id), c.kind == kind)
+    query = query.order_by(c.created_at.desc(), c.step.desc()).limit(most)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, c.account_id))]
+
+
+def total_size(connection: Connection, scope: Scope, job_id: str, *, root: str) -> int | None:
+    """The room that the checkpoints of a job take below a root, as it reported it; None when there are none."""
+    c = _checkpoints.c
+    query = select(func.sum(c.size_bytes)).where(*_of(job_id), c.root == root)
+    total = connection.execute(scope.limit(query, c.account_id)).scalar_one()
+    return None if total is None else int(total)
 
 
 def paths(
@@ -84,7 +109,8 @@ def _count(connection: Connection, scope: Scope, job_id: str) -> int:
     return int(connection.execute(select(func.count()).select_from(counted)).scalar_one())
 
 
-def _token(checkpoint: Checkpoint) -> str:
+def page_token_after(checkpoint: Checkpoint) -> str:
+    """The token of the page that goes on after a checkpoint."""
     return token_after(_ORDER, checkpoint.created_at, f"{checkpoint.step}:{checkpoint.checkpoint_id}")
 
 

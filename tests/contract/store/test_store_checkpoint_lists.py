@@ -119,3 +119,25 @@ def test_paths_go_on_from_an_id(database: Database) -> None:
     found.append(following)
     assert sorted(found) == sorted((each.checkpoint_id, each.path) for each in made)
     assert len(found) == len(set(found))
+
+
+def test_what_users_saved_is_found_by_name_id_and_kind_without_reading_the_rest(
+    database: Database, read: list[str]
+) -> None:
+    job, made = flood(database)
+    kept = [
+        replace(checkpoint_of(job, f"k{n}", 3000 + n), kind=kind, name=f"step-{n}", size_bytes=n)
+        for n, kind in enumerate(("training", "sampler", "training"))
+    ]
+    job = apply(database, change_of(job, checkpoints=tuple(kept)))
+    read.clear()
+    with database.read() as connection:
+        assert checkpoint_lists.called(connection, ACME, job.job_id, "step-1") == [kept[1]]
+        assert checkpoint_lists.called(connection, ACME, job.job_id, "k2") == [kept[2]]
+        assert checkpoint_lists.called(connection, ACME, job.job_id, "c7") == []  # nobody asked for it by name
+        assert checkpoint_lists.newest_of_kind(connection, ACME, job.job_id, "training", most=9) == [kept[2], kept[0]]
+        assert checkpoint_lists.newest_of_kind(connection, ACME, job.job_id, "training", most=1) == [kept[2]]
+        total = sum(each.size_bytes for each in [*made, *kept])
+        assert checkpoint_lists.total_size(connection, ACME, job.job_id, root="artifacts") == total
+        assert checkpoint_lists.total_size(connection, ACME, job.job_id, root="uri") is None
+    assert read == ["k1", "k2", "k2", "k0", "k2"]

@@ -60,7 +60,8 @@ def job(database: Database) -> Job:
     report(database, node_of("n1"))
     job = submit(database, new_job(handle="tuner", labels={"team": "a"}))
     job = apply(database, placement_of(job, Share(node_id="n1", gpus=(0,))))
-    job = apply(database, change_of(job, checkpoints=(checkpoint_of(job, "c-1", 1),)))
+    kept = replace(checkpoint_of(job, "c-kept", 2), kind="training", name="kept")
+    job = apply(database, change_of(job, checkpoints=(checkpoint_of(job, "c-1", 1), kept)))
 
     def fill(connection: Connection) -> None:
         accounts.ensure(connection, EVERYTHING, "acme", 1.0)
@@ -88,6 +89,13 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "checkpoints by id": lambda connection, scope, job: checkpoint_lists.named(connection, scope, job.job_id, ["c-1"]),
     "checkpoint paths": lambda connection, scope, job: checkpoint_lists.paths(
         connection, scope, job.job_id, root="artifacts", start="", limit=1
+    ),
+    "checkpoints by name": lambda connection, scope, job: [
+        *checkpoint_lists.called(connection, scope, job.job_id, "c-kept"),
+        *checkpoint_lists.newest_of_kind(connection, scope, job.job_id, "training", most=1),
+    ],
+    "size of checkpoints": lambda connection, scope, job: checkpoint_lists.total_size(
+        connection, scope, job.job_id, root="artifacts"
     ),
     "limited checkpoints": lambda connection, scope, job: checkpoints.oldest_limited(connection, scope, job, 1),
     "limited checkpoint count": lambda connection, scope, job: checkpoints.count_limited(connection, scope, job),

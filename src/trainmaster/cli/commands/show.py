@@ -17,6 +17,8 @@ from trainmaster.cli.summary import failure_lines
 from trainmaster.sdk.training_files import TRAINER
 
 JOB_CLASS = "job_class"
+MOST_CHECKPOINTS = 1000
+"""Checkpoints that a server shows with a job: the newest."""
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -205,7 +207,9 @@ def _checkpoints(job: Job) -> str | None:
     if not job["checkpoints"]:
         return None
     best = f", best {job['best_checkpoint_id']}" if job["best_checkpoint_id"] else ""
-    return f"{len(job['checkpoints'])}, latest {job['latest_checkpoint_id']}{best}"
+    count = len(job["checkpoints"])
+    several = f"{count} or more" if count == MOST_CHECKPOINTS else str(count)
+    return f"{several}, latest {job['latest_checkpoint_id']}{best}"
 
 
 def _attempt(attempt: Attempt) -> tuple[Text, ...]:

@@ -21,9 +21,9 @@ from trainmaster.api.routes.fireworks.finding import (
     answer,
     listing,
     own,
-    page_of,
     page_size,
     trainer_job,
+    unknown_token,
 )
 from trainmaster.api.routing import StrictRoute
 from trainmaster.api.wire.fireworks.filtering import read_filter
@@ -37,9 +37,9 @@ from trainmaster.api.wire.fireworks.models import (
 )
 from trainmaster.coordinator.promoting import SAMPLER, Promotion
 from trainmaster.core.errors import NotFoundError, RefusedError
-from trainmaster.core.job import Checkpoint
+from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.spec import parse
-from trainmaster.store import checkpoints, jobs
+from trainmaster.store import checkpoint_lists, jobs
 from trainmaster.store.promoted import Operation, PromotedModel
 from trainmaster.store.scope import Scope
 
@@ -65,14 +65,31 @@ async def list_checkpoints(
     scope = own(principal, account_id)
     conditions = read_filter(filter, CHECKPOINT_MEMBERS)
 
-    def find(connection: Connection) -> list[tuple[str, dict[str, Any]]]:
-        job = trainer_job(connection, scope, job_id)
-        found = (each for each in checkpoints.of_job(connection, scope, job.job_id) if each.kind)
-        documents = ((each.checkpoint_id, checkpoint_document(job, each)) for each in found)
-        return [(key, each) for key, each in documents if all(condition.holds(each) for condition in conditions)]
+    size = page_size(asked)
 
-    entries, following = page_of(await context.read(find), page_size(asked), token)
-    return listing("checkpoints", entries, following)
+    def find(connection: Connection) -> tuple[list[dict[str, Any]], str | None]:
+        job = trainer_job(connection, scope, job_id)
+        entries: list[tuple[str, dict[str, Any]]] = []
+        following = _after(connection, scope, job, token) if token else None
+        while True:
+            page = checkpoint_lists.page(connection, scope, job.job_id, page_size=size + 1, page_token=following)
+            for each in page.checkpoints:
+                document = checkpoint_document(job, each)
+                if each.kind and all(condition.holds(document) for condition in conditions):
+                    entries.append((each.checkpoint_id, document))
+            following = page.next_page_token
+            if following is None or len(entries) > size:
+                shown = [document for _, document in entries[:size]]
+                return shown, entries[size - 1][0] if len(entries) > size else None
+
+    return listing("checkpoints", *await context.read(find))
+
+
+def _after(connection: Connection, scope: Scope, job: Job, token: str) -> str:
+    found = checkpoint_lists.named(connection, scope, job.job_id, [token])
+    if not found:
+        raise unknown_token()
+    return checkpoint_lists.page_token_after(found[0])
 
 
 @router.post("/checkpoints/{checkpoint}:promote")
@@ -87,7 +104,7 @@ async def promote(
 
     def find(connection: Connection) -> Promotion:
         job = trainer_job(connection, scope, body.trainer_job_id.rpartition("/")[2])
-        found = _named(checkpoints.of_job(connection, scope, job.job_id), checkpoint)
+        found = _named(checkpoint_lists.called(connection, scope, job.job_id, checkpoint), checkpoint)
         return Promotion(
             job_id=job.job_id,
             checkpoint_id=found.checkpoint_id,

@@ -20,7 +20,8 @@ from trainmaster.core.job import Checkpoint, Job
 from trainmaster.core.tinker import Trainer
 from trainmaster.core.workloads.trainer_service import HEALTH
 from trainmaster.storage import ARTIFACTS, URI
-from trainmaster.store import checkpoints, promoted
+from trainmaster.store import checkpoint_lists, checkpoints, promoted
+from trainmaster.store.checkpoints import MOST_SHOWN
 from trainmaster.store.scope import Scope
 
 DOOR = b"fireworks"
@@ -113,19 +114,16 @@ class FireworksDoor:
 
     async def epitaph(self, job: Job, model_id: str = "") -> str:
         """What to tell whoever asks something of a trainer that has ended: how it ended, and what is left."""
+        scope = Scope(job.account_id)
         saved = await self._context.read(
-            lambda connection: [
-                each
-                for each in checkpoints.of_job(connection, Scope(job.account_id), job.job_id)
-                if each.kind == TRAINING
-            ]
+            lambda connection: checkpoint_lists.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
         )
         own = [each for each in saved if each.attributes.get("model_id") == model_id]
         said = f"the trainer {job.handle or job.job_id} {_how_it_ended(job)}, and its models are gone with it"
         if own:
-            return f"{said}; the last save of {model_id} is '{own[-1].name}': make a new model and load that"
+            return f"{said}; the last save of {model_id} is '{own[0].name}': make a new model and load that"
         if saved:
-            return f"{said}; the last save is '{saved[-1].name}': make a new model and load that"
+            return f"{said}; the last save is '{saved[0].name}': make a new model and load that"
         return f"{said}; nothing was saved"
 
     async def registered(self, job: Job, kind: str, name: str, within_s: float) -> None:

@@ -68,6 +68,12 @@ def page_size(asked: int, default: int = DEFAULT_PAGE_SIZE) -> int:
     return min(asked, MAX_PAGE_SIZE) or default
 
 
+def unknown_token() -> SpecError:
+    """What to say of a token that a list does not have."""
+    message = "is not a token of this list (any more); begin anew"
+    return SpecError([Problem(field="pageToken", message=message)])
+
+
 def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[list[T], str | None]:
     """A page of a list that is at hand, by the ids of its entries; and the token of the next one.
 
@@ -78,8 +84,7 @@ def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[li
     if token:
         ids = [entry_id for entry_id, _ in entries]
         if token not in ids:
-            message = "is not a token of this list (any more); begin anew"
-            raise SpecError([Problem(field="pageToken", message=message)])
+            raise unknown_token()
         start = ids.index(token) + 1
     chosen = entries[start : start + size]
     more = start + size < len(entries)
