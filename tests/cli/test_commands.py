@@ -10,12 +10,15 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from cli_server import Server, wait_for
 from typer.testing import Result
 
 from trainmaster.cli import doctoring
+from trainmaster.cli.views import PlainView
+from trainmaster.cli.watching import watch
 from trainmaster.sdk import Client, NotFoundError, connection
 
 pytestmark = pytest.mark.usefixtures("connected")
@@ -146,17 +149,19 @@ def test_submit_follow_of_a_failure_says_whose_it_is_and_what_to_do(tm: Tm, tmp_
 def test_submit_follow_notices_what_others_do_to_the_job(
     tm: Tm, tmp_path: Path, client: Client, command: list[str], exit_code: int, status: str
 ) -> None:
-    file = written(tmp_path, workload=shell(f"echo begun; {WAITS}"), handle=f"followed-{command[0]}")
+    handle = f"followed-{uuid4().hex}"  # new for each try: after a failure the job keeps its handle
+    file = written(tmp_path, workload=shell(f"echo begun; {WAITS}"), handle=handle)
 
     def interfere() -> None:
         def begun() -> bool:
-            return any(job["handle"] == f"followed-{command[0]}" for job in client.list(statuses=["TRAINING"]))
+            running = any(job["handle"] == handle for job in client.list(statuses=["TRAINING"]))
+            return running and bool(client.logs(handle)["lines"])
 
         wait_for(begun)
         if command[0] == "cancel":
-            client.cancel(f"followed-{command[0]}")
+            client.cancel(handle)
         else:
-            client.pause(f"followed-{command[0]}", save_checkpoint=False)
+            client.pause(handle, save_checkpoint=False)
 
     other = threading.Thread(target=interfere)
     other.start()
@@ -166,7 +171,21 @@ def test_submit_follow_notices_what_others_do_to_the_job(
     assert result.exit_code == exit_code
     assert result.stdout == "begun\n"
     assert status in result.stderr
-    client.delete(f"followed-{command[0]}")
+    client.delete(handle)
+
+
+def test_watching_a_job_that_is_paused_already_shows_each_line_once(
+    client: Client, submit: Submit, status: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = submit(f"echo begun; {WAITS}")
+    status(job_id, "TRAINING")
+    wait_for(lambda: client.logs(job_id)["lines"])
+    client.pause(job_id, save_checkpoint=False)
+    status(job_id, "PAUSED")
+
+    watch(client, job_id, PlainView(), until_paused=True)
+
+    assert capsys.readouterr().out == "begun\n"
 
 
 def test_submit_follow_as_json_is_lines_of_log_between_two_of_the_job(tm: Tm, tmp_path: Path) -> None:

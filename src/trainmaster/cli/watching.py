@@ -83,8 +83,8 @@ class _Incoming:
     def __init__(self, lines: Following[LogLine]) -> None:
         self.ended = False
         """There are no more lines, and all were taken."""
-        self.cursor: str | None = None
-        """After the last line that was taken."""
+        self.cursor = lines.cursor
+        """After the last line that was taken; at first, where the stream begins."""
         self._lines = lines
         self._queue: queue.Queue[tuple[str | None, LogLine | SdkError | None]] = queue.Queue(maxsize=20 * BATCH)
         self._closed = threading.Event()
