@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import sys
@@ -64,9 +65,13 @@ def squatting(*, leaves: bool = False, uid: int = UID) -> Iterator[Squatter]:
                 connection, _ = listener.accept()
                 if leaves:
                     listener.close()
-                connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                while data := connection.recv(4096):
-                    os.write(write, data)
+                    connection.send(b"H")  # which says that it has left
+                with contextlib.suppress(ConnectionError):
+                    request = b""
+                    while not _is_whole(request) and (data := connection.recv(4096)):
+                        os.write(write, data)
+                        request += data
+                    connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         finally:
             os._exit(0)
     os.close(write)
@@ -81,6 +86,12 @@ def squatting(*, leaves: bool = False, uid: int = UID) -> Iterator[Squatter]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             squatter.received = said.readall()
+
+
+def _is_whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+    return bool(end) and len(body) >= (int(length[1]) if length else 0)
 
 
 def give(path: Path, uid: int = UID) -> None:

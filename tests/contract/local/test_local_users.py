@@ -517,3 +517,40 @@ def test_account_that_would_run_as_root_stops_the_start(tmp_path: Path) -> None:
     )
     assert started.returncode != 0
     assert "would run as root" in started.stderr
+
+
+SERVES_LATER = """
+import http.server, os, pathlib, time
+print(os.environ["PORT"], flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+http.server.test(http.server.SimpleHTTPRequestHandler, port=int(os.environ["PORT"]), bind="127.0.0.1")
+"""
+
+SQUATS = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    connection, _ = listener.accept()
+    with connection:
+        data = connection.recv(4096)
+        print("received", data, flush=True)
+        if data:
+            connection.send(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nok")
+"""
+
+
+@over("files")
+def test_service_on_whose_port_another_account_listens_is_not_ready(vision: Tenant, speech: Tenant) -> None:
+    service = vision.submit_workload("service", {"argv": [interpreter(), "-c", SERVES_LATER]})
+    (port,) = wait_for(lambda: vision.lines(service), "its port")
+    squatter = speech.submit(interpreter(), "-c", SQUATS, port)
+    # Connected to again and again, and sent nothing.
+    lines = wait_for(lambda: len(found := speech.lines(squatter)) >= 3 and found, "three connections")
+    assert set(lines) == {"received b''"}
+    assert vision.job(service)["endpoint"] is None
+    speech.cancel_all()
+    (rank,) = vision.rank_pids(service).values()
+    Path(f"/proc/{rank}/cwd/go").touch()
+    vision.until(service, "TRAINING")
+    assert vision.ask("GET", f"/v1/jobs/{service}/proxy/").status_code == 200
