@@ -31,6 +31,14 @@ def meet():
     jax.distributed.shutdown()
     return found
 """
+MLX = """\
+def add_up():
+    import mlx.core as mx
+
+    group = mx.distributed.init(backend="mpi", strict=True)
+    total = mx.distributed.all_sum(mx.array([group.rank() + 1]), group=group)
+    return [group.rank(), group.size(), total.item(), str(mx.default_device())]
+"""
 MPI = """\
 def meet(then):
     import os
@@ -150,6 +158,11 @@ def test_mpi_starts_the_processes_of_every_node_without_a_remote_shell(
     assert result_of(client, job, tmp_path) == [0, 4, 6]
     found = [rank[:5] for rank in ranks_of(server, job["job_id"])]
     assert found == [[0, 4, 0, 2, 0], [1, 4, 1, 2, 0], [2, 4, 0, 2, 1], [3, 4, 1, 2, 1]]
+
+
+def test_mlx_computes_on_the_cpu_across_nodes(server: RealServer, client: Client, tmp_path: Path) -> None:
+    job = server.until(submit(server, MLX, runtime("mlx-distributed").environment, nodes=2))
+    assert result_of(client, job, tmp_path) == [0, 2, 3, "Device(cpu, 0)"]
 
 
 def test_mpi_process_that_fails_ends_those_that_wait_for_it(server: RealServer) -> None:
