@@ -61,6 +61,12 @@ def test_footer_says_what_happens_between_the_preparation_and_the_first_step(per
     assert (said in text, "loss" in text) == (True, False)
 
 
+def test_footer_promises_no_end_of_an_export() -> None:
+    progress = {"step": 3, "total_steps": 3, "percent": None, "eta_seconds": 0}
+    assert "ETA 0s" in sentence(job(progress=progress), Pace())
+    assert sentence(job("EXPORTING", progress=progress), Pace()) == "step 3/3"
+
+
 def test_ending_of_a_training_says_how_to_fetch_the_model() -> None:
     assert ending(job("COMPLETED"))[1:] == ["  Fetch the model with `trainmaster download job-1 model`."]
     assert ending(job("COMPLETED", kind="script"))[1:] == []

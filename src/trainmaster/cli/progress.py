@@ -98,12 +98,14 @@ def sentence(job: Job, pace: Pace) -> str:
         # What comes after the preparation may take minutes with a large model, and has no percents.
         loads = "all is there; the processes start and load the model" if percent(job) == PREPARED else ""
         return " · ".join(part for part in (attempt, loads or job["status_message"]) if part)
-    rate = pace.rate
+    # An export comes after the last step, and nothing tells how long it takes.
+    stepping = job["status"] != "EXPORTING"
+    rate, eta = (pace.rate, pace.eta(job)) if stepping else (None, "")
     parts = [
         attempt,
         f"step {steps(job)}" if steps(job) else "",
         f"{rate:.3g} steps/s" if rate else "",
-        f"ETA {eta}" if (eta := pace.eta(job)) else "",
+        f"ETA {eta}" if eta else "",
         *losses(job),
         "stalled" if job["stalled"] else "",
     ]

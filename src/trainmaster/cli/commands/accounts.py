@@ -64,8 +64,8 @@ def create(
     typer.echo(f"Account {name} is made; give it a key with `trainmaster keys create --account {name} --name ...`")
     if account["uid"] is None:
         typer.echo(
-            f"Its jobs run in containers, or as processes once it has a user of its own (`trainmaster accounts edit "
-            f"{name} --uid UID`) or the server has the setting shared_uid."
+            "Its jobs run in containers; as processes they run only if the server has the setting shared_uid, or the "
+            f"account gets a user of the system (`trainmaster accounts edit {name} --uid UID`)."
         )
 
 

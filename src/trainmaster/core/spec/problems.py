@@ -163,6 +163,11 @@ def _text(detail: ErrorDetails) -> str:
     return f"must be text, not {_noun(given)}"
 
 
+def _list(detail: ErrorDetails) -> str:
+    given = detail["input"]
+    return f"must be a list, not {_noun(given)}" + ("; write it as [a, b]" if isinstance(given, str) else "")
+
+
 def _bound(words: str, name: str) -> Callable[[ErrorDetails], str]:
     def says(detail: ErrorDetails) -> str:
         bound = detail["ctx"][name]
@@ -193,7 +198,6 @@ def _says(message: str) -> Callable[[ErrorDetails], str]:
 
 _EMPTY = _says("must not be empty")
 _OBJECT = _must_be("an object")
-_LIST = _must_be("a list")
 _NUMBER = _must_be("a number")
 _INTEGER = _must_be("a whole number")
 
@@ -203,8 +207,8 @@ _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
     "dict_type": _OBJECT,
-    "list_type": _LIST,
-    "tuple_type": _LIST,
+    "list_type": _list,
+    "tuple_type": _list,
     "int_type": _INTEGER,
     "int_from_float": _INTEGER,
     "float_type": _NUMBER,
