@@ -38,9 +38,9 @@ class Capacity:
         Raises:
             RefusedError: none could; the message says what comes nearest.
         """
-        needs = replace(job.needs, storage_mb=0)
         if self._autoscaling or job.waits_for_nodes:
             return
+        needs = replace(job.needs, storage_mb=0) if job.needs.storage_mb else job.needs
         if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs):
             return
         # Nodes may have come or gone since the last look.

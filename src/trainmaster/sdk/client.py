@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 from urllib.parse import quote
 
 import httpx
@@ -22,7 +22,7 @@ from trainmaster.sdk.data import Data
 from trainmaster.sdk.errors import ConflictError, NotFoundError
 from trainmaster.sdk.finding import find_server
 from trainmaster.sdk.following import Following
-from trainmaster.sdk.log_text import LogText, log_texts
+from trainmaster.sdk.log_text import LogLines, LogText, log_texts
 from trainmaster.sdk.results import Results
 from trainmaster.sdk.runtimes import Runtimes
 from trainmaster.sdk.types import (
@@ -188,65 +188,24 @@ class Client:
     # What jobs say
 
     def logs(
-        self,
-        job: str,
-        *,
-        tail: int | None = None,
-        cursor: str | None = None,
-        limit: int | None = None,
-        since: str | None = None,
-        step: str | None = None,
-        node: int | None = None,
-        rank: int | None = None,
-        stream: str | None = None,
-        attempt: int | str | None = None,
+        self, job: str, *, cursor: str | None = None, limit: int | None = None, **lines: Unpack[LogLines]
     ) -> LogPage:
-        """A page of a job's log: its last lines, those since a time (ISO 8601), or those after a cursor.
-
-        `attempt` is a number or "all".
-        """
-        chosen = _given(step=step, node=node, rank=rank, stream=stream, attempt=attempt)
-        params = chosen | _given(tail=tail, since=since, cursor=cursor, limit=limit)
+        """A page of a job's log: its last lines, those since a time, or those after a cursor."""
+        params = _given(cursor=cursor, limit=limit, **lines)
         return cast(LogPage, self._connection.call("GET", _path(job, "logs"), params=params))
 
     def log_texts(
-        self,
-        job: str,
-        *,
-        tail: int | None = None,
-        since: str | None = None,
-        step: str | None = None,
-        node: int | None = None,
-        rank: int | None = None,
-        stream: str | None = None,
-        attempt: int | str | None = None,
-        ranks: bool = False,
-        times: bool = False,
+        self, job: str, *, ranks: bool = False, times: bool = False, **lines: Unpack[LogLines]
     ) -> Iterator[LogText]:
         """A job's log up to its present end as plain text, megabytes at a time; much faster than `logs`.
 
         `ranks` and `times` put the rank and the time before each line.
         """
-        chosen = _given(step=step, node=node, rank=rank, stream=stream, attempt=attempt)
-        chosen |= {"ranks": ranks, "times": times}
-        return log_texts(self._connection, _path(job, "logs"), chosen, _given(tail=tail, since=since))
+        return log_texts(self._connection, _path(job, "logs"), _given(ranks=ranks, times=times, **lines))
 
-    def follow_logs(
-        self,
-        job: str,
-        *,
-        tail: int | None = None,
-        cursor: str | None = None,
-        since: str | None = None,
-        step: str | None = None,
-        node: int | None = None,
-        rank: int | None = None,
-        stream: str | None = None,
-        attempt: int | str | None = None,
-    ) -> Following[LogLine]:
+    def follow_logs(self, job: str, *, cursor: str | None = None, **lines: Unpack[LogLines]) -> Following[LogLine]:
         """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
-        params = _given(tail=tail, since=since, step=step, node=node, rank=rank, stream=stream, attempt=attempt)
-        return Following(self._connection, _path(job, "logs"), params, cursor=cursor)
+        return Following(self._connection, _path(job, "logs"), _given(**lines), cursor=cursor)
 
     def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:
         """A page of what happened to a job."""

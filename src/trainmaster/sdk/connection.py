@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,6 +38,18 @@ IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 Params = Mapping[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """What a request may have beside its method and path."""
+
+    params: Params | None
+    json: object
+    body: Callable[[], IO[bytes]] | None
+    """Opens the body, for each time that the request is sent."""
+    headers: Mapping[str, str] | None
+    patience_s: float | None
+    """How long the answer may take; None: as long as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,35 +120,13 @@ class Connection:
         """Close every connection."""
         self._http.close()
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: object = None,
-        body: Callable[[], IO[bytes]] | None = None,
-        headers: Mapping[str, str] | None = None,
-        patience_s: float | None = None,
-    ) -> Any:
+    def call(self, method: str, path: str, **options: Unpack[Options]) -> Any:
         """Send a request as `answer` does; returns the `data` of the answer."""
-        response = self.answer(
-            method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s
-        )
+        response = self.answer(method, path, **options)
         return None if method == "HEAD" else _data(response)
 
-    def answer(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: object = None,
-        body: Callable[[], IO[bytes]] | None = None,
-        headers: Mapping[str, str] | None = None,
-        patience_s: float | None = None,
-    ) -> httpx.Response:
-        """Send a request; returns the answer, which may take as long as usual, or `patience_s`.
+    def answer(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
+        """Send a request; returns the answer.
 
         It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
         connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
@@ -147,10 +137,10 @@ class Connection:
             UnreachableError: it did not answer.
             UntrustedError: whatever answered cannot be trusted.
         """
-        repeatable = method in IDEMPOTENT or "Idempotency-Key" in (headers or {})
+        repeatable = method in IDEMPOTENT or "Idempotency-Key" in (options.get("headers") or {})
         for delay in (*RETRY_DELAYS_S, None):
             try:
-                return self._answer_once(method, path, params, json, body, headers, patience_s)
+                return self._answer_once(method, path, options)
             except (UnreachableError, UnavailableError, RateLimitedError) as error:
                 if delay is None or not _may_pass(error, repeatable):
                     raise
@@ -158,32 +148,22 @@ class Connection:
             self.find_again()
         raise AssertionError("the last try returns or raises")
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Params | None = None,
-        json: object = None,
-        body: Callable[[], IO[bytes]] | None = None,
-        headers: Mapping[str, str] | None = None,
-        patience_s: float | None = None,
-    ) -> httpx.Response:
+    def send(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
         """Send a request once; returns whatever the answer is.
 
         Raises:
             UnreachableError: there was none.
             UntrustedError: whatever answered cannot be trusted.
         """
-        usual = self._http.timeout
+        usual, body, patience_s = self._http.timeout, options.get("body"), options.get("patience_s")
         with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
             return self._http.request(
                 method,
                 self._url(path),
-                params=params,
-                json=json,
+                params=options.get("params"),
+                json=options.get("json"),
                 content=content,
-                headers=self._with_key(headers or {}),
+                headers=self._with_key(options.get("headers") or {}),
                 timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
             )
 
@@ -231,17 +211,8 @@ class Connection:
         if found is not None:
             self._address = found
 
-    def _answer_once(
-        self,
-        method: str,
-        path: str,
-        params: Params | None,
-        json: object,
-        body: Callable[[], IO[bytes]] | None,
-        headers: Mapping[str, str] | None,
-        patience_s: float | None,
-    ) -> httpx.Response:
-        response = self.send(method, path, params=params, json=json, body=body, headers=headers, patience_s=patience_s)
+    def _answer_once(self, method: str, path: str, options: Options) -> httpx.Response:
+        response = self.send(method, path, **options)
         if not response.is_success:
             raise _error_of(response)
         return response

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 from trainmaster.sdk.connection import Connection, Params
 from trainmaster.sdk.types import LogLine
 
 PLAIN = "text/plain"
 NEXT_CURSOR, AT_END = "X-Next-Cursor", "X-Log-End"
+_START = ("tail", "since")
+"""Where a log begins; a cursor takes the place of both."""
+
+
+class LogLines(TypedDict, total=False):
+    """Which lines of a log are wanted; all of them where nothing is said."""
+
+    tail: int | None
+    """The last so many."""
+    since: str | None
+    """Those since a time (ISO 8601)."""
+    step: str | None
+    node: int | None
+    rank: int | None
+    stream: str | None
+    attempt: int | str | None
+    """A number, or "all"; the latest attempt where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +44,16 @@ class LogText:
         return self.text.removesuffix("\n").split("\n") if self.text else []
 
 
-def log_texts(connection: Connection, path: str, chosen: Params, start: Params) -> Iterator[LogText]:
-    """A log up to its present end, part by part: what is `chosen` of it, from a `start` on."""
+def log_texts(connection: Connection, path: str, params: Params) -> Iterator[LogText]:
+    """A log up to its present end, part by part."""
+    chosen = {name: value for name, value in params.items() if name not in _START}
     while True:
-        response = connection.answer("GET", path, params={**chosen, **start}, headers={"Accept": PLAIN})
+        response = connection.answer("GET", path, params=params, headers={"Accept": PLAIN})
         cursor = response.headers[NEXT_CURSOR]
         yield LogText(text=response.content.decode("utf-8", "replace"), cursor=cursor)
         if response.headers[AT_END] == "true":
             return
-        start = {"cursor": cursor}
+        params = {**chosen, "cursor": cursor}
 
 
 class Shown:

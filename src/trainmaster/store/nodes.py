@@ -10,10 +10,14 @@ from sqlalchemy import Connection, delete, insert, select, update
 from trainmaster.core.errors import NotFoundError
 from trainmaster.core.resources import ClusterEvent, Node, NodeState
 from trainmaster.store import cluster_events, schema
+from trainmaster.store.prepared import Prepared
 from trainmaster.store.records import NODE_FIELDS, dumps, node_from_row, node_to_row
 from trainmaster.store.scope import Scope
 
 _nodes = schema.nodes
+
+_SELECT = select(*(_nodes.c[name] for name in NODE_FIELDS))
+_ALL = Prepared(_SELECT.order_by(_nodes.c.node_id))
 
 OFFLINE_AFTER_S = 60.0
 """A node that nobody reported for so long takes no work: a renamed machine must not be offered twice."""
@@ -61,8 +65,7 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
 
 def all(connection: Connection, scope: Scope) -> list[Node]:  # noqa: A001, ARG001 - `nodes.all`; nodes are everybody's
     """Every node there is."""
-    query = select(*(_nodes.c[name] for name in NODE_FIELDS)).order_by(_nodes.c.node_id)
-    return [node_from_row(row) for row in connection.execute(query)]
+    return [node_from_row(row) for row in _ALL.rows(connection, {})]
 
 
 def get(connection: Connection, scope: Scope, node_id: str) -> Node:  # noqa: ARG001 - nodes are everybody's
@@ -71,8 +74,7 @@ def get(connection: Connection, scope: Scope, node_id: str) -> Node:  # noqa: AR
     Raises:
         NotFoundError: there is no such node.
     """
-    query = select(*(_nodes.c[name] for name in NODE_FIELDS)).where(_nodes.c.node_id == node_id)
-    row = connection.execute(query).first()
+    row = connection.execute(_SELECT.where(_nodes.c.node_id == node_id)).first()
     if row is None:
         raise NotFoundError(f"there is no node {node_id}")
     return node_from_row(row)

@@ -220,6 +220,7 @@ def node_from_row(row: Sequence[Any]) -> Node:
     for name in ("labels", "capabilities", "given_labels", "given_capabilities"):
         values[name] = tuple(json.loads(values[name]))
     values["state"] = NodeState(values["state"])
+    values["drain_force"] = bool(values["drain_force"])
     return Node(**values)
 
 
