@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from api_world import COMMAND, SERVICE, Api, World
 from pydantic import BaseModel
 
+from trainmaster.api.envelope import encoded
 from trainmaster.api.summaries import plain_query
 from trainmaster.api.wire.jobs import ControlledJob, JobList, JobResource
+from trainmaster.api.wire.waiting import MOST_BLOCKERS, PendingResource, pending_document
 from trainmaster.core.job import Progress
 from trainmaster.core.resources import Share
 from trainmaster.core.states import JobStatus
+from trainmaster.scheduling.explain import Blocker, Explanation, PendingCode
+from trainmaster.scheduling.shortage import BestNode
 
 TRAINING: dict[str, Any] = {
     "name": "tune",
@@ -66,6 +71,23 @@ def of_every_kind(api: Api, world: World) -> dict[str, str]:
     world.see(ids["service"], endpoint="127.0.0.1:9")
     api.call("POST", f"/v1/jobs/{ids['cancelled']}/cancel", json={})
     return ids
+
+
+def test_reason_of_a_wait_is_written_as_its_model_would_write_it() -> None:
+    best = BestNode(node_id="n", gpus_free=1, cpu_cores_free=2, ram_mb_free=3, storage_mb_free=4, slots_free=5)
+    held = Blocker(job_id="job-1", name="mine", queued=False, gpus=2, ends_in_s=61.23456)
+    waits = Blocker(job_id=None, name=None, queued=True, gpus=0, ends_in_s=None)
+    explanation = Explanation(
+        code=PendingCode.ROOM,
+        message="needs 2 GPUs",
+        needs="2 GPUs",
+        best_node=best,
+        blockers=[held] * MOST_BLOCKERS + [waits],
+        would_start_if="job mine ended",
+        runtime_s=60,
+    )
+    for told in (explanation, replace(explanation, best_node=None, blockers=[waits], runtime_s=None)):
+        as_the_model_writes(PendingResource, json.loads(encoded(pending_document(told))))
 
 
 def test_jobs_are_written_as_their_models_would_write_them(api: Api, world: World) -> None:

@@ -163,10 +163,13 @@ def _job_from_row(row: Sequence[Any]) -> Job:
     values["desired"] = Desired(values["desired"])
     values["preemptible"] = bool(values["preemptible"])
     values["can_save"] = bool(values["can_save"])
-    progress = json.loads(values["progress"])
-    values["progress"] = Progress(**{name: progress[name] for name in _PROGRESS if name in progress})
+    values["progress"] = _NO_PROGRESS if values["progress"] == "{}" else _progress(json.loads(values["progress"]))
     attempt = row[len(_OF_JOB) :]
     return Job(**values, spec={}, attempt=None if attempt[0] is None else _attempt_from_row(values["backend"], attempt))
+
+
+def _progress(document: Mapping[str, Any]) -> Progress:
+    return Progress(**{name: document[name] for name in _PROGRESS if name in document})
 
 
 def _attempt_from_row(backend: str, row: Sequence[Any]) -> Attempt:
@@ -186,6 +189,7 @@ _OF_JOB = (
     *("status_at", "runtime_s", "last_save_s", "attempt_count", "needs", "lifetime", "status", "desired"),
     "progress",
 )
+_NO_PROGRESS = Progress()
 _PROGRESS = ("step", "total_steps", "percent", "eta_s", "step_at", "first_step", "first_at")
 _OF_ATTEMPT = ("number", "shares", "created_at", "stop", "stop_save", "stop_grace_s", "stop_at", "started_at")
 

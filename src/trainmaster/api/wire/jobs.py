@@ -22,7 +22,7 @@ from trainmaster.api.wire.attempts import (
 )
 from trainmaster.api.wire.checkpoints import CheckpointResource, checkpoint_document
 from trainmaster.api.wire.reported import clean, instant, number, numbers
-from trainmaster.api.wire.waiting import PendingResource, pending_resource
+from trainmaster.api.wire.waiting import PendingResource, pending_document
 from trainmaster.coordinator.explain import Waiting
 from trainmaster.core.job import Attempt, Checkpoint, Job
 from trainmaster.core.spec import SubmitJobRequest, load_stored, redacted
@@ -257,7 +257,7 @@ def job_json(view: JobView, **more: str | None) -> bytes:
     before = {
         "queue_position": waiting.queue_position,
         "pending_reason": waiting.explanation.message if waiting.explanation else None,
-        "pending": pending_resource(waiting.explanation) if waiting.explanation else None,
+        "pending": pending_document(waiting.explanation) if waiting.explanation else None,
         "estimated_wait_seconds": None if waiting.estimated_wait_s is None else round(waiting.estimated_wait_s, 3),
         "retries_used": job.retries_used,
         "preemptions_used": job.preemptions_used,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from trainmaster.api.envelope import Wire
@@ -45,35 +47,35 @@ class PendingResource(Wire):
     max_runtime_seconds: int | None = Field(description="With a limit no longer than this it would start now.")
 
 
-def pending_resource(explanation: Explanation) -> PendingResource:
-    """An explanation on the wire."""
+def pending_document(explanation: Explanation) -> dict[str, Any]:
+    """An explanation on the wire: a `PendingResource`."""
     best = explanation.best_node
-    return PendingResource(
-        code=explanation.code,
-        message=explanation.message,
-        needs=explanation.needs,
-        best_node=None
+    return {
+        "code": explanation.code,
+        "message": explanation.message,
+        "needs": explanation.needs,
+        "best_node": None
         if best is None
-        else BestNodeResource(
-            id=best.node_id,
-            gpus_free=best.gpus_free,
-            cpu_cores_free=best.cpu_cores_free,
-            ram_mb_free=best.ram_mb_free,
-            storage_mb_free=best.storage_mb_free,
-            slots_free=best.slots_free,
-        ),
-        blockers=[_blocker(blocker) for blocker in explanation.blockers[:MOST_BLOCKERS]],
-        blocker_count=len(explanation.blockers),
-        would_start_if=explanation.would_start_if,
-        max_runtime_seconds=explanation.runtime_s,
-    )
+        else {
+            "id": best.node_id,
+            "gpus_free": best.gpus_free,
+            "cpu_cores_free": best.cpu_cores_free,
+            "ram_mb_free": best.ram_mb_free,
+            "storage_mb_free": best.storage_mb_free,
+            "slots_free": best.slots_free,
+        },
+        "blockers": [_blocker(blocker) for blocker in explanation.blockers[:MOST_BLOCKERS]],
+        "blocker_count": len(explanation.blockers),
+        "would_start_if": explanation.would_start_if,
+        "max_runtime_seconds": explanation.runtime_s,
+    }
 
 
-def _blocker(blocker: Blocker) -> BlockerResource:
+def _blocker(blocker: Blocker) -> dict[str, Any]:
     ends_in_s = blocker.ends_in_s
-    return BlockerResource(
-        job_id=blocker.job_id,
-        queued=blocker.queued,
-        gpus=blocker.gpus,
-        ends_in_seconds=None if ends_in_s is None else round(ends_in_s, 3),
-    )
+    return {
+        "job_id": blocker.job_id,
+        "queued": blocker.queued,
+        "gpus": blocker.gpus,
+        "ends_in_seconds": None if ends_in_s is None else round(ends_in_s, 3),
+    }
