@@ -74,7 +74,7 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_file_with_a_misspelt_name_leads_to_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "first.yaml").touch()
-    with pytest.raises(UsageError, match=r"No such file or directory; did you mean .*/first\.yaml\?"):
+    with pytest.raises(UsageError, match=r"No such file or directory; did you mean first\.yaml\?"):
         load(str(tmp_path / "frist.yaml"))
 
 

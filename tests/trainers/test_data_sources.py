@@ -103,6 +103,7 @@ def test_split_chooses_files_by_their_names(access: Access) -> None:
         ("../outside/secret.jsonl", "lets jobs read below its data roots alone"),
         ("{root}/link.jsonl", "lets jobs read below its data roots alone"),
         ("{root}/mixed", r"several formats \(csv, jsonl\); say which with `format`"),
+        ("{root}/rows.xlsx", "spreadsheets are not read; save it as CSV"),
         ("{root}/odd", "the name odd does not tell the format; say it with `format`: arrow, csv, json"),
     ],
 )
@@ -112,7 +113,8 @@ def test_path_that_cannot_be_read_is_refused(path: str, message: str, access: Ac
     (root / "mixed").mkdir()
     for name in ("a.csv", "a.jsonl"):
         (root / "mixed" / name).write_bytes(ROWS)
-    (root / "odd").write_bytes(ROWS)
+    for name in ("odd", "rows.xlsx"):
+        (root / name).write_bytes(ROWS)
     outside.mkdir()
     (outside / "secret.jsonl").write_bytes(ROWS)
     (root / "link.jsonl").symlink_to(outside / "secret.jsonl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 from trainmaster.cli.exits import UsageError
 from trainmaster.plain_yaml import YamlError, parse_yaml
+from trainmaster.sdk.training_files import did_you_mean
 
 STDIN = "-"
 _DATA = "`trainmaster init --data {file}` writes one that trains on this data"
@@ -34,7 +34,8 @@ def load(file: str) -> tuple[dict[str, Any], Path]:
     try:
         text = sys.stdin.read() if file == STDIN else Path(file).read_text()
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}{_near(file, error)}") from error
+        meant = did_you_mean(Path(file)) if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"cannot read {file}: {error.strerror}{meant}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not text in UTF-8") from error
     document = _json(text, file) if text.lstrip().startswith("{") else _yaml(text, file)
@@ -114,16 +115,6 @@ def _index(node: Any, name: str, path: str) -> int:
         return int(name)
     what = f"a list of {len(node)}" if isinstance(node, list) else "a single value"
     raise UsageError(f"--set {path}: there is no '{name}' in {what}")
-
-
-def _near(file: str, error: OSError) -> str:
-    """The file in the same directory that was probably meant."""
-    if not isinstance(error, FileNotFoundError):
-        return ""
-    parent = Path(file).parent
-    beside = [path.name for path in parent.glob("*") if path.is_file()]
-    near = difflib.get_close_matches(Path(file).name, beside, n=1)
-    return f"; did you mean {parent / near[0]}?" if near else ""
 
 
 def _json(text: str, file: str) -> Any:

@@ -7,6 +7,7 @@ finds them in the job's working directory.
 from __future__ import annotations
 
 import copy
+import difflib
 import glob
 import os
 from collections.abc import Iterator, Mapping
@@ -79,7 +80,17 @@ def named_files(document: Mapping[str, Any], base: Path) -> list[Named]:
 
 def nothing_at(field: str, path: str, base: Path) -> str:
     """What is said of a path that leads nowhere."""
-    return f"{field}: there is no such file or directory: {path}; looked in {os.path.abspath(base)}"
+    place = Path(os.path.abspath(base / Path(path).expanduser()))
+    if place.is_dir():
+        return f"{field}: the directory {path} has no files that could be sent"
+    looked = os.path.abspath(base)
+    return f"{field}: there is no such file or directory: {path}; looked in {looked}{did_you_mean(place)}"
+
+
+def did_you_mean(missing: Path) -> str:
+    """The name in the same directory that is most like that of a missing file, as the end of a sentence."""
+    near = difflib.get_close_matches(missing.name, [path.name for path in missing.parent.glob("*")], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _looks_like_a_path(name: str, base: Path) -> bool:

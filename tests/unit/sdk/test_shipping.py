@@ -330,6 +330,17 @@ def test_file_of_a_training_that_is_not_there_is_an_error(
         ship(client, document, project)
 
 
+def test_misspelt_file_leads_to_the_nearest_and_an_empty_directory_is_called_that(
+    client: Client, project: Path
+) -> None:
+    (project / "train.jsonl").touch()
+    (project / "nothing").mkdir()
+    with pytest.raises(ShippingError, match=r"trian\.jsonl; looked in .*; did you mean train\.jsonl\?$"):
+        ship(client, training("trian.jsonl"), project)
+    with pytest.raises(ShippingError, match=r"sources\[0\]\.path: the directory nothing has no files"):
+        ship(client, training("nothing"), project)
+
+
 @pytest.mark.parametrize("model", ["model/nope", "model/tiny/nope", "somewhere/deep/nope"])
 def test_mistyped_path_of_a_model_is_not_taken_for_a_name_on_the_hub(client: Client, project: Path, model: str) -> None:
     said = re.escape(f"there is no such file or directory: {model}; looked in {project}")

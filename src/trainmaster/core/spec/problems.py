@@ -63,6 +63,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel], document: object) -> 
     location = detail["loc"]
     if detail["type"] == "extra_forbidden":
         message = _unknown_field(location, model, document)
+    elif detail["type"] in ("model_type", "model_attributes_type"):
+        message = _object(detail, _model_at(model, location, document))
     elif detail["type"] in ("enum", "literal_error"):
         message = _choice(detail, _not_working(field_path(location), document))
     else:
@@ -163,6 +165,14 @@ def _text(detail: ErrorDetails) -> str:
     return f"must be text, not {_noun(given)}"
 
 
+def _object(detail: ErrorDetails, owner: type[BaseModel] | None) -> str:
+    """Text in place of an object is most often the value of the one field that the object must have."""
+    given = detail["input"]
+    required = [name for name, field in owner.model_fields.items() if field.is_required()] if owner else []
+    example = f"; write it as {{{required[0]}: ...}}" if isinstance(given, str) and len(required) == 1 else ""
+    return f"must be an object, not {_noun(given)}{example}"
+
+
 def _list(detail: ErrorDetails) -> str:
     given = detail["input"]
     return f"must be a list, not {_noun(given)}" + ("; write it as [a, b]" if isinstance(given, str) else "")
@@ -197,16 +207,13 @@ def _says(message: str) -> Callable[[ErrorDetails], str]:
 
 
 _EMPTY = _says("must not be empty")
-_OBJECT = _must_be("an object")
 _NUMBER = _must_be("a number")
 _INTEGER = _must_be("a whole number")
 
 _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "missing": _says("required"),
     "invalid_key": _says("names of fields must be text; put it in quotes"),
-    "model_type": _OBJECT,
-    "model_attributes_type": _OBJECT,
-    "dict_type": _OBJECT,
+    "dict_type": _must_be("an object"),
     "list_type": _list,
     "tuple_type": _list,
     "int_type": _INTEGER,

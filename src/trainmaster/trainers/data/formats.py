@@ -316,6 +316,9 @@ def _rows_of_batches(batches: Iterator[Any]) -> Iterator[RawRow]:
             yield RawRow(number=number, values=values)
 
 
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
+
+
 def require_format(name: str, path: str) -> str:
     """The format of a file by its name.
 
@@ -323,6 +326,8 @@ def require_format(name: str, path: str) -> str:
         InputError: the name says nothing.
     """
     found = format_of(name)
+    if found is None and name.lower().endswith(_SPREADSHEETS):
+        raise InputError(f"{path}: spreadsheets are not read; save it as CSV")
     if found is None:
         raise InputError(
             f"{path}: the name {name} does not tell the format; say it with `format`: "
