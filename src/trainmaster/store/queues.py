@@ -38,7 +38,7 @@ def get(connection: Connection, scope: Scope, name: str) -> Queue:  # noqa: ARG0
 
 def exists(connection: Connection, scope: Scope, name: str) -> bool:  # noqa: ARG001 - queues are everybody's
     """Whether there is such a queue."""
-    return _NAMED.execute(connection, {"wanted": name}).first() is not None
+    return bool(_NAMED.rows(connection, {"wanted": name}))
 
 
 def touch(connection: Connection, scope: Scope) -> None:
