@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.report import Figure, Progress, WrongResultError, percentile
 from benchmarks.server import Client, held_job, new_server
-from trainmaster.store.records import label_marks
+from trainmaster.server.store.records import label_marks
 
 JOBS = 1_000_000
 REQUESTS = 200

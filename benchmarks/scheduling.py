@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Figure, Peer, Progress, WrongResultError, percentile
-from trainmaster.core.job import Attempt, Job
-from trainmaster.core.resources import Needs, Node, Queue, Share
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling import kueue
-from trainmaster.scheduling.figures import Figures
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.simulation import simulate
-from trainmaster.scheduling.traces import BACKEND, Trace, uniform_nodes
-from trainmaster.scheduling.view import ClusterView
-from trainmaster.scheduling.virtual_time import Rules
+from trainmaster.server.core.job import Attempt, Job
+from trainmaster.server.core.resources import Needs, Node, Queue, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling import kueue
+from trainmaster.server.scheduling.figures import Figures
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.simulation import simulate
+from trainmaster.server.scheduling.traces import BACKEND, Trace, uniform_nodes
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.virtual_time import Rules
 
 NODES = 10_000
 QUEUED = (1_000, 10_000, 100_000)

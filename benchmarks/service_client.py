@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 import uvloop
 
 from benchmarks.report import WrongResultError
-from trainmaster.service import wire
+from trainmaster.trainer_service import wire
 
 BEATS_EVERY_S = 0.02
 

@@ -32,7 +32,7 @@ from benchmarks.service_client import (
 )
 from benchmarks.service_front import HEARTBEAT_TARGET_MS, PASSES, SAMPLES, UPLOADS_AT_ONCE
 from benchmarks.service_steps import ALIAS, make_tiny_model, null_server, serving
-from trainmaster.service import schema, wire
+from trainmaster.trainer_service import schema, wire
 
 BODY_BYTES = 3_300_000
 FILLER = bytes([0xFA, 0x3E])

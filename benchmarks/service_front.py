@@ -39,9 +39,9 @@ from benchmarks.service_client import (
 )
 from trainmaster.engine.types import PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.protocol import environment
-from trainmaster.service import channel, schema, wire
-from trainmaster.service.channel import ChannelClosedError, EngineChannel
-from trainmaster.service.messages import Ready, Reply, Request
+from trainmaster.trainer_service import channel, schema, wire
+from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
+from trainmaster.trainer_service.messages import Ready, Reply, Request
 
 PASSES = 208
 PASS_TARGETS = 275_000
@@ -228,7 +228,7 @@ def _front(directory: Path, *, pass_s: float, sample_s: float, **settings: float
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     with open(directory / "front.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
+            [sys.executable, "-P", "-m", "trainmaster.trainer_service.front", *flags],
             pass_fds=[far.fileno()],
             stderr=log,
             env={**clean_environment(), environment.JOB_ID: "bench", environment.ATTEMPT: "1"},

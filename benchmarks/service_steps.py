@@ -23,7 +23,7 @@ from benchmarks.models import Shape, make_model
 from benchmarks.report import Figure, Progress, WrongResultError
 from benchmarks.server import Client, Server, environment, running_server
 from benchmarks.service_front import TINKER
-from trainmaster.service.__main__ import share_cores
+from trainmaster.trainer_service.__main__ import share_cores
 
 ALIAS = "Qwen/Qwen3-8B"
 SEQUENCES, LENGTH = 8, 64
@@ -191,7 +191,7 @@ async def _end_others() -> None:
 def null_server() -> Iterator[int]:
     """Answers whatever the client asks with what was made before."""
     from trainmaster.engine.types import PassResult
-    from trainmaster.service.wire import PROTOBUF, encode_pass_result
+    from trainmaster.trainer_service.wire import PROTOBUF, encode_pass_result
 
     outputs = ({"logprobs": np.zeros(LENGTH, np.float32)},) * SEQUENCES
     passed = encode_pass_result(PassResult(outputs=outputs, metrics={"loss:sum": 1.0}))

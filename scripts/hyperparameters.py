@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from trainmaster.core.training.hyperparameters import HYPERPARAMETERS
-from trainmaster.core.training.support import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA
-from trainmaster.core.training.types import TrainingType
-from trainmaster.core.training.values import Hyperparameter, Kind, Value
+from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.server.core.training.support import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA
+from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
 
 ORDER = [training_type for training_type in TrainingType if training_type in BUILT_IN]
 
 INTRODUCTION = f"""\
 # Frameworks and hyperparameters
 
-This page is made from the tables that check a submission (`trainmaster.core.training`) by `make docs`; `make check`
-fails when it is out of date.
+This page is made by `make docs` from the tables that check a submission (`trainmaster.server.core.training`);
+`make check` fails when it is out of date.
 
 ## Which framework trains what
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmaster.core.spec import SubmitJobRequest
-from trainmaster.core.workloads import WorkloadSpec, kinds, module_for
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.workloads import WorkloadSpec, kinds, module_for
 
 Schema = Mapping[str, Any]
 
@@ -18,8 +18,8 @@ LONGEST = 4096
 INTRODUCTION = """\
 # The fields of a job
 
-This page is made from the models that check a submission (`trainmaster.core.spec` and
-`trainmaster.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do
+This page is made from the models that check a submission (`trainmaster.server.core.spec` and
+`trainmaster.server.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do
 is in [jobs.md](jobs.md).
 
 Unknown fields are refused with 422, with the nearest known name. *map* is an object whose values are text;

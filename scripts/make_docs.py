@@ -12,10 +12,8 @@ from pathlib import Path
 from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
-from trainmaster.configuration.describing import settings
-from trainmaster.configuration.values import toml_of
-from trainmaster.core.reasons import CONSEQUENCES
-from trainmaster.core.states import (
+from trainmaster.server.core.reasons import CONSEQUENCES
+from trainmaster.server.core.states import (
     ACTIVE,
     RUNNING,
     TERMINAL,
@@ -26,6 +24,8 @@ from trainmaster.core.states import (
     Trigger,
     allowed_from,
 )
+from trainmaster.server.settings.describing import settings
+from trainmaster.server.settings.values import toml_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -51,8 +51,8 @@ def states_page() -> str:
     lines = [
         "# States",
         "",
-        "This page is made from `trainmaster.core.states` and `trainmaster.core.reasons` by `make docs`; `make check`",
-        "fails when it is out of date.",
+        "This page is made from `trainmaster.server.core.states` and `trainmaster.server.core.reasons` by `make docs`;",
+        "`make check` fails when it is out of date.",
         "",
         "## What each state means",
         "",

@@ -18,7 +18,7 @@ from seaweed_server import SeaweedServer, running_seaweed
 def toy_kind() -> Iterator[Any]:
     """A workload kind that nothing in the package knows: it greets, in so many words, and is gone after the test."""
     from toy_kind import ToyKind
-    from trainmaster.core.workloads import register, unregister
+    from trainmaster.server.core.workloads import register, unregister
 
     kind = ToyKind()
     register(kind)

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainmaster.core.errors import Problem, SpecError
-from trainmaster.core.spec import SubmitJobRequest
-from trainmaster.core.workloads import WorkloadSpec, launch_of, spec_of
 from trainmaster.protocol.launch import Launch, Step
+from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.workloads import WorkloadSpec, launch_of, spec_of
 
 
 class ToySpec(WorkloadSpec):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainmaster.sdk import verify_webhook
+from trainmaster.client import verify_webhook
 
 HANG = 0
 """Instead of a status: never answer."""

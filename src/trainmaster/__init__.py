@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.fireworks import (
+    from trainmaster.client.fireworks import (
         CreatedTrainerJob,
         FireworksClient,
         TrainerJobConfig,
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> object:
 
         if name in trainer.__all__:
             return getattr(trainer, name)
-        from trainmaster.sdk import fireworks
+        from trainmaster.client import fireworks
 
         return getattr(fireworks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from trainmaster.api.app import at_root, routers_of
-from trainmaster.api.context import API, GATEWAY
+from trainmaster.server.app import at_root, routers_of
+from trainmaster.server.http.context import API, GATEWAY
 
 
 class Who(StrEnum):

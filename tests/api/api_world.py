@@ -17,29 +17,29 @@ import httpx
 import uvicorn
 from sqlalchemy import Connection
 
-from trainmaster.api.app import create_app
-from trainmaster.api.context import ApiContext
-from trainmaster.api.front import Front
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.explain import Explainer
-from trainmaster.coordinator.launching import attempt_request
-from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.coordinator.vault import Vault
-from trainmaster.core import observations
-from trainmaster.core.job import Change, Job, Progress
-from trainmaster.core.keys import KeyScope, key_digest, key_id_of, new_key
-from trainmaster.core.resources import Gpu, Node, Share
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.rundir import RunDirectory, log_stream, metrics_stream
-from trainmaster.sealing import Sealer
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.store import accounts, jobs, keys, nodes
-from trainmaster.store.database import Database
-from trainmaster.store.keys import ApiKey
-from trainmaster.store.scope import Scope
+from trainmaster.server.app import create_app
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core import observations
+from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.keys import KeyScope, key_digest, key_id_of, new_key
+from trainmaster.server.core.resources import Gpu, Node, Share
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.http.front import Front
+from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
+from trainmaster.server.store import accounts, jobs, keys, nodes
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store.scope import Scope
 
 WAIT_S = 60.0
 """Generous: a slow machine with other tests on it."""

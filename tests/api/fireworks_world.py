@@ -16,13 +16,13 @@ from api_world import VAULT, WAIT_S, Served, World
 
 from model_config import model_config
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.base_models import BaseModels
-from trainmaster.coordinator.commands import Commands
-from trainmaster.core.job import Job
-from trainmaster.core.shapes import Shape, Shapes, ShapeVersion
-from trainmaster.settings import NamedPath
-from trainmaster.storage import ARTIFACTS
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.shapes import Shape, Shapes, ShapeVersion
+from trainmaster.server.settings.settings import NamedPath
+from trainmaster.server.storage import ARTIFACTS
 
 MODEL = "accounts/fireworks/models/qwen3-8b"
 ALIAS = "Qwen/Qwen3-8B"

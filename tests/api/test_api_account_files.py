@@ -20,13 +20,13 @@ from fireworks_world import MODEL, Door, door_of, knowing
 from attacker import UID, give, interfering
 from deep_tree import deep_tree
 from model_config import model_config
-from trainmaster.coordinator.checking import DataCheck, DataChecks
-from trainmaster.core.accounts import Account
-from trainmaster.core.errors import RefusedError
-from trainmaster.settings import Settings
-from trainmaster.storage import ARTIFACTS
-from trainmaster.store import accounts
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.checking import DataCheck, DataChecks
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.settings.settings import Settings
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import accounts
+from trainmaster.server.store.scope import Scope
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root works for other users")
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World, wait_for
 
-from trainmaster.core.keys import KeyScope, key_digest
-from trainmaster.store import keys
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.keys import KeyScope, key_digest
+from trainmaster.server.store import keys
+from trainmaster.server.store.scope import Scope
 
 As = Callable[..., Api]
 

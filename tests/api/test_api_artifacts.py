@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from api_world import Api
 
-from trainmaster.api.artifacts import Artifact, Place, Position, files
-from trainmaster.core.keys import KeyScope
-from trainmaster.storage import ARTIFACTS
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.http.artifacts import Artifact, Place, Position, files
+from trainmaster.server.storage import ARTIFACTS
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_list_comes_in_pages_without_gaps(api: Api, job: str) -> None:
 def test_page_looks_into_few_of_very_many_checkpoints(api: Api, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their job says that they are there; most of them may have no files."""
     whole = [each["path"] for each in listed(api, job)]
-    monkeypatch.setattr("trainmaster.api.routes.artifacts.MAX_PLACES", 3)
+    monkeypatch.setattr("trainmaster.server.http.routes.artifacts.MAX_PLACES", 3)
     for number in range(8):
         api.world.save(job, f"b{number}", step=number)
     opened: list[str] = []
@@ -100,7 +100,7 @@ def test_page_looks_into_few_of_very_many_checkpoints(api: Api, job: str, monkey
         opened.append(place.checkpoint_id or "output")
         return files(place, after)
 
-    monkeypatch.setattr("trainmaster.api.routes.artifacts.files", counted)
+    monkeypatch.setattr("trainmaster.server.http.routes.artifacts.files", counted)
     found: list[str] = []
     looks = []
     token: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def test_page_looks_into_few_of_very_many_checkpoints(api: Api, job: str, monkey
 def test_file_of_a_checkpoint_is_found_without_reading_the_others(
     api: Api, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("trainmaster.store.checkpoints.of_job")
+    monkeypatch.delattr("trainmaster.server.store.checkpoints.of_job")
     assert api.http.get(f"/v1/jobs/{job}/artifacts/checkpoints/c1/state").content == b"state"
     for path in ("checkpoints/c9/state", "checkpoints/c1", "checkpoints", "checkpoints//state"):
         api.call("GET", f"/v1/jobs/{job}/artifacts/{path}", 404)
@@ -137,7 +137,7 @@ def test_list_ends_after_very_many_entries_that_are_no_files(
     api: Api, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job could leave a million pipes, each of which is looked at."""
-    monkeypatch.setattr("trainmaster.api.artifacts.MAX_MISSED", 5)
+    monkeypatch.setattr("trainmaster.server.http.artifacts.MAX_MISSED", 5)
     for number in range(4):
         os.mkfifo(directory(api, job) / f"a{number}")
     assert "output/notes ü.txt" in {each["path"] for each in listed(api, job)}

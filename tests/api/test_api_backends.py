@@ -10,10 +10,10 @@ import pytest
 from api_world import VAULT, Api, Served, World
 
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.commands import Commands
-from trainmaster.core.sight import EngineFacts
 from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.core.sight import EngineFacts
 
 ENGINES: dict[str, EngineFacts | None] = {LOCAL: None, CONTAINER: EngineFacts(name="podman", host="unix:///a.sock")}
 JOB: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}

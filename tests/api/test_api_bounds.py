@@ -13,9 +13,9 @@ import httpx
 import pytest
 from api_world import COMMAND, WAIT_S, Api, Served, World
 
-from trainmaster.api import requests
-from trainmaster.api.requests import MAX_COMMAS, parse_json
-from trainmaster.core.errors import SpecError
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.http import requests
+from trainmaster.server.http.requests import MAX_COMMAS, parse_json
 
 COSTLY = "def train():\n    return f'" + "{x}" * 25_000 + "'\n"
 """Takes this Python some tenths of a second to parse."""

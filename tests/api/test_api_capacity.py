@@ -13,14 +13,14 @@ from fireworks_world import door_of, knowing
 from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.capacity import FRESH_S, Capacity
-from trainmaster.coordinator.commands import Commands
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.resources import Gpu, Node, NodeState
-from trainmaster.core.spec import parse_submit
-from trainmaster.store import nodes
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.capacity import FRESH_S, Capacity
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.resources import Gpu, Node, NodeState
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.store import nodes
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture

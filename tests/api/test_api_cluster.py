@@ -11,9 +11,9 @@ import httpx
 import pytest
 from api_world import EVERYTHING, WAIT_S, Api, Served, World
 
-from trainmaster.core.keys import KeyScope
-from trainmaster.core.resources import Gpu, Node, NodeState, Share
-from trainmaster.store import nodes
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.resources import Gpu, Node, NodeState, Share
+from trainmaster.server.store import nodes
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ import pytest
 from api_world import Api, Served, World
 
 from data_tokenizer import make_tokenizer
-from trainmaster.coordinator import checking
-from trainmaster.coordinator.checking import DataCheck, DataChecks
-from trainmaster.core.accounts import Account
-from trainmaster.core.errors import ConflictError, RefusedError
-from trainmaster.settings import Settings
+from trainmaster.server.coordinator import checking
+from trainmaster.server.coordinator.checking import DataCheck, DataChecks
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.errors import ConflictError, RefusedError
+from trainmaster.server.settings.settings import Settings
 
 PATIENCE_S = 180.0
 ROWS = [{"prompt": "q:", "completion": "yes"}, {"prompt": "r:", "completion": 3}]

@@ -17,11 +17,11 @@ from fastapi import FastAPI
 from sqlalchemy import Connection
 from starlette.routing import BaseRoute
 
-from trainmaster.api.app import create_app
-from trainmaster.core.keys import KeyScope, key_id_of
-from trainmaster.logs import JsonLines
-from trainmaster.store import keys
-from trainmaster.store.scope import Scope
+from trainmaster.server.app import create_app
+from trainmaster.server.core.keys import KeyScope, key_id_of
+from trainmaster.server.settings.logs import JsonLines
+from trainmaster.server.store import keys
+from trainmaster.server.store.scope import Scope
 
 ROUTES = [
     ("GET", "/v1/jobs"),
@@ -246,7 +246,7 @@ def test_mistake_of_the_server_is_hidden_and_logged(
     with World.open(tmp_path) as world:
         key = {"X-API-Key": world.key("a")}
 
-        monkeypatch.setattr("trainmaster.api.routes.nodes.nodes.all", _explode)
+        monkeypatch.setattr("trainmaster.server.http.routes.nodes.nodes.all", _explode)
         with Served.serve(world.context()) as served:
             response = httpx.get(f"{served.url}/v1/nodes", headers=key)
     assert response.status_code == 500
@@ -261,10 +261,10 @@ def test_every_line_of_a_request_says_whose_it_is(
     lines = io.StringIO()
     handler = logging.StreamHandler(lines)
     handler.setFormatter(JsonLines())
-    ours = logging.getLogger("trainmaster.api")
+    ours = logging.getLogger("trainmaster.server.http")
     ours.addHandler(handler)
     caplog.set_level(logging.INFO, logger=ours.name)
-    monkeypatch.setattr("trainmaster.api.routes.nodes.nodes.all", _explode)
+    monkeypatch.setattr("trainmaster.server.http.routes.nodes.nodes.all", _explode)
     try:
         with Served.serve(world.context(access_level=logging.INFO)) as served:
             headers = {"X-API-Key": api.key, "Cookie": "of-somebody"}
@@ -277,7 +277,7 @@ def test_every_line_of_a_request_says_whose_it_is(
     for line in (failed, access):
         assert whose.items() <= line.items()
     assert "ZeroDivisionError" in failed["exception"]
-    assert access["logger"] == "trainmaster.api.access"
+    assert access["logger"] == "trainmaster.server.http.access"
     assert (access["method"], access["path"], access["status"]) == ("GET", "/v1/nodes", 500)
     assert access["ms"] > 0
     assert api.key not in lines.getvalue()
@@ -289,9 +289,9 @@ def _explode(*arguments: object, **options: object) -> object:
 
 
 def test_access_log_is_quiet_unless_it_is_asked_for(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="trainmaster.api.access"):
+    with caplog.at_level(logging.INFO, logger="trainmaster.server.http.access"):
         api.call("GET", "/v1/nodes")
-    assert not [record for record in caplog.records if record.name == "trainmaster.api.access"]
+    assert not [record for record in caplog.records if record.name == "trainmaster.server.http.access"]
 
 
 def test_routes_are_built_beside_the_event_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +304,8 @@ def test_routes_are_built_beside_the_event_loop(world: World, monkeypatch: pytes
             looked.append(threading.current_thread().name)
             return super().routes
 
-    monkeypatch.setattr("trainmaster.api.app.FastAPI", Watched)
-    monkeypatch.setattr("trainmaster.api.app.BUILD_ROUTES_AFTER_S", 0)
+    monkeypatch.setattr("trainmaster.server.app.FastAPI", Watched)
+    monkeypatch.setattr("trainmaster.server.app.BUILD_ROUTES_AFTER_S", 0)
     front = create_app(world.context())
 
     async def opened() -> None:

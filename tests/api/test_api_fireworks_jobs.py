@@ -17,15 +17,15 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, healthy, knowing
 from sqlalchemy import update
 
 from model_config import model_config
-from trainmaster.api.routes.fireworks import jobs
-from trainmaster.core import commands, stopping, timers
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Queue
-from trainmaster.core.spec import load_stored
-from trainmaster.core.states import JobStatus
-from trainmaster.core.workloads import compile_launch
-from trainmaster.store import activity, queues, schema
-from trainmaster.store.scope import Scope
+from trainmaster.server.core import commands, stopping, timers
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.spec import load_stored
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.doors.fireworks.routes import jobs
+from trainmaster.server.store import activity, queues, schema
+from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
 

@@ -11,9 +11,9 @@ import pytest
 from api_world import Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
-from trainmaster.api.wire.fireworks.jobs import MEMBERS, CreateJobBody, TrainingConfigBody
-from trainmaster.api.wire.fireworks.models import CHECKPOINT_MEMBERS, MODEL_MEMBERS
-from trainmaster.api.wire.fireworks.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
+from trainmaster.server.doors.fireworks.wire.jobs import MEMBERS, CreateJobBody, TrainingConfigBody
+from trainmaster.server.doors.fireworks.wire.models import CHECKPOINT_MEMBERS, MODEL_MEMBERS
+from trainmaster.server.doors.fireworks.wire.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
 
 INVALID_ARGUMENT = 3
 LISTS = {

@@ -14,13 +14,13 @@ from api_world import Served, World
 from fireworks_world import ALIAS, MODEL, Door, door_of, knowing
 
 from model_config import model_config
-from trainmaster.api.routes.fireworks.absent import COLLECTIONS, PREFIXES
-from trainmaster.coordinator import promoting
-from trainmaster.core.keys import KeyScope
-from trainmaster.storage import ARTIFACTS
-from trainmaster.store import checkpoints, promoted
-from trainmaster.store.promoted import Operation
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator import promoting
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.doors.fireworks.routes.absent import COLLECTIONS, PREFIXES
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import checkpoints, promoted
+from trainmaster.server.store.promoted import Operation
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ import pytest
 from api_world import Served, World, wait_for
 from fireworks_world import Door, door_of, knowing
 
-from trainmaster.api.tinker import bodies
-from trainmaster.core.keys import KeyScope
-from trainmaster.storage import ARTIFACTS
-from trainmaster.store import activity
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.doors.tinker import bodies
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import activity
+from trainmaster.server.store.scope import Scope
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -20,9 +20,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from trainmaster.api.app import ROOT, routers_of
-from trainmaster.api.context import API
-from trainmaster.core.keys import KeyScope
+from trainmaster.server.app import ROOT, routers_of
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.http.context import API
 
 EXAMPLES = 12
 """For each operation; more find more, and take longer."""

@@ -18,8 +18,8 @@ import pytest
 from api_world import SERVICE, Api, World, wait_for
 
 from attacker import UID, squatting
-from trainmaster.store import accounts, activity
-from trainmaster.store.scope import Scope
+from trainmaster.server.store import accounts, activity
+from trainmaster.server.store.scope import Scope
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from api_world import COMMAND, SERVICE, Api, World
 
-from trainmaster.core.job import Progress
-from trainmaster.core.resources import Gpu, Node, Share
-from trainmaster.storage import ARTIFACTS
-from trainmaster.store import nodes
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.job import Progress
+from trainmaster.server.core.resources import Gpu, Node, Share
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import nodes
+from trainmaster.server.store.scope import Scope
 
 TRAINING: dict[str, Any] = {
     "name": "tune",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from api_world import COMMAND, WAIT_S, Api, wait_for
 
-from trainmaster.api import submitting
-from trainmaster.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.http import submitting
 
 LARGE = {**COMMAND, "workload": {"kind": "command", "argv": ["x" * 1000] * 100}}
 
@@ -53,7 +53,7 @@ def test_others_are_answered_while_large_requests_are_read(
     job_id = str(submit(api, "")["job_id"])
     parser = SlowParser()
     for module in ("submitting", "routes.controls"):
-        monkeypatch.setattr(f"trainmaster.api.{module}.parse_submit", parser)
+        monkeypatch.setattr(f"trainmaster.server.http.{module}.parse_submit", parser)
     with ThreadPoolExecutor(6) as pool:
         asking = [pool.submit(ask, api, job_id) for _ in range(6)]
         try:

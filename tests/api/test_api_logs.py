@@ -13,9 +13,9 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
 
-from trainmaster.api.logs import files
-from trainmaster.api.logs.reading import LogReader, LogSight
-from trainmaster.api.wire.logs import LogPage
+from trainmaster.server.http.logs import files
+from trainmaster.server.http.logs.reading import LogReader, LogSight
+from trainmaster.server.http.wire.logs import LogPage
 
 
 def lines(api: Api, job_id: str, **query: Any) -> list[str]:
@@ -335,7 +335,7 @@ def test_many_followers_miss_nothing(api: Api, served: Served, world: World) -> 
 
 
 def test_quiet_stream_has_heartbeats(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.api.follow.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("trainmaster.server.http.follow.HEARTBEAT_S", 0.2)
     job_id = api.submit()
     with api.http.stream("GET", f"/v1/jobs/{job_id}/logs?follow=1") as response:
         quiet = response.iter_lines()
@@ -354,7 +354,7 @@ def test_failure_in_the_middle_of_a_stream_is_told(
         def explode(*arguments: object, **options: object) -> object:
             raise PermissionError("no")
 
-        monkeypatch.setattr("trainmaster.api.logs.reading.LogReader.read", explode)
+        monkeypatch.setattr("trainmaster.server.http.logs.reading.LogReader.read", explode)
         world.write(job, "two\n")
         failed, done = events
     assert (failed.event, failed.json()["code"], done.data) == ("error", "INTERNAL", "[DONE]")
@@ -415,7 +415,7 @@ def test_plain_text_has_the_lines_of_all_files_by_time(api: Api, world: World) -
 
 
 def test_plain_text_goes_on_where_a_page_ended(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.api.routes.logs.TEXT_PAGE_BYTES", 1)
+    monkeypatch.setattr("trainmaster.server.http.routes.logs.TEXT_PAGE_BYTES", 1)
     job_id = api.submit(scheduling_config={"max_retries": 1})
     job = world.start(job_id)
     for n in range(6):
@@ -484,7 +484,7 @@ def test_long_line_that_is_overwritten_is_cut_between_two_states(api: Api, world
 def test_follower_sees_the_newest_state_of_a_line_as_it_changes(
     api: Api, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.api.follow.PASSING_EVERY_S", 0.3)
+    monkeypatch.setattr("trainmaster.server.http.follow.PASSING_EVERY_S", 0.3)
     job_id = api.submit()
     job = world.start(job_id)
     with api.stream(f"/v1/jobs/{job_id}/logs") as events:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_world import COMMAND, Api, World
 
-from trainmaster.core.job import Progress
+from trainmaster.server.core.job import Progress
 
 
 def metrics(api: Api, job_id: str, **query: Any) -> Any:

@@ -11,15 +11,15 @@ import pytest
 from api_world import COMMAND, SERVICE, Api, World
 from pydantic import BaseModel
 
-from trainmaster.api.envelope import encoded
-from trainmaster.api.summaries import plain_query
-from trainmaster.api.wire.jobs import ControlledJob, JobList, JobResource
-from trainmaster.api.wire.waiting import MOST_BLOCKERS, PendingResource, pending_document
-from trainmaster.core.job import Progress
-from trainmaster.core.resources import Share
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.explain import Blocker, Explanation, PendingCode
-from trainmaster.scheduling.shortage import BestNode
+from trainmaster.server.core.job import Progress
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.http.envelope import encoded
+from trainmaster.server.http.summaries import plain_query
+from trainmaster.server.http.wire.jobs import ControlledJob, JobList, JobResource
+from trainmaster.server.http.wire.waiting import MOST_BLOCKERS, PendingResource, pending_document
+from trainmaster.server.scheduling.explain import Blocker, Explanation, PendingCode
+from trainmaster.server.scheduling.shortage import BestNode
 
 TRAINING: dict[str, Any] = {
     "name": "tune",

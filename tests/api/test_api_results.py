@@ -11,15 +11,15 @@ import httpx
 from api_world import WAIT_S, Api, Served, World, wait_for
 from sqlalchemy import Connection
 
-from trainmaster.core.keys import KeyScope
-from trainmaster.core.resources import Share
-from trainmaster.core.retention import Keep
+from trainmaster.client import Client
 from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.rundir import log_stream
-from trainmaster.sdk import Client
-from trainmaster.storage import ARTIFACTS, RUNS
-from trainmaster.store import checkpoints, jobs
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.retention import Keep
+from trainmaster.server.storage import ARTIFACTS, RUNS
+from trainmaster.server.store import checkpoints, jobs
+from trainmaster.server.store.scope import Scope
 
 BEST = {"output_config": {"checkpoint": {"metric_for_best_model": "loss"}}}
 

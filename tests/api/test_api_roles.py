@@ -15,10 +15,10 @@ from api_roles import BY_SCOPE, ROUTES, Who, served
 from api_world import COMMAND, WAIT_S, Served, World
 from fastapi import APIRouter
 
-from trainmaster.api.auth import refuse_unguarded
-from trainmaster.core.keys import KeyScope, key_id_of
-from trainmaster.store import keys
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.keys import KeyScope, key_id_of
+from trainmaster.server.http.auth import refuse_unguarded
+from trainmaster.server.store import keys
+from trainmaster.server.store.scope import Scope
 
 OURS, THEIRS = "ours", "theirs"
 BLOB = b"somebody's file"

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World
 
-from trainmaster.coordinator.runtime_files import load_runtimes
-from trainmaster.core.keys import KeyScope
+from trainmaster.server.coordinator.runtime_files import load_runtimes
+from trainmaster.server.core.keys import KeyScope
 
 RUNTIME = """\
 apiVersion: trainer.kubeflow.org/v1alpha1

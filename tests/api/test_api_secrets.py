@@ -16,12 +16,12 @@ import pytest
 import sqlalchemy as sa
 from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
 
-from trainmaster.api.exchange import TokenExchange
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.job import Job
-from trainmaster.core.spec import SPEC_VERSION
-from trainmaster.store import schema, secrets
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.spec import SPEC_VERSION
+from trainmaster.server.http.exchange import TokenExchange
+from trainmaster.server.store import schema, secrets
+from trainmaster.server.store.scope import Scope
 
 FORWARDED = {"X-ScaiDrive-Token": "drive-token", "X-ScaiAtlas-Token": "atlas-token"}
 TOKENS = {"scaidrive_token": "drive-token", "scaiatlas_token": "atlas-token"}

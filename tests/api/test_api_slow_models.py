@@ -58,7 +58,7 @@ def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
         assert answers.wait(WAIT_S)
         return open_real(path, within)
 
-    monkeypatch.setattr("trainmaster.coordinator.base_models.open_real", slow)
+    monkeypatch.setattr("trainmaster.server.coordinator.base_models.open_real", slow)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask, door)
         try:

@@ -14,13 +14,13 @@ from api_world import COMMAND, WAIT_S, Served, wait_for
 from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
 
 from model_config import model_config
-from trainmaster.api.routes.tinker import operations
-from trainmaster.coordinator.base_models import BaseModel
-from trainmaster.coordinator.tinker import Standing, TinkerTrainers
-from trainmaster.core.job import Change
-from trainmaster.core.states import JobStatus
-from trainmaster.store import tinker
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.base_models import BaseModel
+from trainmaster.server.core.job import Change
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.doors.tinker import records
+from trainmaster.server.doors.tinker.routes import operations
+from trainmaster.server.doors.tinker.trainer_jobs import Standing, TinkerTrainers
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
 
     def begun() -> bool:
         with client.world.database.read() as connection:
-            runs = tinker.runs_of_session(connection, Scope(client.account_id), session_id)
+            runs = records.runs_of_session(connection, Scope(client.account_id), session_id)
         return [run.job_id for run in runs] == [job.job_id] * len(acks)
 
     wait_for(begun)
@@ -336,5 +336,5 @@ def test_trainer_is_asked_by_a_name_that_it_knows(client: Client, trainer: Stand
 def test_run_remembers_its_trainer(client: Client, trainer: StandIn) -> None:
     model_id = client.model(trainer)
     with client.world.database.read() as connection:
-        run = tinker.get_run(connection, Scope(client.account_id), model_id)
+        run = records.get_run(connection, Scope(client.account_id), model_id)
     assert run.trainer == trainer.trainer

@@ -19,12 +19,12 @@ import zstandard
 from api_world import SERVICE, WAIT_S, Served, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
-from trainmaster.api import requests
-from trainmaster.api.routes.tinker import operations
-from trainmaster.api.tinker import bodies
-from trainmaster.store import activity
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.doors.tinker import bodies
+from trainmaster.server.doors.tinker.routes import operations
+from trainmaster.server.http import requests
+from trainmaster.server.store import activity
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 PROTOBUF = "application/x-protobuf"
 

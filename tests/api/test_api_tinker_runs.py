@@ -10,7 +10,7 @@ import pytest
 from api_world import wait_for
 from tinker_world import MODEL, Client, StandIn
 
-from trainmaster.store.scope import Scope
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from api_world import wait_for
 from tinker_world import ALIAS, MODEL, Client, StandIn
 
-from trainmaster.api.routes.tinker import sampling
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.doors.tinker.routes import sampling
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 
 def wanted(session_id: str, **fields: Any) -> dict[str, Any]:

@@ -11,27 +11,26 @@ import pytest
 from api_world import WAIT_S, Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
-from trainmaster.api.tinker import bodies, door, use
-from trainmaster.api.tinker.connections import BrokenOffError
-from trainmaster.api.tinker.sessions import Sessions
-from trainmaster.api.tinker.trainers import Trainers
-from trainmaster.coordinator.tinker import UNWANTED
-from trainmaster.core.errors import StoreUnavailableError
-from trainmaster.core.keys import KeyScope
-from trainmaster.core.states import JobStatus
-from trainmaster.core.tinker import RunState, TinkerRun
-from trainmaster.store import tinker
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.doors.tinker import bodies, door, records, use
+from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.doors.tinker.names import RunState, TinkerRun
+from trainmaster.server.doors.tinker.sessions import Sessions
+from trainmaster.server.doors.tinker.trainer_jobs import UNWANTED
+from trainmaster.server.doors.tinker.trainers import Trainers
+from trainmaster.server.store.scope import Scope
 
 
 def stored(client: Client, session_id: str) -> Any:
     with client.world.database.read() as connection:
-        return tinker.get_session(connection, Scope(client.account_id), session_id)
+        return records.get_session(connection, Scope(client.account_id), session_id)
 
 
 def run_of(client: Client, ack: Any) -> TinkerRun:
     with client.world.database.read() as connection:
-        return tinker.get_run(connection, Scope(client.account_id), ack["model_id"])
+        return records.get_run(connection, Scope(client.account_id), ack["model_id"])
 
 
 def test_request_for_a_session_that_comes_twice_makes_one(client: Client, stranger: Client) -> None:
@@ -179,7 +178,7 @@ def test_session_whose_client_is_gone_is_finished_for_it(
 
         def age(connection: Any) -> None:
             ages = {silent: 0.0, lively: 0.0}
-            tinker.note_use(connection, Scope.everything(), sessions_heard=ages, runs_used={})
+            records.note_use(connection, Scope.everything(), sessions_heard=ages, runs_used={})
 
         tinker_world.database.write_now(age)
         client.post("session_heartbeat", {"session_id": lively})
@@ -198,7 +197,7 @@ def test_trainers_hear_of_a_session_that_a_server_finished_with_its_last_breath(
         session_id = client.model(trainer).partition(":")[0]
         everything, finish = Scope.everything(), {"reason": {"type": "success"}}
         tinker_world.database.write_now(
-            lambda connection: tinker.finish_session(connection, everything, session_id, at=1.0, finish=finish)
+            lambda connection: records.finish_session(connection, everything, session_id, at=1.0, finish=finish)
         )
     assert not trainer.of(f"sessions/{session_id}/finish")
     with Served.serve(tinker_world.context()) as second:
@@ -274,7 +273,7 @@ def test_client_that_was_heard_of_while_the_database_was_away_is_not_silent(
     tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(use, "WRITE_EVERY_S", 0.05)
-    note = tinker.note_use
+    note = records.note_use
     troubles = [StoreUnavailableError("away")] * 3
 
     def note_use(*arguments: Any, **options: Any) -> None:
@@ -282,7 +281,7 @@ def test_client_that_was_heard_of_while_the_database_was_away_is_not_silent(
             raise troubles.pop()
         note(*arguments, **options)
 
-    monkeypatch.setattr(tinker, "note_use", note_use)
+    monkeypatch.setattr(records, "note_use", note_use)
     with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
         session_id = client.session()
         before = stored(client, session_id).heartbeat_at

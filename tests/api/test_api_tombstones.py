@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from api_world import Api
 
-from trainmaster.coordinator import tombstones
-from trainmaster.coordinator.chores import Chores
-from trainmaster.core.keys import KeyScope
-from trainmaster.storage import ARTIFACTS, RUNS
+from trainmaster.server.coordinator import tombstones
+from trainmaster.server.coordinator.chores import Chores
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.storage import ARTIFACTS, RUNS
 
 
 def buried(api: Api, size: int = 100_000, **fields: Any) -> str:

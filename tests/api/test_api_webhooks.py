@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from tls_files import self_signed
-from trainmaster.coordinator import posting
-from trainmaster.coordinator.posting import is_public, url_problem
-from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.coordinator.webhooks import Deliveries, most_tries, retry_delay_s
-from trainmaster.core.keys import KeyScope
-from trainmaster.sdk import SignatureError, verify_webhook
-from trainmaster.store import events, leases
-from trainmaster.store.scope import Scope
+from trainmaster.client import SignatureError, verify_webhook
+from trainmaster.server.coordinator import posting
+from trainmaster.server.coordinator.posting import is_public, url_problem
+from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.webhooks import Deliveries, most_tries, retry_delay_s
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.store import events, leases
+from trainmaster.server.store.scope import Scope
 from webhook_receiver import HANG, Receiver, receiving
 
 EVERYTHING = Scope.everything()
@@ -366,7 +366,7 @@ def test_server_that_does_not_lead_delivers_nothing(api: Api, world: World) -> N
 def test_what_does_not_concern_a_webhook_is_passed_over_for_good(
     api: Api, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.coordinator.webhooks.LEAP", 3)
+    monkeypatch.setattr("trainmaster.server.coordinator.webhooks.LEAP", 3)
     with receiving() as receiver, delivering(world):
         webhook = subscribe(api, receiver, statuses=["FAILED"])
         live(api, world)

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World, wait_for
 
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Share
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import log_stream
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Share
 
 STREAM = log_stream(0, "main", 0, "out")
 CLAIMANT = {"nonce": "n1", "pid": 10, "start_time": 5, "boot_id": "b", "host": "h"}

@@ -22,18 +22,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from model_config import model_config
-from trainmaster.api.context import ApiContext
-from trainmaster.api.tinker.bodies import protobuf_text
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.base_models import BaseModels
-from trainmaster.coordinator.commands import Commands
-from trainmaster.core.job import Job
-from trainmaster.core.tinker import Trainer
-from trainmaster.settings import NamedPath
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store.database import Database
-from trainmaster.store.listing import JobQuery, page
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.core.job import Job
+from trainmaster.server.doors.tinker.bodies import protobuf_text
+from trainmaster.server.doors.tinker.names import Trainer
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.settings.settings import NamedPath
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.listing import JobQuery, page
 
 MODEL = "Qwen/Qwen3-8B"
 ALIAS = "accounts/fireworks/models/qwen3-8b"

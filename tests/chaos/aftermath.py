@@ -10,9 +10,9 @@ from typing import Any
 from ground import Entry, Ground, MortalServer, reading
 
 from real_server import wait_for
-from trainmaster.core.states import TRANSITIONS
-from trainmaster.store import allocations
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.states import TRANSITIONS
+from trainmaster.server.store import allocations
+from trainmaster.server.store.scope import Scope
 from trainmaster.worker.cgroups import own_group
 
 

@@ -18,9 +18,9 @@ from sqlalchemy import Connection, create_engine
 
 from real_server import RealServer, wait_for
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
-from trainmaster.store import leases
-from trainmaster.store.leases import Lease
-from trainmaster.store.scope import Scope
+from trainmaster.server.store import leases
+from trainmaster.server.store.leases import Lease
+from trainmaster.server.store.scope import Scope
 
 COUNTING_JOB = Path(__file__).with_name("counting_job.py")
 MARK = "CHAOS_GROUND"

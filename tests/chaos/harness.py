@@ -9,23 +9,23 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from trainmaster import failpoints
 from trainmaster.backends.scripted import Script, ScriptedBackend, ScriptedWorld, succeed
-from trainmaster.coordinator.acting import Acting
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.loop import Coordinator, Pace
-from trainmaster.coordinator.reporting import NodeReports
-from trainmaster.coordinator.vault import Vault
-from trainmaster.core.job import Attempt, Checkpoint, Event, Job
-from trainmaster.core.resources import Gpu, Node
-from trainmaster.core.spec import parse_submit
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.sealing import Sealer
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.store import allocations, attempts, checkpoints, events, jobs, leases
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server import failpoints
+from trainmaster.server.coordinator.acting import Acting
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.loop import Coordinator, Pace
+from trainmaster.server.coordinator.reporting import NodeReports
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core.job import Attempt, Checkpoint, Event, Job
+from trainmaster.server.core.resources import Gpu, Node
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
+from trainmaster.server.store import allocations, attempts, checkpoints, events, jobs, leases
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 ACCOUNT = Scope(account_id="default")
 EVERYTHING = Scope.everything()

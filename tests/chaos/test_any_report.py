@@ -14,16 +14,7 @@ from harness import ACCOUNT, EVERYTHING, Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.api.wire.jobs import JobResource, JobView, job_json
 from trainmaster.backends.base import endpoint_on_node
-from trainmaster.coordinator.explain import Waiting
-from trainmaster.coordinator.launching import attempt_request
-from trainmaster.coordinator.watch import look
-from trainmaster.core import observations
-from trainmaster.core.job import Change, Job
-from trainmaster.core.resources import Node, Share
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.states import ACTIVE
 from trainmaster.protocol.reasons import Phase, Reason, StopCause
 from trainmaster.protocol.rundir import (
     endpoint_document,
@@ -32,8 +23,17 @@ from trainmaster.protocol.rundir import (
     metrics_stream,
     worker_stream,
 )
-from trainmaster.storage import run_directory
-from trainmaster.store import attempts, checkpoints, jobs, nodes
+from trainmaster.server.coordinator.explain import Waiting
+from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.server.coordinator.watch import look
+from trainmaster.server.core import observations
+from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.resources import Node, Share
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.states import ACTIVE
+from trainmaster.server.http.wire.jobs import JobResource, JobView, job_json
+from trainmaster.server.storage import run_directory
+from trainmaster.server.store import attempts, checkpoints, jobs, nodes
 
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["\0", "\ud800", "x" * 5000, ""]))
 NUMBERS = st.one_of(

@@ -13,13 +13,13 @@ import pytest
 from harness import ACCOUNT, Cluster
 
 from trainmaster.backends.scripted import Act
-from trainmaster.coordinator import loop
-from trainmaster.core.errors import StoreUnavailableError
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import beat_document
-from trainmaster.storage import run_directory
+from trainmaster.server.coordinator import loop
+from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.storage import run_directory
 
 
 def runs_on(request: AttemptRequest, node: int) -> Iterator[Act]:

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from harness import ACCOUNT, Cluster, Crash
 
-from trainmaster import failpoints
 from trainmaster.backends.scripted import Act, Script
-from trainmaster.core.errors import ConflictError
-from trainmaster.core.states import TERMINAL, TRANSITIONS, JobStatus
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.server import failpoints
+from trainmaster.server.core.errors import ConflictError
+from trainmaster.server.core.states import TERMINAL, TRANSITIONS, JobStatus
 
 
 def saved(request: AttemptRequest, node: int, step: int) -> Act:

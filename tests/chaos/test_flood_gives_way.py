@@ -10,11 +10,11 @@ import pytest
 from harness import Cluster
 
 from trainmaster.backends.scripted import Act
-from trainmaster.coordinator.watch import LOOKS_AFTER_END
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import events_stream
-from trainmaster.storage import ARTIFACTS
+from trainmaster.server.coordinator.watch import LOOKS_AFTER_END
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.storage import ARTIFACTS
 
 IN_TICKS = LOOKS_AFTER_END + 12
 """For the stop, the looks at what is left, and the start of the other job. All of the flood takes 200 and more."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from harness import Cluster
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.vault import Vault
-from trainmaster.core.errors import StoreUnavailableError
-from trainmaster.core.job import Job
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.sealing import Sealer
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.settings.sealing import Sealer
 
 WORKLOAD = {"kind": "command", "argv": ["true"], "environment": {"PASSWORD": "hunter2"}}
 GIVEN = Secrets(environment={"PASSWORD": "hunter2"})

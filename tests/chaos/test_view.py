@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import Connection
 
 from trainmaster.backends.scripted import Act
-from trainmaster.core.errors import ConflictError, NotFoundError
-from trainmaster.core.resources import Queue
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.scheduling.view import ClusterView
-from trainmaster.store import jobs, nodes, queues
+from trainmaster.server.core.errors import ConflictError, NotFoundError
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.store import jobs, nodes, queues
 
 ENDS = [Reason.SUCCEEDED, Reason.EXITED_NONZERO, Reason.WORKER_LOST, Reason.OUT_OF_MEMORY]
 

@@ -15,7 +15,7 @@ from cli_server import VARIABLES, WAIT_S, Server, retire_fork_server, wait_for
 from typer.testing import CliRunner, Result
 
 from trainmaster.cli.app import app
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.sdk import Client, RefusedError, UnauthorizedError
+from trainmaster.client import Client, RefusedError, UnauthorizedError
 
 Run = Callable[..., Result]
 JOB = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}, "resource_config": {"gpu_count": 0}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 
 Tm = Callable[..., Result]
 Submit = Callable[..., str]

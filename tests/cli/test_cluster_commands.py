@@ -10,7 +10,7 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.sdk import Client, NotFoundError
+from trainmaster.client import Client, NotFoundError
 
 pytestmark = pytest.mark.usefixtures("connected")
 

@@ -19,7 +19,7 @@ from typer.testing import Result
 from trainmaster.cli import doctoring
 from trainmaster.cli.views import PlainView
 from trainmaster.cli.watching import watch
-from trainmaster.sdk import Client, NotFoundError, connection
+from trainmaster.client import Client, NotFoundError, connection
 
 pytestmark = pytest.mark.usefixtures("connected")
 

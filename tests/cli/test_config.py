@@ -13,7 +13,7 @@ import pytest
 from cli_server import WAIT_S, Server, retire_fork_server
 from typer.testing import Result
 
-from trainmaster.sdk import Client, local
+from trainmaster.client import Client, local
 from webhook_receiver import receiving
 
 
@@ -150,7 +150,7 @@ def test_variables_of_settings_are_not_passed_on(tmp_path: Path) -> None:
     """What a server starts, the fork server and through it every worker, must not find the server's keys."""
     code = (
         "import os; os.environ['TRAINMASTER_SECRET_KEY'] = 'x'; os.environ['TRAINMASTER_URL'] = 'y'\n"
-        "from trainmaster.configuration.resolving import forget_variables\n"
+        "from trainmaster.server.settings.resolving import forget_variables\n"
         "forget_variables(); print(sorted(name for name in os.environ if name.startswith('TRAINMASTER_')))"
     )
     command: list[Any] = [sys.executable, "-c", code]

@@ -13,7 +13,7 @@ from trainmaster.cli.app import GROUPS, name_of
 NAMES = [name_of(module) for modules in GROUPS.values() for module in modules]
 IN_THE_FOREGROUND = ("serve", "run")
 """What they write is what runs in them."""
-HEAVY = ("httpx", "rich.console", "yaml", "pydantic", "sqlalchemy", "fastapi", "trainmaster.server")
+HEAVY = ("httpx", "rich.console", "yaml", "pydantic", "sqlalchemy", "fastapi", "trainmaster.server.process")
 
 
 def test_help_lists_every_command_and_the_exit_codes(tm: Callable[..., Result]) -> None:

@@ -17,11 +17,11 @@ from cli_server import WAIT_S
 from typer.testing import Result
 
 from trainmaster.cli.jobfile import load
-from trainmaster.core.spec import SubmitJobRequest, parse_submit
-from trainmaster.core.training.hyperparameters import hyperparameters_of
-from trainmaster.core.training.support import BUILT_IN
-from trainmaster.core.training.types import TrainingType
-from trainmaster.core.workloads import compile_launch
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.training.hyperparameters import hyperparameters_of
+from trainmaster.server.core.training.support import BUILT_IN
+from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.workloads import compile_launch
 
 TYPES = sorted(BUILT_IN)
 

@@ -12,7 +12,7 @@ import typer.main
 from typer.testing import Result
 
 from trainmaster.cli.app import app
-from trainmaster.sdk import connection, local
+from trainmaster.client import connection, local
 
 Tm = Callable[..., Result]
 

@@ -19,7 +19,7 @@ import pytest
 from cli_server import WAIT_S, retire_fork_server, wait_for
 from typer.testing import Result
 
-from trainmaster.sdk import Client, local
+from trainmaster.client import Client, local
 
 COMMAND = (sys.executable, "-m", "trainmaster")
 

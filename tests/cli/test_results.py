@@ -15,11 +15,11 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
+from trainmaster.client import Client, download
+from trainmaster.client.errors import DownloadError
 from trainmaster.jobs import committed, verify
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import open_root
-from trainmaster.sdk import Client, download
-from trainmaster.sdk.errors import DownloadError
 
 TRAIN = f"""
 {sys.executable} - <<'PY'

@@ -18,7 +18,7 @@ import yaml
 from cli_server import wait_for
 from typer.testing import Result
 
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 
 JOB = """
 import time

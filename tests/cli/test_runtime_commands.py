@@ -9,8 +9,8 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
+from trainmaster.client import Client, NotFoundError
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.sdk import Client, NotFoundError
 
 Tm = Callable[..., Result]
 

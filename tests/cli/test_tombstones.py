@@ -11,8 +11,8 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
+from trainmaster.client import Client
 from trainmaster.jobs import verify
-from trainmaster.sdk import Client
 
 Tm = Callable[..., Result]
 

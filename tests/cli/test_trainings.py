@@ -12,7 +12,7 @@ from cli_server import Server
 from typer.testing import Result
 
 from trainmaster.cli.progress import brief, percent
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 
 pytestmark = pytest.mark.usefixtures("connected")
 

@@ -13,7 +13,7 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.sdk import Client, connection, local, login
+from trainmaster.client import Client, connection, local, login
 from trainmaster.trainer import TrainerClient
 
 Tm = Callable[..., Result]

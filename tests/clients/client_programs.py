@@ -136,6 +136,6 @@ def _processes_of(job_id: str) -> list[int]:
         if process.name.isdigit():
             with contextlib.suppress(OSError):
                 ours = f"TRAINMASTER_JOB_ID={job_id}".encode() in (process / "environ").read_bytes().split(b"\0")
-                if ours and b"trainmaster.service" in (process / "cmdline").read_bytes():
+                if ours and b"trainmaster.trainer_service" in (process / "cmdline").read_bytes():
                     found.append(int(process.name))
     return found

@@ -11,7 +11,7 @@ from client_programs import Client, facts, kill_trainer
 
 from real_server import RealServer, wait_for
 from trainmaster import FireworksClient, TrainerJobConfig, TrainerJobManager
-from trainmaster.sdk.fireworks import ResumeRefusedError, TrainerStoppedError, TrainingAPIError
+from trainmaster.client.fireworks import ResumeRefusedError, TrainerStoppedError, TrainingAPIError
 
 pytestmark = pytest.mark.timeout(400)
 POLL_S = 0.2

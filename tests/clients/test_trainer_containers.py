@@ -19,7 +19,7 @@ from container_servers import PACKAGES, ContainerServer
 from real_server import PATIENCE_S
 from trainers.data_servers import FileServer, serving
 from trainmaster import TrainerClient
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 from trainmaster.trainer import (
     ContainerBackendConfig,
     CustomTrainer,

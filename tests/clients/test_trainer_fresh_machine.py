@@ -14,7 +14,7 @@ from container_engine import Engine, missing, plain_image, python_image, running
 from container_servers import ContainerServer
 from real_server import PATIENCE_S, RealServer, wait_for
 from trainmaster import TrainerClient
-from trainmaster.sdk import local
+from trainmaster.client import local
 from trainmaster.trainer import ContainerBackendConfig, CustomTrainer, CustomTrainerContainer, ServerBackendConfig
 from trainmaster.trainer.options import TrainerArgs
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from trainmaster.coordinator.base_models import BaseModel
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.engine import Engine
@@ -26,6 +25,7 @@ from trainmaster.engine.exporting import export_adapter, export_model, read_adap
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
+from trainmaster.server.coordinator.base_models import BaseModel
 
 TOKENS = random_tokens(40, seed=9)
 FILES, MODULES = "language_model.model.", "model.language_model."

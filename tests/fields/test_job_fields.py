@@ -12,13 +12,13 @@ import pytest
 from field_tables import Field, broken_reference, fields_of
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
-from trainmaster.api.wire.fireworks.jobs import job_document
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.retention import checkpoint_limit
-from trainmaster.core.spec import SubmitJobRequest, parse_submit, secret_values
-from trainmaster.core.submission import submit
-from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.launch import launch_to_json
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.retention import checkpoint_limit
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit, secret_values
+from trainmaster.server.core.submission import submit
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.doors.fireworks.wire.jobs import job_document
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from job_fields import holds_objects, parts

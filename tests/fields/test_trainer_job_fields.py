@@ -11,14 +11,14 @@ from field_tables import Field, broken_reference, fields_of
 from pydantic.alias_generators import to_camel
 
 from spec_documents import changed
-from trainmaster.api.wire.fireworks.base import Body
-from trainmaster.api.wire.fireworks.jobs import CreateJobBody, TrainingConfigBody
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.spec import parse
-from trainmaster.core.submission import submit
-from trainmaster.core.trainer_request import by_hand
-from trainmaster.core.workloads import compile_launch
 from trainmaster.protocol.launch import launch_to_json
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.spec import parse
+from trainmaster.server.core.submission import submit
+from trainmaster.server.core.trainer_request import by_hand
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.doors.fireworks.wire.base import Body
+from trainmaster.server.doors.fireworks.wire.jobs import CreateJobBody, TrainingConfigBody
 
 REFUSED = "refused"
 FIELDS = fields_of("trainer_job")

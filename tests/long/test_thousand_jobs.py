@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from real_server import RealServer, running, wait_for
-from trainmaster.store import allocations
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.store import allocations
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 JOBS = 1000
 CLIENTS = 4

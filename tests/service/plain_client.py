@@ -11,7 +11,7 @@ import numpy as np
 from running_front import RunningFront
 from stub_engine import BASE_MODEL
 
-from trainmaster.service import schema, wire
+from trainmaster.trainer_service import schema, wire
 
 PROTOBUF = {"content-type": wire.PROTOBUF}
 

@@ -14,10 +14,10 @@ from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.service.channel import EngineChannel
-from trainmaster.service.configuration import Configuration
-from trainmaster.service.process import Service
-from trainmaster.service.stopping import Wishes
+from trainmaster.trainer_service.channel import EngineChannel
+from trainmaster.trainer_service.configuration import Configuration
+from trainmaster.trainer_service.process import Service
+from trainmaster.trainer_service.stopping import Wishes
 
 
 class RealEngine:

@@ -14,7 +14,7 @@ import httpx
 from stub_engine import StubEngine
 
 from trainmaster.protocol import environment
-from trainmaster.service import channel
+from trainmaster.trainer_service import channel
 
 
 class RunningFront:
@@ -50,7 +50,7 @@ class RunningFront:
         flags = [f"--channel={far.fileno()}", f"--port={port}"]
         flags += [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         self.process = subprocess.Popen(
-            [*self._limited, sys.executable, "-P", "-m", "trainmaster.service.front", *flags],
+            [*self._limited, sys.executable, "-P", "-m", "trainmaster.trainer_service.front", *flags],
             pass_fds=[far.fileno()],
             stderr=self._log,
             env={

@@ -62,7 +62,7 @@ class RunningService:
             }
             with open(self.attempt_dir / f"log-{rank}", "wb") as log:
                 argv = ["sh", "-c", f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"', "sh"]
-                argv += [sys.executable, "-P", "-m", "trainmaster.service"]
+                argv += [sys.executable, "-P", "-m", "trainmaster.trainer_service"]
                 self.ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v1", timeout=60, trust_env=False)
 

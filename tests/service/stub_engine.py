@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from trainmaster.engine.types import EngineError, PassResult, SampledSequence, SampleResult, StopReason
-from trainmaster.service import wire
-from trainmaster.service.channel import ChannelClosedError, EngineChannel
-from trainmaster.service.messages import Message, Ready, Reply, Request, Status, Stop
+from trainmaster.trainer_service import wire
+from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
+from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
 
 BASE_MODEL = "stub/model"
 CAPABILITIES = {

@@ -21,10 +21,10 @@ from plain_client import PROTOBUF, Client, json_pass, protobuf_pass, sample, wai
 from running_front import RunningFront
 from starlette.requests import Request
 
-from trainmaster.service import schema, wire
-from trainmaster.service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.service.front.intake import Intake
-from trainmaster.service.front.refusals import BusyError
+from trainmaster.trainer_service import schema, wire
+from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
+from trainmaster.trainer_service.front.intake import Intake
+from trainmaster.trainer_service.front.refusals import BusyError
 
 
 @pytest.fixture(scope="module")

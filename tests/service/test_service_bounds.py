@@ -18,14 +18,14 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample, wait_for
 from running_front import RunningFront
 from starlette.requests import Request
 
-from trainmaster.service import bodies, wire
-from trainmaster.service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.service.front.futures import Futures
-from trainmaster.service.front.intake import Intake, size_of_fields
-from trainmaster.service.front.link import Link
-from trainmaster.service.front.refusals import BusyError
-from trainmaster.service.front.saved import Saved
-from trainmaster.service.messages import Request as EngineRequest
+from trainmaster.trainer_service import bodies, wire
+from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
+from trainmaster.trainer_service.front.futures import Futures
+from trainmaster.trainer_service.front.intake import Intake, size_of_fields
+from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.refusals import BusyError
+from trainmaster.trainer_service.front.saved import Saved
+from trainmaster.trainer_service.messages import Request as EngineRequest
 
 
 def send(client: Client, seq_id: int, targets: int) -> httpx.Response:

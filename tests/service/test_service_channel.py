@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.service import channel
-from trainmaster.service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.service.channel import ChannelClosedError, EngineChannel, FrontChannel
-from trainmaster.service.messages import Message, Ready, Reply, Request, Status, Stop
+from trainmaster.trainer_service import channel
+from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
+from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, FrontChannel
+from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
 
 SIZES = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 5 << 20]
 FULL = {"loss": float("inf"), "text": 'a "quoted" \u2028 line', "deep": {"list": [1, None, True]}}

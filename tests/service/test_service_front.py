@@ -21,8 +21,8 @@ from running_front import RunningFront
 from stub_engine import BASE_MODEL, CAPABILITIES
 
 from trainmaster.protocol.services import TOKEN_HEADER
-from trainmaster.service import schema
-from trainmaster.service.messages import Ready
+from trainmaster.trainer_service import schema
+from trainmaster.trainer_service.messages import Ready
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +357,7 @@ def test_front_stays_for_those_who_have_not_heard_yet() -> None:
 
 
 def test_front_needs_no_torch() -> None:
-    code = "import trainmaster.service.front.__main__, sys; sys.exit('torch' in sys.modules)"
+    code = "import trainmaster.trainer_service.front.__main__, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0
 
 

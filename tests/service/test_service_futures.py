@@ -12,7 +12,7 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample, wait_for
 from running_front import RunningFront
 from stub_engine import BASE_MODEL, busy, checkpoint
 
-from trainmaster.service import schema, wire
+from trainmaster.trainer_service import schema, wire
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample
 from running_front import RunningFront
 from starlette.routing import Route
 
-from trainmaster.service import wire
-from trainmaster.service.front.routes import PREFIX, ROUTES
+from trainmaster.trainer_service import wire
+from trainmaster.trainer_service.front.routes import PREFIX, ROUTES
 
 POSTS = sorted(
     route.path.removeprefix(f"{PREFIX}/").format(session_id="none")

@@ -19,13 +19,13 @@ from trainmaster.jobs.owner import NotOwnerError
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.service import channel
-from trainmaster.service.configuration import Configuration
-from trainmaster.service.failures import FatalError
-from trainmaster.service.messages import Ready, Reply, Request, Stop
-from trainmaster.service.process import Service
-from trainmaster.service.sampling import KEEP_ADAPTERS
-from trainmaster.service.stopping import Wishes
+from trainmaster.trainer_service import channel
+from trainmaster.trainer_service.configuration import Configuration
+from trainmaster.trainer_service.failures import FatalError
+from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
+from trainmaster.trainer_service.process import Service
+from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
+from trainmaster.trainer_service.stopping import Wishes
 
 
 class Loop:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from trainmaster.service import schema
-from trainmaster.service.bodies import INLINE_BYTES
-from trainmaster.service.front import ordering, peeking
-from trainmaster.service.front.ordering import Order, Placement
-from trainmaster.service.front.pacing import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service import schema
+from trainmaster.trainer_service.bodies import INLINE_BYTES
+from trainmaster.trainer_service.front import ordering, peeking
+from trainmaster.trainer_service.front.ordering import Order, Placement
+from trainmaster.trainer_service.front.pacing import REQUESTS_A_ROUND, Paced
 
 
 @given(st.integers(1, 40).flatmap(lambda count: st.permutations([*range(1, count + 1)] * 2)))

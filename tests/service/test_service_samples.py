@@ -10,7 +10,7 @@ import pytest
 from plain_client import Client, sample, wait_for
 from running_front import RunningFront
 
-from trainmaster.service import schema, wire
+from trainmaster.trainer_service import schema, wire
 
 
 @pytest.fixture(scope="module")

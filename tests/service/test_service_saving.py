@@ -15,7 +15,7 @@ import safetensors.torch
 from running_service import BASE_MODEL, Client, FailedError, RunningService, TestModel, data, running
 
 from trainmaster.jobs.checkpoint import read_manifest, verify
-from trainmaster.service import deltas
+from trainmaster.trainer_service import deltas
 
 PROMPT = [72, 101, 108, 108, 111]
 

@@ -16,7 +16,7 @@ from trainmaster.engine.types import (
     SampleResult,
     StopReason,
 )
-from trainmaster.service import schema, wire
+from trainmaster.trainer_service import schema, wire
 
 REQUEST = bytes.fromhex(
     "0a09733a747261696e3a3010011a640a100a0e0a0c01000000020000000300000012300a0d7461726765745f746f6b656e73121f0a18020000"

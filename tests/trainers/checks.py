@@ -65,8 +65,8 @@ def rows_are_apart(tiny: str, scratch: str) -> None:
     import tiny_model
     import torch
 
-    from trainmaster.trainers.document import Document, Prepared
-    from trainmaster.trainers.recipes import recipe_for
+    from trainmaster.training.document import Document, Prepared
+    from trainmaster.training.recipes import recipe_for
 
     place = Path(scratch)
     (place / "prepared.json").write_text(json.dumps(tiny_model.prepared(Path(tiny))))
@@ -101,7 +101,7 @@ def options_are_known() -> None:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from trl import SFTConfig
 
-    from trainmaster.core.training.options import DDP_OPTIONS, FSDP_OPTIONS, TRL_OPTIONS
+    from trainmaster.server.core.training.options import DDP_OPTIONS, FSDP_OPTIONS, TRL_OPTIONS
 
     assert SFTConfig.__dataclass_fields__.keys() >= TRL_OPTIONS | DDP_OPTIONS
     known = set(FullyShardedDataParallelPlugin.__dataclass_fields__)

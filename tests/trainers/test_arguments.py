@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from spec_documents import LORA, changed
-from trainmaster.core.spec.parse import parse_submit
-from trainmaster.core.training.document import training_text
-from trainmaster.trainers.arguments import trl_options
-from trainmaster.trainers.document import Document, Prepared
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.training.document import training_text
+from trainmaster.training.arguments import trl_options
+from trainmaster.training.document import Document, Prepared
 
 Arguments = Callable[..., dict[str, Any]]
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from data_tokenizer import make_tokenizer
-from trainmaster.core.spec import parse
-from trainmaster.core.spec.data import DataConfig
-from trainmaster.core.spec.filters import FilterOp
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.trainers.checking import check
-from trainmaster.trainers.data.config import Filter
-from trainmaster.trainers.data.filtering import predicate
-from trainmaster.trainers.data.formats import FORMAT_OF_SUFFIX
-from trainmaster.trainers.fetching import Access
+from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.data import DataConfig
+from trainmaster.server.core.spec.filters import FilterOp
+from trainmaster.training.checking import check
+from trainmaster.training.data.config import Filter
+from trainmaster.training.data.filtering import predicate
+from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
+from trainmaster.training.fetching import Access
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 BLOCK = re.compile(r"^```(\w+) ([\w. ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

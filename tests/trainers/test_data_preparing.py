@@ -17,10 +17,10 @@ import pytest
 from data_tokenizer import GENERATION, PLAIN, make_tokenizer, shown
 from trainmaster.jobs import inputs, report
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.trainers import checking, preparing, progress, steps
-from trainmaster.trainers.data import building, load
-from trainmaster.trainers.fetching import Access
-from trainmaster.trainers.fetching import __main__ as fetching_step
+from trainmaster.training import checking, preparing, progress, steps
+from trainmaster.training.data import building, load
+from trainmaster.training.fetching import Access
+from trainmaster.training.fetching import __main__ as fetching_step
 
 WAIT_S = 120.0
 PAIRS = [{"prompt": f"{number}:", "completion": "x" * (number % 5 + 1), "n": number} for number in range(40)]
@@ -268,7 +268,7 @@ def test_what_is_left_out_on_the_way_is_noted(job: Job) -> None:
 def test_preparing_that_fails_says_why_and_whether_to_try_again(
     job: Job, change: dict[str, Any], reason: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.trainers.fetching.http.BACK_OFF_S", ())
+    monkeypatch.setattr("trainmaster.training.fetching.http.BACK_OFF_S", ())
     monkeypatch.setenv("TRAINMASTER_SCAIDRIVE_URL", "http://127.0.0.1:1")
     job.write("bad.jsonl", [{"text": "a"}, {"text": 3}])
     job.configure(**change)
@@ -434,7 +434,7 @@ def test_load_is_what_a_trainer_would_train_on(job: Job) -> None:
 def test_ranks_that_load_at_once_read_the_files_once(
     job: Job, forked: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.trainers.data import loading
+    from trainmaster.training.data import loading
 
     job.prepare(fetching_step.main)
     monkeypatch.setattr(loading, "write_rows", marked(loading.write_rows, job.directory))
@@ -489,7 +489,7 @@ def run_with_tokens(job: Job, module: str, **options: Any) -> subprocess.Complet
 
 
 def test_code_of_a_tokenizer_sees_no_token_while_it_prepares(job: Job, spying: Path) -> None:
-    ended = run_with_tokens(job, "trainmaster.trainers.preparing", stdin=subprocess.DEVNULL)
+    ended = run_with_tokens(job, "trainmaster.training.preparing", stdin=subprocess.DEVNULL)
     assert ended.returncode == 0, ended.stderr
     assert inputs.prepared()["train_rows"] == len(PAIRS)
     assert "TRAINMASTER_CACHE_DIR=" in spying.read_text()
@@ -504,7 +504,7 @@ def test_code_of_a_tokenizer_sees_no_token_in_a_check(job: Job, spying: Path) ->
         sources=[{"path": "no.jsonl"}, {"path": "train.jsonl", "split": "train[:50%]"}],
     )
     request = {"document": inputs.training(), "limit": 2}
-    ended = run_with_tokens(job, "trainmaster.trainers.checking", input=json.dumps(request))
+    ended = run_with_tokens(job, "trainmaster.training.checking", input=json.dumps(request))
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["problem"], found["max_seq_length"]) == (None, 64)

@@ -17,11 +17,11 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from trainmaster.trainers.data import formats
-from trainmaster.trainers.data.config import Filter, LocalSource, Sampling, Source
-from trainmaster.trainers.data.rows import Tally, rows_of, write_rows
-from trainmaster.trainers.data.sampling import select
-from trainmaster.trainers.errors import InputError, RowError
+from trainmaster.training.data import formats
+from trainmaster.training.data.config import Filter, LocalSource, Sampling, Source
+from trainmaster.training.data.rows import Tally, rows_of, write_rows
+from trainmaster.training.data.sampling import select
+from trainmaster.training.errors import InputError, RowError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "zwei ü"}, {"id": 3, "text": "three\nlines"}]
 TABLE = pa.Table.from_pylist(ROWS)

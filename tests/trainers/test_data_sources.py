@@ -18,9 +18,9 @@ import pytest
 from data_servers import FileServer, Hub, serving
 
 from trainmaster.jobs import objects
-from trainmaster.trainers.data.config import LocalSource, Source
-from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.trainers.fetching import (
+from trainmaster.training.data.config import LocalSource, Source
+from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
+from trainmaster.training.fetching import (
     Access,
     cache,
     fetch_model,
@@ -29,8 +29,8 @@ from trainmaster.trainers.fetching import (
     http,
     left_to_the_script,
 )
-from trainmaster.trainers.fetching.access import Service
-from trainmaster.trainers.fetching.choosing import card_data, choose, choose_from_hub
+from trainmaster.training.fetching.access import Service
+from trainmaster.training.fetching.choosing import card_data, choose, choose_from_hub
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
 MODEL = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights", "tokenizer.json": b"{}"}

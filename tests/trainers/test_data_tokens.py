@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
-from trainmaster.trainers.data import build, explain_row
-from trainmaster.trainers.data.building import IGNORED, Built
-from trainmaster.trainers.data.config import DataConfig, LocalSource
-from trainmaster.trainers.data.encoding import Encoder
-from trainmaster.trainers.data.tokenizers import load_tokenizer, sample_length
-from trainmaster.trainers.errors import InputError, Origin, RowError
+from trainmaster.training.data import build, explain_row
+from trainmaster.training.data.building import IGNORED, Built
+from trainmaster.training.data.config import DataConfig, LocalSource
+from trainmaster.training.data.encoding import Encoder
+from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.training.errors import InputError, Origin, RowError
 
 ORIGIN = Origin(source="data.jsonl", file="data.jsonl", number=7, unit="line")
 CHAT = {

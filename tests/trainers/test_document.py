@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.spec.parse import parse_submit
-from trainmaster.core.training.document import training_text
-from trainmaster.core.training.hyperparameters import HYPERPARAMETERS
-from trainmaster.core.training.support import BUILT_IN
-from trainmaster.trainers.document import Document, DocumentError, Hyperparameters, Prepared
-from trainmaster.trainers.recipes import RECIPES
-from trainmaster.trainers.values import parsed
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.training.document import training_text
+from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.server.core.training.support import BUILT_IN
+from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared
+from trainmaster.training.recipes import RECIPES
+from trainmaster.training.values import parsed
 
 REQUEST: dict[str, Any] = {
     "name": "tune",

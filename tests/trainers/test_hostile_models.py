@@ -13,11 +13,11 @@ import pytest
 from trainings import Make
 
 from data_tokenizer import make_tokenizer
-from trainmaster.core.training.loading import REFUSED
-from trainmaster.trainers.data.config import DataConfig, Preprocess
-from trainmaster.trainers.data.encoding import Encoder
-from trainmaster.trainers.data.tokenizers import load_tokenizer
-from trainmaster.trainers.errors import InputError, Origin, RowError
+from trainmaster.server.core.training.loading import REFUSED
+from trainmaster.training.data.config import DataConfig, Preprocess
+from trainmaster.training.data.encoding import Encoder
+from trainmaster.training.data.tokenizers import load_tokenizer
+from trainmaster.training.errors import InputError, Origin, RowError
 
 
 class _Payload:

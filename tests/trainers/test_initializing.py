@@ -18,9 +18,9 @@ from data_servers import Hub, serving
 
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import objects
-from trainmaster.trainers import initializing
-from trainmaster.trainers.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.trainers.fetching import Access, cache, hub, roles, s3
+from trainmaster.training import initializing
+from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
+from trainmaster.training.fetching import Access, cache, hub, roles, s3
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 PIECE = 8 << 20

@@ -17,10 +17,10 @@ from iceberg_tables import ROWS, table_at, table_on
 from real_server import wait_for
 from seaweed_server import ASKER, ASKER_SECRET, ROLE, SeaweedServer
 from trainmaster.jobs import data_cache
-from trainmaster.trainers.fetching import Access
-from trainmaster.trainers.fetching.cache import Cache
-from trainmaster.trainers.tables import KIND
-from trainmaster.trainers.tables.reading import Source
+from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.cache import Cache
+from trainmaster.training.tables import KIND
+from trainmaster.training.tables.reading import Source
 
 MEMBER = subprocess.Popen[str]
 
@@ -47,10 +47,10 @@ class Meeting:
         self.members: list[MEMBER] = []
 
     def head(self) -> MEMBER:
-        return self._start("trainmaster.trainers.initializing", "dataset")
+        return self._start("trainmaster.training.initializing", "dataset")
 
     def writer(self, index: int) -> MEMBER:
-        return self._start("trainmaster.trainers.tables.writing", str(index))
+        return self._start("trainmaster.training.tables.writing", str(index))
 
     def held_writer(self, index: int) -> MEMBER:
         """A writer that waits for work, and will not notice that there is some."""

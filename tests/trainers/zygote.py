@@ -26,7 +26,7 @@ def main() -> None:
     import transformers  # noqa: F401
     from trl import SFTTrainer  # noqa: F401
 
-    import trainmaster.trainers.running  # noqa: F401
+    import trainmaster.training.running  # noqa: F401
 
     datasets.disable_progress_bars()
     assert threads() <= {"jemalloc_bg_thd"}, "such a thread would not survive the fork"
@@ -83,7 +83,7 @@ def run(request: dict) -> int:
     importlib.reload(report)
     if (hook := request.get("hook")) is not None:
         interrupt_at(**hook)
-    module, _, function = request.get("call", "trainmaster.trainers.__main__:main").partition(":")
+    module, _, function = request.get("call", "trainmaster.training.__main__:main").partition(":")
     getattr(importlib.import_module(module), function)(*request.get("arguments", []))
     return 0
 

@@ -13,12 +13,12 @@ SERVER = ("api", "backends", "coordinator", "core", "scheduling", "store", "prot
 MODULE = "protocol/account_files"
 
 CALLERS = {
-    "api/artifacts.py",
-    "coordinator/base_models.py",
-    "coordinator/checking.py",
-    "coordinator/promoting.py",
-    "coordinator/retention.py",
-    "coordinator/tombstones.py",
+    "server/http/artifacts.py",
+    "server/coordinator/base_models.py",
+    "server/coordinator/checking.py",
+    "server/coordinator/promoting.py",
+    "server/coordinator/retention.py",
+    "server/coordinator/tombstones.py",
     "protocol/gaps.py",
     "protocol/rundir.py",
     "storage.py",
@@ -29,7 +29,7 @@ _OWN = "a directory of the server's own, which no account can write to"
 _OPERATOR = "files of the operator's, whose directories no account can write to"
 _JOB = "runs in a job, with the rights of the job"
 ALLOWED: Mapping[str, tuple[str, set[str]]] = {
-    "api/routes/blobs.py": (_OWN, {"os.replace", ".unlink", ".mkdir"}),
+    "server/http/routes/blobs.py": (_OWN, {"os.replace", ".unlink", ".mkdir"}),
     "backends/container/__init__.py": (
         "sources of mounts; the directory above each is the server's own",
         {".mkdir"},
@@ -56,11 +56,14 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "the server's data directory and roots, whose entries are the server's own",
         {".iterdir", ".mkdir", ".chmod"},
     ),
-    "coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
-    "api/artifacts.py": ("reads what account_files has opened", {"open"}),
-    "coordinator/checking.py": ("beside the check's directory, where only the server can write", {"open", "os.open"}),
-    "coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
-    "coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "server/coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
+    "server/http/artifacts.py": ("reads what account_files has opened", {"open"}),
+    "server/coordinator/checking.py": (
+        "beside the check's directory, where only the server can write",
+        {"open", "os.open"},
+    ),
+    "server/coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "server/coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
     "protocol/gaps.py": ("what account_files has opened", {"open"}),
     "protocol/handing.py": ("a descriptor", {"open"}),
@@ -77,7 +80,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "protocol/sockets.py": (_OWN, {"os.open"}),
     "server.py": (_OWN, {".glob", ".mkdir", ".unlink", ".read_text", "os.open", "open", "os.replace"}),
     "storage.py": (_OWN, {".mkdir"}),
-    "store/sqlite.py": (_OWN, {".read_text", "os.open"}),
+    "server/store/sqlite.py": (_OWN, {".read_text", "os.open"}),
 }
 """What other modules of the server do to files, and why that is safe."""
 

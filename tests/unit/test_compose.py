@@ -15,9 +15,9 @@ import pytest
 
 from postgres_server import running_postgres
 from real_server import RealServer
-from trainmaster.configuration.resolving import resolve
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.server import problems
+from trainmaster.server.process import problems
+from trainmaster.server.settings.resolving import resolve
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy" / "compose.yaml"

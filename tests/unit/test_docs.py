@@ -14,23 +14,23 @@ import httpx
 import pytest
 import typer
 
-from trainmaster.api.app import create_app
-from trainmaster.api.context import ApiContext
 from trainmaster.backends import capabilities_of
 from trainmaster.cli.app import app as command_line
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.explain import Explainer
-from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.coordinator.vault import Vault
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.training.hyperparameters import hyperparameters_of
-from trainmaster.core.training.types import TrainingType
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.sealing import Sealer
-from trainmaster.server import ensure_key
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.store.database import Database
+from trainmaster.server.app import create_app
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.training.hyperparameters import hyperparameters_of
+from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.process import ensure_key
+from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.server.store.database import Database
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

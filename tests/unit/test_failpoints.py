@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmaster import failpoints
+from trainmaster.server import failpoints
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.core.keys import key_digest, key_id_of
-from trainmaster.server import ensure_key
-from trainmaster.store import keys
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.keys import key_digest, key_id_of
+from trainmaster.server.process import ensure_key
+from trainmaster.server.store import keys
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trainmaster.api import follow
-from trainmaster.api.follow import Followers, Piece
-from trainmaster.store.database import Database
+from trainmaster.server.http import follow
+from trainmaster.server.http.follow import Followers, Piece
+from trainmaster.server.store.database import Database
 
 FOLLOWERS = 20
 LINES = 10

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tls_files import self_signed
-from trainmaster.core.errors import RefusedError
-from trainmaster.listening import check, listening, url_of
-from trainmaster.settings import DEFAULT_RATE_LIMIT_PER_S, Settings
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.settings.listening import check, listening, url_of
+from trainmaster.server.settings.settings import DEFAULT_RATE_LIMIT_PER_S, Settings
 
 
 def settings(directory: Path, **changes: Any) -> Settings:

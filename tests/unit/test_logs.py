@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainmaster import logs
-from trainmaster.settings import LogFormat, LogLevel, Settings
+from trainmaster.server.settings import logs
+from trainmaster.server.settings.settings import LogFormat, LogLevel, Settings
 
 logger = logging.getLogger("trainmaster.test.logs")
 

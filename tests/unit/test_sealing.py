@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.sealing import KEY_FILE, Sealer, SealError, key_id_of
-from trainmaster.settings import Settings
+from trainmaster.server.settings.sealing import KEY_FILE, Sealer, SealError, key_id_of
+from trainmaster.server.settings.settings import Settings
 
 ABOUT = "secrets/default/job-1/env.WANDB_API_KEY"
 

@@ -15,11 +15,11 @@ import pytest
 import zstandard
 from starlette.requests import Request
 
-from trainmaster.api import requests
-from trainmaster.api.errors import RateLimitedError, StalledError
-from trainmaster.api.tinker import bodies
-from trainmaster.api.tinker.bodies import Body, text_field
-from trainmaster.core.errors import SpecError
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.doors.tinker import bodies
+from trainmaster.server.doors.tinker.bodies import Body, text_field
+from trainmaster.server.http import requests
+from trainmaster.server.http.errors import RateLimitedError, StalledError
 
 NAME = b"sess-a:train:0"
 MESSAGE = b"\x0a" + bytes([len(NAME)]) + NAME

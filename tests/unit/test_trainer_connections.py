@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from attacker import UID, squatting
-from trainmaster.api.tinker import connections
-from trainmaster.api.tinker.connections import BrokenOffError, Connections
-from trainmaster.core.tinker import Trainer
+from trainmaster.server.doors.tinker import connections
+from trainmaster.server.doors.tinker.connections import BrokenOffError, Connections
+from trainmaster.server.doors.tinker.names import Trainer
 
 TRAINER = Trainer("job-a", 1)
 

@@ -7,13 +7,13 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from trainmaster.backends.base import Capabilities, LaunchError
-from trainmaster.core.resources import Node
-from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.sight import EngineFacts, Liveness
 
 _log = logging.getLogger(__name__)
 

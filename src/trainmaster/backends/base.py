@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from trainmaster.core.resources import Node
-from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.sight import EngineFacts, Liveness
 
 
 class PlacementBy(StrEnum):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainmaster.backends.base import Backend, Capabilities
-from trainmaster.core.resources import Node
-from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.sight import EngineFacts, Liveness
 
 
 class DeferredBackend:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy, endpoint_on_node
-from trainmaster.core.resources import Node
-from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason
@@ -27,6 +25,8 @@ from trainmaster.protocol.rundir import (
     worker_stream,
 )
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.sight import EngineFacts, Liveness
 
 Act = Mapping[str, Any]
 """A record of the worker, or one of {"rank": record}, {"exit": {...}}, {"vanish": True}, {"endpoint": {...}}."""

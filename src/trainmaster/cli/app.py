@@ -57,7 +57,7 @@ from trainmaster.cli.commands import (
 )
 from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, ExitCode, error_document, report, say
 from trainmaster.cli.output import print_json
-from trainmaster.sdk.errors import SdkError
+from trainmaster.client.errors import SdkError
 
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.sdk.cloning import request_of
+from trainmaster.client.cloning import request_of
 
 DIGEST_SHOWN = 12
 """Of a file's sha256, enough to tell two apart."""

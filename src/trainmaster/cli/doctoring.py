@@ -19,11 +19,11 @@ from pathlib import Path
 
 from trainmaster import __version__
 from trainmaster.cli.formatting import size
+from trainmaster.client import local
+from trainmaster.client.client import Client
+from trainmaster.client.errors import ApiError, SdkError
+from trainmaster.client.finding import configured_url
 from trainmaster.protocol.sockets import reachable
-from trainmaster.sdk import local
-from trainmaster.sdk.client import Client
-from trainmaster.sdk.errors import ApiError, SdkError
-from trainmaster.sdk.finding import configured_url
 
 TRAINERS = ("torch", "transformers", "trl")
 """What the built-in trainers stand on; the rest of the extra comes with it."""

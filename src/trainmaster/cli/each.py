@@ -11,11 +11,11 @@ from trainmaster.cli.exits import CommandError, ExitCode, error_document, report
 from trainmaster.cli.options import job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
-from trainmaster.sdk.errors import ApiError
+from trainmaster.client.errors import ApiError
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job
 
 
 def for_each(

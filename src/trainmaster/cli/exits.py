@@ -9,7 +9,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
-from trainmaster.sdk.errors import (
+from trainmaster.client.errors import (
     ApiError,
     ConflictError,
     LocalServerError,
@@ -127,7 +127,7 @@ def _say_refusal(error: ApiError) -> None:
 
 
 def _which_key() -> str:
-    from trainmaster.sdk.finding import KEY_VARIABLE, configured_url
+    from trainmaster.client.finding import KEY_VARIABLE, configured_url
 
     if os.environ.get(KEY_VARIABLE):
         local = "" if configured_url() else ", or unset it to use the local server's own key"
@@ -139,7 +139,7 @@ def _which_key() -> str:
 
 
 def _where_to_look() -> str:
-    from trainmaster.sdk.finding import URL_VARIABLE, configured_url
+    from trainmaster.client.finding import URL_VARIABLE, configured_url
 
     if os.environ.get(URL_VARIABLE):
         return f"check {URL_VARIABLE}, or unset it to use the local server"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.cli.exits import UsageError
+from trainmaster.client.training_files import did_you_mean
 from trainmaster.plain_yaml import YamlError, parse_yaml
-from trainmaster.sdk.training_files import did_you_mean
 
 STDIN = "-"
 _DATA = "`trainmaster init --data {file}` writes one that trains on this data"

@@ -12,21 +12,21 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.fields import Model
-from trainmaster.core.spec import SubmitJobRequest, parse
-from trainmaster.core.spec.data import DataConfig, DataSource, PreprocessConfig
-from trainmaster.core.spec.output import CheckpointConfig, OutputConfig
-from trainmaster.core.spec.resources import ResourceConfig
-from trainmaster.core.spec.scheduling import SchedulingConfig
-from trainmaster.core.spec.training import BaseModelConfig
-from trainmaster.core.suggest import choice_message
-from trainmaster.core.training.hyperparameters import hyperparameters_of
-from trainmaster.core.training.positions import positions_of
-from trainmaster.core.training.support import unavailable
-from trainmaster.core.training.types import LORA_TYPES, FrameworkType, TrainingType
-from trainmaster.core.training.values import Kind
 from trainmaster.plain_yaml import YamlError, parse_yaml
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.core.fields import Model
+from trainmaster.server.core.spec import SubmitJobRequest, parse
+from trainmaster.server.core.spec.data import DataConfig, DataSource, PreprocessConfig
+from trainmaster.server.core.spec.output import CheckpointConfig, OutputConfig
+from trainmaster.server.core.spec.resources import ResourceConfig
+from trainmaster.server.core.spec.scheduling import SchedulingConfig
+from trainmaster.server.core.spec.training import BaseModelConfig
+from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.training.hyperparameters import hyperparameters_of
+from trainmaster.server.core.training.positions import positions_of
+from trainmaster.server.core.training.support import unavailable
+from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType
+from trainmaster.server.core.training.values import Kind
 
 TYPES: Mapping[str, str] = MappingProxyType(
     {

@@ -11,11 +11,11 @@ import typer
 
 from trainmaster.cli.exits import CommandError, say
 from trainmaster.cli.formatting import clock
-from trainmaster.sdk.errors import NotFoundError, SdkError
+from trainmaster.client.errors import NotFoundError, SdkError
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import JobSummary, Tombstone
+    from trainmaster.client import Client
+    from trainmaster.client.types import JobSummary, Tombstone
 
 ID_PREFIX = "job-"
 """Ids begin with this, and nobody wants to type it."""
@@ -32,8 +32,8 @@ Named = TypeVar("Named", "JobSummary", "Tombstone")
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Jobs for the shell: handles, ids and names that begin with what was typed. Silent and quick, or nothing."""
-    from trainmaster.sdk import Client, local
-    from trainmaster.sdk.finding import configured_url
+    from trainmaster.client import Client, local
+    from trainmaster.client.finding import configured_url
 
     try:
         if configured_url() is None and local.find() is None:

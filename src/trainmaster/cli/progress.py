@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainmaster.cli.formatting import duration, number
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Job, JobSummary
+    from trainmaster.client.types import Job, JobSummary
 
 RATE_WINDOW_S = 15.0
 """Long enough to be steady, short enough to follow a change."""

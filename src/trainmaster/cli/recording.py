@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli.exits import CommandError
 from trainmaster.cli.formatting import seconds_between
-from trainmaster.core.resources import Needs
-from trainmaster.scheduling.traces import TraceJob, to_line
+from trainmaster.server.core.resources import Needs
+from trainmaster.server.scheduling.traces import TraceJob, to_line
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from trainmaster.cli.exits import say
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
+    from trainmaster.client import Client
 
 
 def connect() -> Client:
     """The server that a variable or a login names, else the local one, started when it does not run."""
-    from trainmaster.sdk import Client, local
-    from trainmaster.sdk.finding import configured_url
+    from trainmaster.client import Client, local
+    from trainmaster.client.finding import configured_url
 
     if configured_url() is None and local.running() is None:
         say(f"Starting the local server (its state is in {local.data_dir()}).")

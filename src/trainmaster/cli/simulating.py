@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli.formatting import duration
 from trainmaster.cli.output import draw, facts, table
-from trainmaster.core.states import TERMINAL
-from trainmaster.scheduling.virtual_time import Watcher
+from trainmaster.server.core.states import TERMINAL
+from trainmaster.server.scheduling.virtual_time import Watcher
 
 if TYPE_CHECKING:
-    from trainmaster.core.job import Job
-    from trainmaster.scheduling.figures import Figures
+    from trainmaster.server.core.job import Job
+    from trainmaster.server.scheduling.figures import Figures
 
 SHOWN_EVERY = 100
 """Jobs; a bar that moves more often costs more than it tells."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli.formatting import duration
 from trainmaster.cli.progress import losses, steps
-from trainmaster.sdk.training_files import TRAINER
+from trainmaster.client.training_files import TRAINER
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Failure, Job
+    from trainmaster.client.types import Failure, Job
 
 _PLACE = re.compile(r'File "[^"]*", line \d+(?:, in [^:]+)?')
 

@@ -13,14 +13,14 @@ from trainmaster.cli.exits import say
 from trainmaster.cli.output import console, print_json_line, status_text
 from trainmaster.cli.progress import Pace, percent, sentence
 from trainmaster.cli.summary import ending
-from trainmaster.sdk.log_text import Shown
-from trainmaster.sdk.types import TERMINAL
+from trainmaster.client.log_text import Shown
+from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from trainmaster.sdk.types import Job, LogLine
+    from trainmaster.client.types import Job, LogLine
 
 BAR_WIDTH = 24
 _COUNTED = re.compile(r"\d+")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.cli.exits import say
 from trainmaster.cli.views import JsonView, LiveView, PlainView, View
-from trainmaster.sdk.errors import SdkError, UnavailableError, UnreachableError
+from trainmaster.client.errors import SdkError, UnavailableError, UnreachableError
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.following import Following
-    from trainmaster.sdk.types import Job, LogLine
+    from trainmaster.client import Client
+    from trainmaster.client.following import Following
+    from trainmaster.client.types import Job, LogLine
 
 LOOK_EVERY_S = 0.5
 BATCH = 500

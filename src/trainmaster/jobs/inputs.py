@@ -3,7 +3,7 @@
     rate = inputs.hyperparameters()["learning_rate"]
     model = AutoModel.from_pretrained(inputs.prepared()["model_path"])
 
-The rows of its data are given by `trainmaster.trainers.data.load`.
+The rows of its data are given by `trainmaster.training.data.load`.
 """
 
 from __future__ import annotations

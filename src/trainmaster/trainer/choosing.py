@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainmaster.client import login
+from trainmaster.client.finding import URL_VARIABLE
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.backends import CONTAINER, LOCAL
-from trainmaster.sdk import login
-from trainmaster.sdk.finding import URL_VARIABLE
 from trainmaster.trainer.configs import (
     SERVER_URL,
     AnyBackendConfig,

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trainmaster import sdk
-from trainmaster.sdk import local
-from trainmaster.sdk.shipping import submit
-from trainmaster.sdk.types import TERMINAL
+from trainmaster import client as sdk
+from trainmaster.client import local
+from trainmaster.client.shipping import submit
+from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.choosing import Backend, choose, surroundings
 from trainmaster.trainer.compiling import RUNTIME_LABEL, job_document
 from trainmaster.trainer.configs import AnyBackendConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from trainmaster import sdk
-from trainmaster.sdk import local
-from trainmaster.sdk.cluster import Engine
-from trainmaster.sdk.finding import URL_VARIABLE
+from trainmaster import client as sdk
+from trainmaster.client import local
+from trainmaster.client.cluster import Engine
+from trainmaster.client.finding import URL_VARIABLE
 from trainmaster.trainer.choosing import Choice, Surroundings
 
 _VARIABLES = ("DOCKER_HOST", "CONTAINER_HOST")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.sdk.directories import kept_files
-from trainmaster.sdk.shipping import MAX_FILES
+from trainmaster.client.directories import kept_files
+from trainmaster.client.shipping import MAX_FILES
 
 
 def files_of(directory: Path) -> list[str]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster import sdk
-from trainmaster.sdk.types import TERMINAL, Job
+from trainmaster import client as sdk
+from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.naming import successors
 from trainmaster.trainer.runtimes import RuntimeCatalog

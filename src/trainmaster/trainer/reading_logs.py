@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from trainmaster.sdk import Client
-from trainmaster.sdk.log_text import LogText, Shown
+from trainmaster.client import Client
+from trainmaster.client.log_text import LogText, Shown
 from trainmaster.trainer.translating import translated
 
 LONGEST_TAIL = 10_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from trainmaster.sdk import types as sdk
+from trainmaster.client import types as sdk
 from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL
 from trainmaster.trainer.constants import (
     DATASET_INITIALIZER,

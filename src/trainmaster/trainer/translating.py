@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import httpx
 
-from trainmaster import sdk
-from trainmaster.sdk.types import TERMINAL
+from trainmaster import client as sdk
+from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.errors import NameRefusedError, NotFoundError
 
 _HANDLE_TAKEN = "HANDLE_TAKEN"

@@ -16,10 +16,10 @@ from container_engine import PREFIX, VERSION
 from container_servers import PACKAGES, ContainerServer
 from real_server import wait_for
 from trainers.iceberg_tables import ROWS, table_at
-from trainmaster.trainers.fetching import Access
-from trainmaster.trainers.fetching.cache import Cache
-from trainmaster.trainers.tables import KIND
-from trainmaster.trainers.tables.reading import Source
+from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.cache import Cache
+from trainmaster.training.tables import KIND
+from trainmaster.training.tables.reading import Source
 
 READS = """
 from trainmaster.jobs import data_cache

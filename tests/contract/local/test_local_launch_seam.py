@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 from toy_kind import ToyKind
 from trainmaster.cli import main
-from trainmaster.core.workloads import register
+from trainmaster.server.core.workloads import register
 
 register(ToyKind())
 main()

@@ -13,7 +13,7 @@ import pytest
 from job_server import NO_GPU
 from real_server import ENDED, running, wait_for
 from tls_files import TlsFiles, self_signed
-from trainmaster.sdk import Client, UntrustedError
+from trainmaster.client import Client, UntrustedError
 
 SAVES = """
 from trainmaster.jobs import report

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from postgres_server import PostgresServer
-from trainmaster.store.database import Database
+from trainmaster.server.store.database import Database
 
 
 @pytest.fixture(scope="session")

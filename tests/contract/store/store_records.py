@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmaster.core.job import Attempt, Change, Checkpoint, Event, Job
-from trainmaster.core.resources import Gpu, Node, Share
-from trainmaster.core.states import Actor, JobStatus
-from trainmaster.store import jobs, nodes
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.server.core.resources import Gpu, Node, Share
+from trainmaster.server.core.states import Actor, JobStatus
+from trainmaster.server.store import jobs, nodes
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
 ACME = Scope("acme")

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from store_records import ACME, EVERYTHING, OTHER
 
-from trainmaster.core.accounts import Account
-from trainmaster.core.errors import ConflictError, NotFoundError
-from trainmaster.store import accounts, keys
-from trainmaster.store.database import Database
-from trainmaster.store.keys import ApiKey
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.errors import ConflictError, NotFoundError
+from trainmaster.server.store import accounts, keys
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.keys import ApiKey
 
 
 def account(account_id: str, uid: int | None = None) -> Account:

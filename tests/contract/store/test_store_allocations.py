@@ -17,12 +17,12 @@ from store_records import (
     submit,
 )
 
-from trainmaster.core.errors import DoubleBookedError
-from trainmaster.core.job import Attempt
-from trainmaster.core.resources import Gpu, Share
-from trainmaster.core.states import JobStatus
-from trainmaster.store import allocations, attempts, events, jobs, schema
-from trainmaster.store.database import Database
+from trainmaster.server.core.errors import DoubleBookedError
+from trainmaster.server.core.job import Attempt
+from trainmaster.server.core.resources import Gpu, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import allocations, attempts, events, jobs, schema
+from trainmaster.server.store.database import Database
 
 TWO_GPUS = Share(node_id="n1", gpus=(0, 1), cpu_cores=4, ram_mb=1000, storage_mb=10)
 OTHER_NODE = Share(node_id="n2", gpus=(0, 1))

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, new_job, submit
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.store import blobs
-from trainmaster.store.blobs import Blob
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.store import blobs
+from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 A, B = "a" * 64, "b" * 64
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, checkpoint_of, new_job, submit
 
-from trainmaster.core.errors import SpecError
-from trainmaster.core.job import Checkpoint, Job
-from trainmaster.store import checkpoint_lists, checkpoints
-from trainmaster.store.checkpoint_lists import CheckpointPage
-from trainmaster.store.database import Database
-from trainmaster.store.paging import token_after
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.store import checkpoint_lists, checkpoints
+from trainmaster.server.store.checkpoint_lists import CheckpointPage
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.paging import token_after
 
 MANY = 2500
 

@@ -23,11 +23,11 @@ from store_records import (
     submit,
 )
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Share
-from trainmaster.store import checkpoints
-from trainmaster.store.database import Database
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Share
+from trainmaster.server.store import checkpoints
+from trainmaster.server.store.database import Database
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Connection
 from store_records import ACME, EVERYTHING, new_job, stored, submit
 
-from trainmaster.core.errors import ConflictError, JobNotFoundError, NotFoundError
-from trainmaster.core.resources import Gpu, Node, NodeState, Queue
-from trainmaster.store import activity, cluster_events, nodes, queues
-from trainmaster.store.database import Database
+from trainmaster.server.core.errors import ConflictError, JobNotFoundError, NotFoundError
+from trainmaster.server.core.resources import Gpu, Node, NodeState, Queue
+from trainmaster.server.store import activity, cluster_events, nodes, queues
+from trainmaster.server.store.database import Database
 
 NODE = Node(
     node_id="n1",

@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, event_of, new_job, stored, submit
 
-from trainmaster.core.job import Change
-from trainmaster.core.states import Actor, JobStatus
 from trainmaster.protocol.reasons import Reason
-from trainmaster.store import events, jobs
-from trainmaster.store.database import Database
+from trainmaster.server.core.job import Change
+from trainmaster.server.core.states import Actor, JobStatus
+from trainmaster.server.store import events, jobs
+from trainmaster.server.store.database import Database
 
 
 def test_event_with_every_field_set_comes_back_as_it_was(database: Database) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from store_records import ACME, EVERYTHING, apply, change_of, new_job, node_of, placement_of, report, submit
 
-from trainmaster.coordinator import explain
-from trainmaster.coordinator.explain import Explainer
-from trainmaster.core.errors import NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Needs, Queue, Share
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.explain import PendingCode
-from trainmaster.store import nodes, queues, waiting
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator import explain
+from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Needs, Queue, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.explain import PendingCode
+from trainmaster.server.store import nodes, queues, waiting
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 NOW = 2000.0
 TWO_GPUS = Needs(gpus_per_node=2)

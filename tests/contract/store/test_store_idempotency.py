@@ -7,11 +7,11 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER, new_job, submission_of
 
-from trainmaster.core.errors import IdempotencyMismatchError
-from trainmaster.store import idempotency, jobs
-from trainmaster.store.database import Database
-from trainmaster.store.idempotency import IdempotencyRecord
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import IdempotencyMismatchError
+from trainmaster.server.store import idempotency, jobs
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.idempotency import IdempotencyRecord
+from trainmaster.server.store.scope import Scope
 
 
 def record(key: str = "k", **fields: Any) -> IdempotencyRecord:

@@ -25,10 +25,10 @@ from store_records import (
     submit,
 )
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Queue, Share
-from trainmaster.store import (
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Queue, Share
+from trainmaster.server.store import (
     accounts,
     activity,
     allocations,
@@ -45,9 +45,9 @@ from trainmaster.store import (
     queues,
     waiting,
 )
-from trainmaster.store.database import Database
-from trainmaster.store.keys import ApiKey
-from trainmaster.store.leases import Lease
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store.leases import Lease
 
 KEY = ApiKey(key_id="k", account_id="acme", name="n", scopes=(), hash="h", created_at=1.0)
 BLOB = blobs.Blob(account_id="acme", sha256="a" * 64, size_bytes=1, created_at=1.0, last_used_at=1.0)

@@ -26,15 +26,15 @@ from store_records import (
     submit,
 )
 
-from trainmaster.core.errors import HandleTakenError, JobNotFoundError
-from trainmaster.core.job import Attempt, Change, Progress
-from trainmaster.core.resources import Needs, Share
-from trainmaster.core.states import Desired, JobStatus
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.store import attempts, checkpoints, events, jobs, listing, schema
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
+from trainmaster.server.core.job import Attempt, Change, Progress
+from trainmaster.server.core.resources import Needs, Share
+from trainmaster.server.core.states import Desired, JobStatus
+from trainmaster.server.store import attempts, checkpoints, events, jobs, listing, schema
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 FULL = new_job(
     "job-full",

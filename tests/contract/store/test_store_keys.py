@@ -6,10 +6,10 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.store import accounts, keys
-from trainmaster.store.database import Database
-from trainmaster.store.keys import ApiKey
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.store import accounts, keys
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.keys import ApiKey
 
 
 def key(key_id: str, account_id: str = "acme", **fields: Any) -> ApiKey:

@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import Connection
 from store_records import EVERYTHING
 
-from trainmaster.core.errors import NotLeaderError
-from trainmaster.core.resources import Queue
-from trainmaster.store import leases, queues
-from trainmaster.store.database import Database
-from trainmaster.store.leases import Lease
+from trainmaster.server.core.errors import NotLeaderError
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.store import leases, queues
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.leases import Lease
 
 TTL_S = 5.0
 

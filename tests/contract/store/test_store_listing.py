@@ -8,11 +8,11 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, apply, change_of, new_job, submission_of, submit
 
-from trainmaster.core.errors import SpecError
-from trainmaster.core.states import JobStatus
-from trainmaster.store import jobs, listing
-from trainmaster.store.database import Database
-from trainmaster.store.listing import JobPage, JobQuery
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import jobs, listing
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.listing import JobPage, JobQuery
 
 
 def page(database: Database, **query: Any) -> JobPage:

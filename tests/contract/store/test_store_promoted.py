@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, new_job, submit
 
-from trainmaster.core.accounts import Account
-from trainmaster.core.errors import ConflictError, NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.store import accounts, promoted
-from trainmaster.store.database import Database
-from trainmaster.store.promoted import Operation, PromotedModel
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.errors import ConflictError, NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.store import accounts, promoted
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.promoted import Operation, PromotedModel
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, new_job, stored, submit
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.core.job import Job
-from trainmaster.core.states import JobStatus
-from trainmaster.store import jobs, secrets
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
-from trainmaster.store.secrets import SealedSecret
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import jobs, secrets
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.secrets import SealedSecret
 
 PASSWORD = SealedSecret(name="env.PASSWORD", sealed="v1.k.AAAA")
 TOKEN = SealedSecret(name="scaidrive_token", sealed="v1.k.BBBB", until_end=True)

@@ -23,9 +23,9 @@ from store_records import (
     submit,
 )
 
-from trainmaster.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
-from trainmaster.core.resources import Queue
-from trainmaster.store import (
+from trainmaster.server.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.store import (
     accounts,
     activity,
     blobs,
@@ -38,8 +38,8 @@ from trainmaster.store import (
     nodes,
     queues,
 )
-from trainmaster.store.database import Database
-from trainmaster.store.idempotency import IdempotencyRecord
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.idempotency import IdempotencyRecord
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0

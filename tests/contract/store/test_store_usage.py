@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, end_of, new_job, node_of, placement_of, report, submit
 
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Gpu, Share
-from trainmaster.core.states import JobStatus
-from trainmaster.store import usage
-from trainmaster.store.database import Database
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Gpu, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import usage
+from trainmaster.server.store.database import Database
 
 DAY = 86_400.0
 T = 100 * DAY

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Connection
 from store_records import ACME, EVERYTHING, apply, end_of, new_job, node_of, placement_of, report, stored, submit
 
-from trainmaster.core.errors import NotFoundError, SpecError
-from trainmaster.core.job import Job, Progress
-from trainmaster.core.resources import Needs, Share
-from trainmaster.core.states import JobStatus
-from trainmaster.store import waiting
-from trainmaster.store.database import Database
+from trainmaster.server.core.errors import NotFoundError, SpecError
+from trainmaster.server.core.job import Job, Progress
+from trainmaster.server.core.resources import Needs, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import waiting
+from trainmaster.server.store.database import Database
 
 T = TypeVar("T")
 

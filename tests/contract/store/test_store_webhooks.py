@@ -7,10 +7,10 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER
 
-from trainmaster.core.errors import NotFoundError
-from trainmaster.store import accounts, webhooks
-from trainmaster.store.database import Database
-from trainmaster.store.webhooks import Webhook
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.store import accounts, webhooks
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.webhooks import Webhook
 
 
 def webhook(webhook_id: str, account_id: str = "acme", **fields: Any) -> Webhook:

@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy as sa
 from store_records import EVERYTHING, apply, change_of, new_job, submission_of, submit
 
-from trainmaster import failpoints
-from trainmaster.core.errors import HandleTakenError, JobNotFoundError, StoreUnavailableError
-from trainmaster.store import accounts, events, jobs, listing, schema
-from trainmaster.store.database import Database
+from trainmaster.server import failpoints
+from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError, StoreUnavailableError
+from trainmaster.server.store import accounts, events, jobs, listing, schema
+from trainmaster.server.store.database import Database
 
 TIMEOUT_S = 60.0
 
@@ -170,7 +170,7 @@ import sys
 sys.path.insert(0, {here!r})
 from store_records import new_job, submit
 from trainmaster import failpoints
-from trainmaster.store.database import Database
+from trainmaster.server.store.database import Database
 
 failpoints.arm_from_environment()
 submit(Database.open({url!r}), new_job("job-1", labels={{"team": "a"}}, event_count=3))

@@ -9,12 +9,12 @@ import pytest
 from trainmaster.backends import CAPABILITIES
 from trainmaster.backends.absent import AbsentBackend
 from trainmaster.backends.base import LaunchError
-from trainmaster.core.sight import Liveness
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.server.core.sight import Liveness
 
 WHY = "it is not installed"
 

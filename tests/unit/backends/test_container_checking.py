@@ -15,11 +15,11 @@ from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.checking import checked
 from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.rendering import ImageFacts
-from trainmaster.coordinator.running import private_places
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import RunDirectory, exit_document, write_document
-from trainmaster.settings import Settings
+from trainmaster.server.coordinator.running import private_places
+from trainmaster.server.settings.settings import Settings
 
 IMAGE = ImageFacts(
     id="sha256:1", environment={}, entrypoint=(), command=("serve",), working_directory="/", python="python3"

@@ -14,12 +14,12 @@ from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container import make
 from trainmaster.backends.container.engine import Engine, NoSuchCommandError, NoSuchImageError, TookTooLongError
 from trainmaster.backends.container.images import Images
-from trainmaster.core.sight import Liveness
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.rundir import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.sight import Liveness
 
 GANG = AttemptRequest(
     job_id="job-1",

@@ -98,7 +98,7 @@ def test_backend_that_nobody_named_is_made_on_first_use_and_from_the_start_ever_
 
 def test_server_starts_without_the_library_of_a_backend_that_nobody_named(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; import trainmaster.server\n"
+        "import sys; from pathlib import Path; import trainmaster.server.process\n"
         "from trainmaster.backends import BackendContext, make_backends\n"
         f"made = make_backends((), BackendContext(data_dir=Path({str(tmp_path)!r}), run_directory=None))\n"
         "for backend in made.values(): backend.open(); backend.inventory(); backend.close()\n"

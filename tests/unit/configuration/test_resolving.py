@@ -10,11 +10,11 @@ import pytest
 import typer
 
 from trainmaster.cli.commands import serve
-from trainmaster.configuration.describing import example, meanings, settings, shown, shown_tables
-from trainmaster.configuration.problems import SettingsError, line_of
-from trainmaster.configuration.resolving import Resolved, Source, resolve
-from trainmaster.configuration.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
-from trainmaster.settings import NamedPath, Role, Settings, TransportKind
+from trainmaster.server.settings.describing import example, meanings, settings, shown, shown_tables
+from trainmaster.server.settings.problems import SettingsError, line_of
+from trainmaster.server.settings.resolving import Resolved, Source, resolve
+from trainmaster.server.settings.settings import NamedPath, Role, Settings, TransportKind
+from trainmaster.server.settings.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
 
 FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 

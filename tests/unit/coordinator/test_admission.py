@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from trainmaster.coordinator.admission import Admission, importable
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.job import Job
-from trainmaster.core.spec import SubmitJobRequest, parse_submit
-from trainmaster.core.submission import new_job_id, submit
+from trainmaster.server.coordinator.admission import Admission, importable
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.submission import new_job_id, submit
 
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from model_config import model_config
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.base_models import BaseModels, check_aliases
-from trainmaster.coordinator.shape_files import ShapeFileError, load_shapes
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.job import Job
-from trainmaster.core.spec import SubmitJobRequest, parse_submit
-from trainmaster.core.states import JobStatus
-from trainmaster.core.submission import submit
-from trainmaster.core.workloads.trainer_service import TrainerServiceSpec
-from trainmaster.settings import NamedPath
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
+from trainmaster.server.coordinator.shape_files import ShapeFileError, load_shapes
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.submission import submit
+from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.server.settings.settings import NamedPath
 
 
 @pytest.fixture
@@ -99,7 +99,9 @@ def test_model_that_no_trainer_can_hold_is_refused_with_the_reason(
 
 def test_models_are_read_without_numpy_and_torch() -> None:
     """A server has neither, unless it trains itself."""
-    code = "import sys, trainmaster.coordinator.base_models; sys.exit(bool({'numpy', 'torch'} & set(sys.modules)))"
+    code = (
+        "import sys, trainmaster.server.coordinator.base_models; sys.exit(bool({'numpy', 'torch'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

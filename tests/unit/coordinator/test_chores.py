@@ -10,18 +10,18 @@ import pytest
 from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of
-from trainmaster.coordinator.admission import Admission
-from trainmaster.coordinator.chores import COLLECT_EVERY_S, Chores
-from trainmaster.coordinator.commands import Commands
-from trainmaster.coordinator.retention import Collector
-from trainmaster.coordinator.vault import Vault
-from trainmaster.core.retention import Keep
-from trainmaster.core.spec import parse_submit
-from trainmaster.sealing import Sealer
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
-from trainmaster.store import accounts, blobs
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.chores import COLLECT_EVERY_S, Chores
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.retention import Collector
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
+from trainmaster.server.store import accounts, blobs
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 NOW = 1_000_000.0
 KEEP_S = 3600.0

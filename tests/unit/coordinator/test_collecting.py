@@ -12,21 +12,22 @@ import pytest
 from sqlalchemy import Connection
 
 from deep_tree import deep_tree
-from trainmaster.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
-from trainmaster.core import observations
-from trainmaster.core.job import Change, Checkpoint, Job
-from trainmaster.core.resources import Node, Share
-from trainmaster.core.retention import Keep
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.states import JobStatus
-from trainmaster.core.submission import new_job_id, submit
-from trainmaster.core.tinker import TinkerRun, TinkerSampler, TinkerSession
-from trainmaster.core.workloads.trainer_service import Mode
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
-from trainmaster.store import accounts, checkpoints, events, jobs, nodes, tinker
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
+from trainmaster.server.core import observations
+from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.resources import Node, Share
+from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.submission import new_job_id, submit
+from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.tinker import records as tinker
+from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
+from trainmaster.server.store import accounts, checkpoints, events, jobs, nodes
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 NOW = 2_000_000_000.0
 LATER = NOW + 1000.0

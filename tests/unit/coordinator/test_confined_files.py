@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster.coordinator.launching import Standing, attempt_request
-from trainmaster.core.observations import admit, place
-from trainmaster.core.resources import Share
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.submission import submit
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
+from trainmaster.server.coordinator.launching import Standing, attempt_request
+from trainmaster.server.core.observations import admit, place
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.submission import submit
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.worker.staging import stage
 from trainmaster.worker.users import acting_as, user_of
 

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from trainmaster.configuration.declared import (
+from trainmaster.server.coordinator.declaring import Declaring
+from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.resources import Node, Queue
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.settings.declared import (
     Declared,
     DeclaredAccount,
     DeclaredNode,
     DeclaredQueue,
     DeclaredWebhook,
 )
-from trainmaster.coordinator.declaring import Declaring
-from trainmaster.coordinator.subscribing import Subscriptions
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.resources import Node, Queue
-from trainmaster.core.states import JobStatus
-from trainmaster.sealing import Sealer
-from trainmaster.store import accounts, cluster_events, nodes, queues, webhooks
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.store import accounts, cluster_events, nodes, queues, webhooks
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
 SECRET = "sixteen characters"

@@ -14,20 +14,20 @@ import pytest
 
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
-from trainmaster.coordinator.acting import LAUNCH_TIMEOUT_S, Acting
-from trainmaster.core.commands import cancel
-from trainmaster.core.job import Job
-from trainmaster.core.observations import admit, observe, place
-from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.states import JobStatus
-from trainmaster.core.submission import submit
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.scheduling.view import ClusterView
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.server.coordinator.acting import LAUNCH_TIMEOUT_S, Acting
+from trainmaster.server.core.commands import cancel
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.observations import admit, observe, place
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.submission import submit
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 
 
 class Inline(Executor):
@@ -230,7 +230,7 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
 def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.coordinator.acting.CLOSE_S", 0.2)
+    monkeypatch.setattr("trainmaster.server.coordinator.acting.CLOSE_S", 0.2)
     free, done, stopped = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     class Hanging(SlowBackend):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from real_server import wait_for
-from trainmaster.coordinator.leadership import Leadership
-from trainmaster.store.database import Database
+from trainmaster.server.coordinator.leadership import Leadership
+from trainmaster.server.store.database import Database
 
 
 def test_stuck_leader_gives_the_lead_to_a_standby(tmp_path: Path) -> None:

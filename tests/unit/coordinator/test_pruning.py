@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from trainmaster.coordinator.checkpoints import left_beside, prune
-from trainmaster.coordinator.retention import Collector
-from trainmaster.core.job import Change, Checkpoint, Job
-from trainmaster.core.retention import Keep
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.submission import new_job_id, submit
 from trainmaster.protocol.launch import Lifetime
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
-from trainmaster.store import checkpoint_lists, checkpoints, events, jobs
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.checkpoints import left_beside, prune
+from trainmaster.server.coordinator.retention import Collector
+from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.submission import new_job_id, submit
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
+from trainmaster.server.store import checkpoint_lists, checkpoints, events, jobs
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 NOW = 2_000_000_000.0
 SCOPE = Scope("default")

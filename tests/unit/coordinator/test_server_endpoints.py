@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.coordinator.launching import fetching_environment
-from trainmaster.settings import Settings
+from trainmaster.server.coordinator.launching import fetching_environment
+from trainmaster.server.settings.settings import Settings
 
 
 def test_jobs_fetch_from_the_hub_that_the_server_was_started_with(

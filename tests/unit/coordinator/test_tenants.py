@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster.coordinator.tenants import ROOT, Tenants, is_confined, runs_as
-from trainmaster.core.accounts import Account
-from trainmaster.core.errors import RefusedError
-from trainmaster.settings import Settings
-from trainmaster.store import accounts
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.coordinator.tenants import ROOT, Tenants, is_confined, runs_as
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.settings.settings import Settings
+from trainmaster.server.store import accounts
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 SERVER = 1000
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.coordinator.base_models import BaseModel
-from trainmaster.coordinator.tinker import handle_of
-from trainmaster.core.workloads.trainer_service import Mode
+from trainmaster.server.coordinator.base_models import BaseModel
+from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.tinker.trainer_jobs import handle_of
 
 
 def model(name: str, *aliases: str, path: str = "/models/m") -> BaseModel:

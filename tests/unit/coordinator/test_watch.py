@@ -10,17 +10,6 @@ from pathlib import Path
 import pytest
 
 from trainmaster.backends.base import endpoint_on_node
-from trainmaster.coordinator import streams
-from trainmaster.coordinator.launching import attempt_request
-from trainmaster.coordinator.streams import LONGEST_LINE
-from trainmaster.coordinator.watch import LOOKS_AFTER_END, look
-from trainmaster.core.job import Job, Progress
-from trainmaster.core.observations import admit, place
-from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness, Sight
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.states import Desired
-from trainmaster.core.submission import submit
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.rundir import (
     RunDirectory,
@@ -30,7 +19,18 @@ from trainmaster.protocol.rundir import (
     metrics_stream,
     worker_stream,
 )
-from trainmaster.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
+from trainmaster.server.coordinator import streams
+from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.server.coordinator.streams import LONGEST_LINE
+from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
+from trainmaster.server.core.job import Job, Progress
+from trainmaster.server.core.observations import admit, place
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.sight import Liveness, Sight
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.states import Desired
+from trainmaster.server.core.submission import submit
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 
 def placed_job() -> Job:

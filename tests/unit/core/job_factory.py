@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmaster.core import observations
-from trainmaster.core.job import Change, Job
-from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.submission import submit
+from trainmaster.server.core import observations
+from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.submission import submit
 
 NOW = 1_000_000.0
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from job_factory import NOW, new_job, placed, seen, settled, sight, training
 
-from trainmaster.core import commands, endings, observations, stopping, timers
-from trainmaster.core.errors import ConflictError, InvalidTransitionError
-from trainmaster.core.job import Change, Job, Progress
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.states import Desired, JobStatus
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core import commands, endings, observations, stopping, timers
+from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
+from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.states import Desired, JobStatus
 
 
 def checkpoint(step: int, **metrics: float) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from job_factory import NOW, new_job, placed, seen, settled, sight, training
 
-from trainmaster.core import commands, observations
-from trainmaster.core.endings import unclaimed_launches
-from trainmaster.core.job import Change, Job
-from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness, NodeSight
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core import commands, observations
+from trainmaster.server.core.endings import unclaimed_launches
+from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.sight import Liveness, NodeSight
+from trainmaster.server.core.states import JobStatus
 
 PEER = {"reason": Reason.WORKER_LOST, "stop_cause": "peer", "message": "peer"}
 SUCCEEDED = {"reason": Reason.SUCCEEDED, "message": "done"}

@@ -11,14 +11,14 @@ import pytest
 
 from spec_documents import COMMAND
 from trainmaster.backends.base import Capabilities, PlacementBy
-from trainmaster.coordinator.accepting import check_backend
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.workloads import compile_launch
-from trainmaster.core.workloads.function import MAX_ARGUMENTS, MAX_SOURCE
 from trainmaster.protocol import function_runner
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
 from trainmaster.protocol.launch import Launch, Lifetime, Step, launch_from_json, launch_to_json
+from trainmaster.server.coordinator.accepting import check_backend
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.workloads.function import MAX_ARGUMENTS, MAX_SOURCE
 from trainmaster.trainer.functions import tuple_paths
 
 SOURCE = "def train(lr=1):\n    return lr\n"

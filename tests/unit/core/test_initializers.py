@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from trainmaster.backends.base import Capabilities, PlacementBy
-from trainmaster.coordinator.accepting import check_backend
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.spec import dump, load_stored, redacted, secret_values
-from trainmaster.core.spec.parse import parse_submit
-from trainmaster.core.spec.versions import SPEC_VERSION
-from trainmaster.core.workloads import compile_launch
-from trainmaster.core.workloads.initializers import OTHER_WEIGHTS
 from trainmaster.protocol.launch import Lifetime, launch_from_json, launch_to_json
+from trainmaster.server.coordinator.accepting import check_backend
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.spec import dump, load_stored, redacted, secret_values
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.versions import SPEC_VERSION
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.workloads.initializers import OTHER_WEIGHTS
 
 S3 = {"type": "s3", "storage_uri": "s3://bucket/rows", "access_key_id": "key-id", "secret_access_key": "the-secret"}
 HUB = {"type": "huggingface", "storage_uri": "hf://org/model@v1", "access_token": "the-token"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.workloads import compile_launch
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.workloads import compile_launch
 
 
 def document(workload: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

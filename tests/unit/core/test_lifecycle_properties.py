@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from job_factory import NOW, new_job
 
-from trainmaster.core import commands, endings, observations, stopping, timers
-from trainmaster.core.errors import ConflictError
-from trainmaster.core.job import Change, Job, Progress
-from trainmaster.core.resources import Share
-from trainmaster.core.sight import Liveness, NodeSight, Sight
-from trainmaster.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
 from trainmaster.protocol.reasons import Phase, Reason
+from trainmaster.server.core import commands, endings, observations, stopping, timers
+from trainmaster.server.core.errors import ConflictError
+from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.resources import Share
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
 
 RECORDS = st.one_of(
     st.sampled_from(["claimed", "started", "ready", "grace_missed", "stacks", "strays_killed", "from_the_future"]).map(

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from trainmaster.core.fields import Matches
-from trainmaster.core.quantities import quantity
-from trainmaster.core.workloads.initializers import Quantity
+from trainmaster.server.core.fields import Matches
+from trainmaster.server.core.quantities import quantity
+from trainmaster.server.core.workloads.initializers import Quantity
 
 UNITS = {
     "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,

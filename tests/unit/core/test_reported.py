@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core import reported
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core import reported
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400, True, "1", None, [1]])

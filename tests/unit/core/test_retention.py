@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from job_factory import NOW, new_job, training
 
-from trainmaster.core.errors import ConflictError
-from trainmaster.core.job import Checkpoint, Job
-from trainmaster.core.retention import (
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.server.core.errors import ConflictError
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.retention import (
     Keep,
     checkpoint_limit,
     delete_checkpoint,
@@ -20,8 +21,7 @@ from trainmaster.core.retention import (
     prune,
     runs_expired,
 )
-from trainmaster.core.states import JobStatus
-from trainmaster.protocol.launch import Lifetime
+from trainmaster.server.core.states import JobStatus
 
 
 def checkpoint(step: int, **fields: Any) -> Checkpoint:

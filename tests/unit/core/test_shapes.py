@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.errors import NotFoundError, RefusedError, SpecError
-from trainmaster.core.shapes import Chosen, Reference, Shape, Shapes, ShapeVersion
-from trainmaster.core.spec import parse
-from trainmaster.core.trainer_request import WantedTrainer, accelerator, by_hand, on_shape
+from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
+from trainmaster.server.core.shapes import Chosen, Reference, Shape, Shapes, ShapeVersion
+from trainmaster.server.core.spec import parse
+from trainmaster.server.core.trainer_request import WantedTrainer, accelerator, by_hand, on_shape
 
 WANTED = WantedTrainer(job_id="j", base_model="m")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
-from trainmaster.core.errors import NewerSpecError, SpecError
-from trainmaster.core.spec import (
+from trainmaster.server.core.errors import NewerSpecError, SpecError
+from trainmaster.server.core.spec import (
     SPEC_VERSION,
     SubmitJobRequest,
     dump,
@@ -22,7 +22,7 @@ from trainmaster.core.spec import (
     with_secrets_of,
     with_server_defaults,
 )
-from trainmaster.core.workloads import compile_launch
+from trainmaster.server.core.workloads import compile_launch
 
 SECRET = "hunter2"
 

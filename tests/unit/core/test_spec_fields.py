@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from spec_documents import COMMAND, CUSTOM, LORA, at, changed
-from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import SubmitJobRequest, parse_submit, redacted
-from trainmaster.core.workloads import WorkloadSpec
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit, redacted
+from trainmaster.server.core.workloads import WorkloadSpec
 
 REQUIRED = object()
 

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spec_documents import COMMAND, CUSTOM, changed
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.workloads import compile_launch
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.workloads import compile_launch
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)  # lone surrogates too: JSON can spell them
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT

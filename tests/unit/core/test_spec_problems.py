@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, changed
-from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import ResourceConfig, parse, parse_submit
-from trainmaster.core.workloads import kinds
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.spec import ResourceConfig, parse, parse_submit
+from trainmaster.server.core.workloads import kinds
 
 
 def problems_of(document: object) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
-from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.spec.output import CheckpointConfig, OutputConfig
-from trainmaster.core.workloads import effective_workload
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.spec.output import CheckpointConfig, OutputConfig
+from trainmaster.server.core.workloads import effective_workload
 
 
 def problems_of(document: object) -> dict[str, str]:

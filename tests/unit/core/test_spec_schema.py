@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, changed
-from trainmaster.core.spec import SubmitJobRequest, dump, parse_submit
+from trainmaster.server.core.spec import SubmitJobRequest, dump, parse_submit
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.core.reasons import CONSEQUENCES, Outcome
-from trainmaster.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, JobStatus, Trigger, allowed_from
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
+from trainmaster.server.core.reasons import CONSEQUENCES, Outcome
+from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, JobStatus, Trigger, allowed_from
 
 LIVE = {"PREPARING", "TRAINING", "CHECKPOINTING", "EVALUATING", "EXPORTING"}
 WRITTEN = {

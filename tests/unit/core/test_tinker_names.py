@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.core.tinker import (
+from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.tinker.names import (
     Category,
     Trainer,
     WeightsPath,
@@ -22,7 +23,6 @@ from trainmaster.core.tinker import (
     trainer_of_future,
     trainer_of_sampler,
 )
-from trainmaster.core.workloads.trainer_service import Mode
 
 
 def test_future_of_a_trainer_says_which_one_and_of_what() -> None:

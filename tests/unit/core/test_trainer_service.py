@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from job_factory import NOW, new_job, sight, training
 
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.job import Change, Job
-from trainmaster.core.observations import observe
-from trainmaster.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
-from trainmaster.core.sight import Liveness, NodeSight
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.workloads import compile_launch
-from trainmaster.core.workloads.trainer_arguments import Said, read_arguments
 from trainmaster.protocol.launch import Launch, Lifetime
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.observations import observe
+from trainmaster.server.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
+from trainmaster.server.core.sight import Liveness, NodeSight
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.workloads.trainer_arguments import Said, read_arguments
 
 
 def launched(gpus: int = 0, nodes: int = 1, **workload: Any) -> Launch:
@@ -35,7 +35,7 @@ def told(**workload: Any) -> Any:
 def test_trainer_serves_until_it_is_stopped_and_saves_when_asked() -> None:
     launch = launched()
     assert (launch.lifetime, launch.port_environment, launch.can_save) == (Lifetime.SERVICE, "PORT", True)
-    assert launch.steps[-1].argv == ("-P", "-m", "trainmaster.service")
+    assert launch.steps[-1].argv == ("-P", "-m", "trainmaster.trainer_service")
     assert launch.readiness is not None
     assert (launch.readiness.path, launch.readiness.first_node_only) == ("/api/v1/healthz", True)
 

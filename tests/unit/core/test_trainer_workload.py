@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from spec_documents import CUSTOM, LORA, changed
-from trainmaster.core.errors import RefusedError, SpecError
-from trainmaster.core.fields import MAX_PATH_DEPTH
-from trainmaster.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
-from trainmaster.core.training.types import FrameworkType, TrainingType
-from trainmaster.core.workloads import compile_launch, effective_workload
 from trainmaster.protocol.launch import Launch, Step
+from trainmaster.server.core.errors import RefusedError, SpecError
+from trainmaster.server.core.fields import MAX_PATH_DEPTH
+from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.workloads import compile_launch, effective_workload
 
 DIGEST = "0" * 64
 
@@ -43,8 +43,8 @@ def refused(**changes: Any) -> dict[str, str]:
 def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without() -> None:
     compiled = launch(LORA)
     assert compiled.steps == (
-        Step(name="prepare", argv=("-s", "-P", "-m", "trainmaster.trainers.preparing"), python=True, tokens=True),
-        Step(name="train", argv=("-P", "-m", "trainmaster.trainers"), python=True),
+        Step(name="prepare", argv=("-s", "-P", "-m", "trainmaster.training.preparing"), python=True, tokens=True),
+        Step(name="train", argv=("-P", "-m", "trainmaster.training"), python=True),
     )
     assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)
     assert compiled == compile_launch(load_stored(SPEC_VERSION, dump(parse_submit(LORA))))
@@ -75,7 +75,7 @@ def test_custom_script_named_explicitly_ships_files_too() -> None:
     )
     compiled = launch(document)
     assert compiled.kind == effective_workload(parse_submit(document)).kind == "script"
-    assert [step.argv[-1] for step in compiled.steps] == ["trainmaster.trainers.fetching", "train.py"]
+    assert [step.argv[-1] for step in compiled.steps] == ["trainmaster.training.fetching", "train.py"]
     assert ([blob.path for blob in compiled.blobs], set(compiled.secrets)) == (["train.py", "rows.jsonl"], {"A"})
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.core.errors import RefusedError
-from trainmaster.core.training.hyperparameters import ELSEWHERE, HYPERPARAMETERS, read_hyperparameters
-from trainmaster.core.training.sources import file_path, model_source
-from trainmaster.core.training.support import BUILT_IN, FRAMEWORKS, LATER, missing, missing_options, unavailable
-from trainmaster.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPARAMETERS, read_hyperparameters
+from trainmaster.server.core.training.sources import file_path, model_source
+from trainmaster.server.core.training.support import BUILT_IN, FRAMEWORKS, LATER, missing, missing_options, unavailable
+from trainmaster.server.core.training.types import FrameworkType, TrainingType
 
 SFT, LORA = TrainingType.SFT, TrainingType.LORA
 

@@ -8,16 +8,6 @@ from typing import Any
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, changed
-from trainmaster.core.errors import SpecError
-from trainmaster.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit, secret_values
-from trainmaster.core.workloads import (
-    compile_launch,
-    effective_workload,
-    kinds,
-    module_for,
-    register,
-)
-from trainmaster.core.workloads.service import ServiceSpec
 from trainmaster.protocol.launch import (
     BlobFile,
     Launch,
@@ -27,6 +17,16 @@ from trainmaster.protocol.launch import (
     launch_from_json,
     launch_to_json,
 )
+from trainmaster.server.core.errors import SpecError
+from trainmaster.server.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit, secret_values
+from trainmaster.server.core.workloads import (
+    compile_launch,
+    effective_workload,
+    kinds,
+    module_for,
+    register,
+)
+from trainmaster.server.core.workloads.service import ServiceSpec
 
 DIGEST = "ab" * 32
 
@@ -201,7 +201,7 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     assert effective_workload(request).kind == "script"
     compiled = compile_launch(request)
     fetch, script = compiled.steps
-    fetching = ("-s", "-P", "-m", "trainmaster.trainers.fetching")
+    fetching = ("-s", "-P", "-m", "trainmaster.training.fetching")
     assert fetch == Step(name="prepare", argv=fetching, python=True, tokens=True)
     assert script == Step(name="main", argv=("/srv/train.py",), python=True)
     assert (compiled.kind, compiled.ranks_per_node, compiled.secrets) == ("script", 4, {"A": "secret:env.A"})

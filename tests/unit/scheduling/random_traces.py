@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from trainmaster.core.resources import Needs, Node, NodeState, Queue
-from trainmaster.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
+from trainmaster.server.core.resources import Needs, Node, NodeState, Queue
+from trainmaster.server.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
 
 JOBS = 40
 DAY_S = 86_400.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainmaster.core.job import Attempt, Job
-from trainmaster.core.resources import Gpu, Needs, Node, Share
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.scheduling.schedule import Plan, schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core.job import Attempt, Job
+from trainmaster.server.core.resources import Gpu, Needs, Node, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.schedule import Plan, schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 NOW = 1_000_000.0
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.core.job import Attempt, Job, Progress
-from trainmaster.core.resources import Gpu, Needs, Node, NodeState, Queue
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.scheduling.explain import Explanation, PendingCode, explain
-from trainmaster.scheduling.obstacles import Situation
-from trainmaster.scheduling.placement import fit
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core.job import Attempt, Job, Progress
+from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState, Queue
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.explain import Explanation, PendingCode, explain
+from trainmaster.server.scheduling.obstacles import Situation
+from trainmaster.server.scheduling.placement import fit
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 NOW = 1_000_000.0
 MIN = 60.0

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_cluster import NOW, carried_out, node, over_allocated, running, starts, view_of, waiting
 
-from trainmaster.core.resources import Gpu, Needs, Node, NodeState
-from trainmaster.scheduling.placement import fit, gpus_wanted
-from trainmaster.scheduling.pool import Pool
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState
+from trainmaster.server.scheduling.placement import fit, gpus_wanted
+from trainmaster.server.scheduling.pool import Pool
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 
 def where(view: ClusterView) -> dict[str, list[str]]:

@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.core import observations
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Gpu, Node, NodeState, whole
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.submission import submit
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core import observations
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Gpu, Node, NodeState, whole
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.submission import submit
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 NOW = 1_000_000.0
 

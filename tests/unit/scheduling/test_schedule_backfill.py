@@ -21,9 +21,9 @@ from small_cluster import (
     waiting,
 )
 
-from trainmaster.core.job import Job
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core.job import Job
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 
 def half_full(**more: Any) -> Job:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cluster import NOW, carried_out, ended, node, running, starts, stopped, victims, view_of, waiting
 
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Node, Queue
-from trainmaster.core.stopping import grace_s
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.scheduling.placement import fit
-from trainmaster.scheduling.schedule import schedule
-from trainmaster.scheduling.view import ClusterView
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Node, Queue
+from trainmaster.server.core.stopping import grace_s
+from trainmaster.server.scheduling.placement import fit
+from trainmaster.server.scheduling.schedule import schedule
+from trainmaster.server.scheduling.view import ClusterView
 
 
 def prey(name: str, where: Mapping[str, Sequence[int]], **more: Any) -> Job:

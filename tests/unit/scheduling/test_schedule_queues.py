@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cluster import NOW, carried_out, ended, node, over_allocated, running, starts, view_of, waiting
 
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Queue
-from trainmaster.core.states import Desired
-from trainmaster.scheduling.schedule import schedule
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.states import Desired
+from trainmaster.server.scheduling.schedule import schedule
 
 
 def test_queue_is_in_order_of_priority_and_age_and_then_of_ids() -> None:

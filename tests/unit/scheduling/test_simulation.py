@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from virtual_diary import Diary, job, nodes, run
 
-from trainmaster.core.job import Attempt, Job
-from trainmaster.core.resources import NodeState, Queue, Share
-from trainmaster.core.states import JobStatus
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.scheduling.auditing import Audit, BrokenPromiseError
-from trainmaster.scheduling.figures import makespan_bound
-from trainmaster.scheduling.schedule import Placement, Plan, Preemption
-from trainmaster.scheduling.simulation import TrueWork, arriving
-from trainmaster.scheduling.traces import Trace, TraceJob
-from trainmaster.scheduling.view import ClusterView
-from trainmaster.scheduling.virtual_time import Rules, VirtualCluster, starts_ahead
-from trainmaster.scheduling.waiting import key_of
+from trainmaster.server.core.job import Attempt, Job
+from trainmaster.server.core.resources import NodeState, Queue, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.auditing import Audit, BrokenPromiseError
+from trainmaster.server.scheduling.figures import makespan_bound
+from trainmaster.server.scheduling.schedule import Placement, Plan, Preemption
+from trainmaster.server.scheduling.simulation import TrueWork, arriving
+from trainmaster.server.scheduling.traces import Trace, TraceJob
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.virtual_time import Rules, VirtualCluster, starts_ahead
+from trainmaster.server.scheduling.waiting import key_of
 
 
 def queued(name: str = "j", number: int = 0, **more: object) -> Job:

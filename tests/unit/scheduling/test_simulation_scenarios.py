@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from virtual_diary import job, nodes, run
 
-from trainmaster.core.resources import NodeState, Queue
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.traces import NodeChange
+from trainmaster.server.core.resources import NodeState, Queue
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.traces import NodeChange
 
 COMPLETED, PREEMPTED, QUEUED = JobStatus.COMPLETED, JobStatus.PREEMPTED, JobStatus.QUEUED
 

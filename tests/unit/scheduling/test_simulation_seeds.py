@@ -7,11 +7,11 @@ import random
 import pytest
 from random_traces import random_trace
 
-from trainmaster.core.job import Job
-from trainmaster.scheduling.schedule import Plan
-from trainmaster.scheduling.simulation import simulate
-from trainmaster.scheduling.view import ClusterView
-from trainmaster.scheduling.virtual_time import Watcher, starts_ahead
+from trainmaster.server.core.job import Job
+from trainmaster.server.scheduling.schedule import Plan
+from trainmaster.server.scheduling.simulation import simulate
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.virtual_time import Watcher, starts_ahead
 
 SEEDS = 1000
 CHUNK = 50

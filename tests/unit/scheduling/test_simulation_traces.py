@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_diary import nodes
 
-from trainmaster.core.resources import Needs, Queue
-from trainmaster.scheduling import kueue
-from trainmaster.scheduling.figures import makespan_bound
-from trainmaster.scheduling.synthetic import synthetic
-from trainmaster.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
+from trainmaster.server.core.resources import Needs, Queue
+from trainmaster.server.scheduling import kueue
+from trainmaster.server.scheduling.figures import makespan_bound
+from trainmaster.server.scheduling.synthetic import synthetic
+from trainmaster.server.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
 
 seconds = st.floats(0, 1e7, allow_nan=False)
 names = st.text(min_size=1, max_size=20)

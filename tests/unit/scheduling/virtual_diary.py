@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from trainmaster.core.job import Job
-from trainmaster.core.resources import Needs, Node, Queue
-from trainmaster.core.states import JobStatus
-from trainmaster.scheduling.figures import Figures
-from trainmaster.scheduling.simulation import simulate
-from trainmaster.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
-from trainmaster.scheduling.virtual_time import Rules, Watcher
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Needs, Node, Queue
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.figures import Figures
+from trainmaster.server.scheduling.simulation import simulate
+from trainmaster.server.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
+from trainmaster.server.scheduling.virtual_time import Rules, Watcher
 
 NEEDS = set(Needs.__dataclass_fields__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from trainmaster.sdk import (
+from trainmaster.client import (
     ApiError,
     Client,
     ConflictError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from trainmaster.sdk import ApiError, Client, NotFoundError, UnreachableError, following
+from trainmaster.client import ApiError, Client, NotFoundError, UnreachableError, following
 
 END = b"event: end\ndata: {}\n\ndata: [DONE]\n\n"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainmaster import __version__
+from trainmaster.client import Client, LocalServerError, local
 from trainmaster.protocol.processes import identity_of
-from trainmaster.sdk import Client, LocalServerError, local
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import pytest
 
 import trainmaster
 from trainmaster import TrainerJobConfig, TrainerJobManager, TrainerServiceEndpoint, TrainingShapeProfile
-from trainmaster.sdk import SdkError, UnreachableError
-from trainmaster.sdk.fireworks import (
+from trainmaster.client import SdkError, UnreachableError
+from trainmaster.client.fireworks import (
     ResumeRefusedError,
     TrainerStoppedError,
     TrainerTimeoutError,

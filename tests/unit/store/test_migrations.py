@@ -12,13 +12,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, Table, UniqueConstraint, create_engine, insert, select, text
 
-import trainmaster.store
+import trainmaster.server.store
 from postgres_server import PostgresServer
-from trainmaster.core.errors import NewerDatabaseError
-from trainmaster.core.job import Attempt, Change, Checkpoint, Event, Job
-from trainmaster.core.resources import Gpu, Node, Share
-from trainmaster.core.states import Actor, JobStatus
-from trainmaster.store import (
+from trainmaster.server.core.errors import NewerDatabaseError
+from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.server.core.resources import Gpu, Node, Share
+from trainmaster.server.core.states import Actor, JobStatus
+from trainmaster.server.store import (
     activity,
     allocations,
     checkpoints,
@@ -34,8 +34,8 @@ from trainmaster.store import (
     records,
     schema,
 )
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -67,7 +67,7 @@ def test_migrations_make_the_tables_of_the_schema(url: str, engine: Engine) -> N
 
 def test_head_is_the_newest_migration() -> None:
     config = Config()
-    config.set_main_option("script_location", str(Path(trainmaster.store.__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(Path(trainmaster.server.store.__file__).with_name("migrations")))
     assert ScriptDirectory.from_config(config).get_heads() == [migrate.HEAD]
 
 

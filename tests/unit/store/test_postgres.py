@@ -17,11 +17,11 @@ from sqlalchemy.exc import DBAPIError
 
 from postgres_server import PostgresServer
 from real_server import wait_for
-from trainmaster.core.errors import RefusedError, StoreUnavailableError
-from trainmaster.store import accounts
-from trainmaster.store import postgres as kind
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+from trainmaster.server.core.errors import RefusedError, StoreUnavailableError
+from trainmaster.server.store import accounts
+from trainmaster.server.store import postgres as kind
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
 TIMEOUT_S = 60.0

@@ -11,10 +11,10 @@ from typing import Any, get_type_hints
 import pytest
 from sqlalchemy import Connection
 
-import trainmaster.store
-from trainmaster.core.errors import NotFoundError
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
+import trainmaster.server.store
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 MACHINERY = {
     "clock",
@@ -35,10 +35,10 @@ MACHINERY = {
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for module_info in pkgutil.iter_modules(trainmaster.store.__path__):
+    for module_info in pkgutil.iter_modules(trainmaster.server.store.__path__):
         if module_info.name in MACHINERY:
             continue
-        module = importlib.import_module(f"trainmaster.store.{module_info.name}")
+        module = importlib.import_module(f"trainmaster.server.store.{module_info.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_") and reaches_the_database(function):
                 yield f"{module_info.name}.{name}", function

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from trainmaster.core.errors import RefusedError, StoreUnavailableError
-from trainmaster.store import accounts
-from trainmaster.store.database import Database
-from trainmaster.store.scope import Scope
-from trainmaster.store.sqlite import file_system
+from trainmaster.server.core.errors import RefusedError, StoreUnavailableError
+from trainmaster.server.store import accounts
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.sqlite import file_system
 
 EVERYTHING = Scope.everything()
 TIMEOUT_S = 60.0
@@ -211,7 +211,7 @@ def test_file_system_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
 
 
 def test_database_on_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.store.sqlite.file_system", lambda path, mounts: "nfs4")
+    monkeypatch.setattr("trainmaster.server.store.sqlite.file_system", lambda path, mounts: "nfs4")
     with pytest.raises(RefusedError, match="network file system"):
         Database.open(f"sqlite:///{path}")
     assert not path.exists()
@@ -219,7 +219,7 @@ def test_database_on_a_network_file_system_is_refused(path: Path, monkeypatch: p
 
 def test_alembic_is_not_imported_for_a_database_that_is_up_to_date(database: Database, path: Path) -> None:
     script = (
-        "import sys; from trainmaster.store.database import Database;"
+        "import sys; from trainmaster.server.store.database import Database;"
         f"Database.open('sqlite:///{path}').close(); sys.exit('alembic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, check=False).returncode == 0

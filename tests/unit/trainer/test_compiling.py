@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.spec import parse_submit
 from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.core.spec import parse_submit
 from trainmaster.trainer import ContainerBackendConfig, LocalProcessBackendConfig
 from trainmaster.trainer.choosing import Surroundings, choose
 from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL, job_document

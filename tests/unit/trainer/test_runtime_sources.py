@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from runtime_documents import runtime, text_of
 
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.runtimes import RuntimeCatalog, SourceError, SourceReader
 from trainmaster.trainer.runtimes import cache as cache_module

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from runtime_documents import container, job, runtime, text_of
 
-from trainmaster.core.training.support import BUILT_IN
 from trainmaster.plain_yaml import parse_yaml
+from trainmaster.server.core.training.support import BUILT_IN
 from trainmaster.trainer.compiling import job_document
 from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
 from trainmaster.trainer.runtimes.reading import TextFile, built_in, read_files

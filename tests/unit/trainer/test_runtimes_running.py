@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from real_server import RealServer, running, wait_for
+from trainmaster.client import Client, RefusedError
 from trainmaster.protocol.function_runner import files_of_mpi
 from trainmaster.protocol.processes import identity_of
-from trainmaster.sdk import Client, RefusedError
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_packages
 
 JAX = """\

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.spec import parse_submit
-from trainmaster.core.states import JobStatus
-from trainmaster.core.workloads import compile_launch
-from trainmaster.sdk import types as sdk
+from trainmaster.client import types as sdk
+from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.workloads import compile_launch
 from trainmaster.trainer import watching
 from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL
 from trainmaster.trainer.runtimes import runtime_of

@@ -19,7 +19,7 @@ from trainmaster.trainer.naming import successors
 PROGRAM = """
 import json, sys
 from trainmaster.trainer import CustomTrainer, update_trainjob_status
-loaded = [name for name in ("httpx", "pydantic", "rich", "yaml", "trainmaster.sdk") if name in sys.modules]
+loaded = [name for name in ("httpx", "pydantic", "rich", "yaml", "trainmaster.client") if name in sys.modules]
 from trainmaster.trainer.constants import constants
 print(json.dumps({
     "loaded": loaded,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.trainer import CustomTrainer, CustomTrainerContainer
 from trainmaster.trainer import options as o
 from trainmaster.trainer.compiling import job_document

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 from trainmaster.trainer.translating import translated
 
 

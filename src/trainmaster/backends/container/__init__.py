@@ -59,8 +59,6 @@ from trainmaster.backends.container.upkeep import Upkeep
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.core.resources import Node
-from trainmaster.core.sight import EngineFacts, Liveness
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime, PullPolicy
@@ -68,6 +66,8 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.rundir import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.sight import EngineFacts, Liveness
 
 __all__ = ["ContainerBackend", "make"]
 

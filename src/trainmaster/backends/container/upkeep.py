@@ -32,10 +32,10 @@ from trainmaster.backends.container.rendering import (
     RUNS,
 )
 from trainmaster.backends.local import liveness_of
-from trainmaster.core.sight import Liveness
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.rundir import RunDirectory, exit_document
+from trainmaster.server.core.sight import Liveness
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 0.5

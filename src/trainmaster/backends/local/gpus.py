@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.core.resources import Gpu
+from trainmaster.server.core.resources import Gpu
 
 HARMLESS_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors that a program causes for itself (a bad address, a kill in the middle): the GPU is as good as before."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainmaster.backends.local.gpus import Driver
-from trainmaster.core.resources import Gpu, Node
+from trainmaster.server.core.resources import Gpu, Node
 
 _SIZES_MB = {"H100": 81920, "H200": 144384, "A100": 81920, "B200": 196608, "L40S": 49152, "L4": 24576}
 """Memory of a simulated GPU whose name does not say it."""

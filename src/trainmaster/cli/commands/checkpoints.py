@@ -19,9 +19,9 @@ from trainmaster.cli.progress import SHOWN_METRICS
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
+    from trainmaster.client import Client
+    from trainmaster.client.types import Checkpoint
     from trainmaster.jobs.roots import Root
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Checkpoint
 
 S3_SCHEME = "s3://"
 SHOWN = 3

@@ -25,7 +25,7 @@ def run(
     show --json JOB` has all fields. The copy has the old job's files and secrets.
     """
     from trainmaster.cli.jobfile import changed
-    from trainmaster.sdk.cloning import request_of
+    from trainmaster.client.cloning import request_of
 
     with connect() as client:
         earlier = client.get(job_id_of(client, job))

@@ -16,7 +16,7 @@ from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
     from trainmaster.cli.comparing import Difference
-    from trainmaster.sdk.types import Job
+    from trainmaster.client.types import Job
 
 
 def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:

@@ -11,7 +11,7 @@ from trainmaster.cli.options import ConfigOption, DataDirOption, JsonOption
 from trainmaster.cli.output import draw, print_json, table
 
 if TYPE_CHECKING:
-    from trainmaster.configuration.resolving import Resolved
+    from trainmaster.server.settings.resolving import Resolved
 
 
 def run(
@@ -24,9 +24,9 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
-    from trainmaster.configuration import describing
-    from trainmaster.configuration.problems import SettingsError
-    from trainmaster.configuration.resolving import resolve
+    from trainmaster.server.settings import describing
+    from trainmaster.server.settings.problems import SettingsError
+    from trainmaster.server.settings.resolving import resolve
 
     if example:
         typer.echo(describing.example(), nl=False)
@@ -54,13 +54,13 @@ def run(
 
 
 def _problems(resolved: Resolved) -> list[str]:
-    from trainmaster.server import problems
+    from trainmaster.server.process import problems
 
     return problems(resolved.settings, resolved.declared)
 
 
 def _document(resolved: Resolved) -> dict[str, object]:
-    from trainmaster.configuration import describing
+    from trainmaster.server.settings import describing
 
     return {
         "file": str(resolved.file) if resolved.file else None,
@@ -79,8 +79,8 @@ def _document(resolved: Resolved) -> dict[str, object]:
 def _draw(resolved: Resolved) -> None:
     from rich.text import Text
 
-    from trainmaster.configuration import describing
-    from trainmaster.configuration.resolving import Source
+    from trainmaster.server.settings import describing
+    from trainmaster.server.settings.resolving import Source
 
     typer.echo(f"File: {resolved.file or 'none'}\n")
     rows = [

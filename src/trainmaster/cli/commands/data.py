@@ -17,7 +17,7 @@ from trainmaster.cli.session import connect
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.sdk.data import CheckedData, CheckedSource, DataSample
+    from trainmaster.client.data import CheckedData, CheckedSource, DataSample
 
 CUSTOM = "CUSTOM"
 LINES = ("jsonl", "csv")
@@ -43,7 +43,7 @@ def check(
     Bright text is trained on; what stands in ‹ › is context, which the model reads and is not trained to write.
     """
     from trainmaster.cli.jobfile import load, set_values
-    from trainmaster.sdk.shipping import ship
+    from trainmaster.client.shipping import ship
 
     document, base = load(file)
     document = set_values(document, settings)

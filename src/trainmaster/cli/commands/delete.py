@@ -12,7 +12,7 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of, job_with_files
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Job
+    from trainmaster.client.types import Job
 
 
 def run(

@@ -10,7 +10,7 @@ from trainmaster.cli.output import print_json
 
 def run(as_json: JsonOption = False) -> None:
     """Stop the local server; running jobs go on."""
-    from trainmaster.sdk import local
+    from trainmaster.client import local
 
     stopped = local.stop()
     if as_json:

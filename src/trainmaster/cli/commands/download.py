@@ -13,13 +13,13 @@ from trainmaster.cli.formatting import size
 from trainmaster.cli.options import JobArgument, JsonOption, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
-from trainmaster.sdk.errors import NotFoundError
-from trainmaster.sdk.types import TERMINAL
+from trainmaster.client.errors import NotFoundError
+from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainmaster.sdk import Client
+    from trainmaster.client import Client
 
 NAMED = 5
 """Files that are named when none of them was meant."""

@@ -13,8 +13,8 @@ from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Node
+    from trainmaster.client import Client
+    from trainmaster.client.types import Node
 
 LOOK_EVERY_S = 1.0
 

@@ -11,7 +11,7 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.cli.options import JobsArgument, JsonOption, LabelOption
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
+    from trainmaster.client import Client
 
 
 def run(

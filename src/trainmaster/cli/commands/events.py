@@ -12,8 +12,8 @@ from trainmaster.cli.output import draw, print_json, print_json_line, table
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Event
+    from trainmaster.client import Client
+    from trainmaster.client.types import Event
 
 PAGE = 500
 

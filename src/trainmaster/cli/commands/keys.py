@@ -15,7 +15,7 @@ from trainmaster.cli.session import connect
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.sdk.admin import Key
+    from trainmaster.client.admin import Key
 
 app = typer.Typer(
     help="API keys: list, make, revoke.",

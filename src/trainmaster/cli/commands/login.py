@@ -14,7 +14,7 @@ from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.admin import Key
+    from trainmaster.client.admin import Key
 
 
 def run(
@@ -32,8 +32,8 @@ def run(
     key are saved in login.json in TRAINMASTER_HOME (~/.trainmaster), readable by you alone. TRAINMASTER_URL and
     TRAINMASTER_API_KEY win over them; `trainmaster logout` removes them.
     """
-    from trainmaster.sdk import Client, login
-    from trainmaster.sdk.finding import KEY_VARIABLE, URL_VARIABLE, configured_url
+    from trainmaster.client import Client, login
+    from trainmaster.client.finding import KEY_VARIABLE, URL_VARIABLE, configured_url
 
     if url is None:
         if ca is not None:
@@ -56,8 +56,8 @@ def run(
 
 
 def _show_current(*, as_json: bool) -> None:
-    from trainmaster.sdk import Client, local
-    from trainmaster.sdk.finding import URL_VARIABLE, configured_url
+    from trainmaster.client import Client, local
+    from trainmaster.client.finding import URL_VARIABLE, configured_url
 
     url = configured_url()
     if url is None and local.running() is None:

@@ -10,7 +10,7 @@ from trainmaster.cli.output import print_json
 
 def run(as_json: JsonOption = False) -> None:
     """Forget the server and the key that `trainmaster login` saved. The key itself stays valid."""
-    from trainmaster.sdk import login
+    from trainmaster.client import login
 
     there = login.path().exists()
     login.remove()

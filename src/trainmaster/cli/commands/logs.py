@@ -11,10 +11,10 @@ from trainmaster.cli.exits import ExitCode, say
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect
-from trainmaster.sdk.types import TERMINAL
+from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Job
+    from trainmaster.client.types import Job
 
 LONGEST_TAIL = 10_000
 

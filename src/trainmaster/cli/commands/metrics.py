@@ -17,7 +17,7 @@ from trainmaster.cli.session import connect
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trainmaster.sdk.types import Metrics, MetricsReport, Series
+    from trainmaster.client.types import Metrics, MetricsReport, Series
 
 PLOTTED = 6
 """Of more series than this only the first are drawn; the table has all."""

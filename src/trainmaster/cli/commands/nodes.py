@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.cluster import NodeEvent
-    from trainmaster.sdk.types import Amount, Node
+    from trainmaster.client import Client
+    from trainmaster.client.cluster import NodeEvent
+    from trainmaster.client.types import Amount, Node
 
 EVENTS = 10
 SPARE = ("LABELS", "BACKEND", "DISK", "MEMORY", "JOBS", "CORES")

@@ -17,13 +17,13 @@ from trainmaster.cli.options import JsonOption, LabelOption
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
 from trainmaster.cli.progress import brief
 from trainmaster.cli.session import connect
-from trainmaster.sdk.errors import NotFoundError
+from trainmaster.client.errors import NotFoundError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import JobSummary, Tombstone
+    from trainmaster.client import Client
+    from trainmaster.client.types import JobSummary, Tombstone
 
 NOT_ENDED = (
     "PENDING",
@@ -87,8 +87,8 @@ def run(
 
 def _nothing_to_list(statuses: list[str]) -> bool:
     """Whether the list is known to be empty without a server, which then is not started."""
-    from trainmaster.sdk import local
-    from trainmaster.sdk.finding import configured_url
+    from trainmaster.client import local
+    from trainmaster.client.finding import configured_url
 
     if configured_url() is not None:
         return False

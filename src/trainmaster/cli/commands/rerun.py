@@ -8,8 +8,8 @@ from trainmaster.cli.each import for_each
 from trainmaster.cli.options import JobsArgument, JsonOption
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job
 
 
 def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:

@@ -10,8 +10,8 @@ from trainmaster.cli.each import for_each, from_checkpoint
 from trainmaster.cli.options import JobsArgument, JsonOption, SetOption
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job
 
 RESOURCES = "resource_config."
 

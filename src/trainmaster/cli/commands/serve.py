@@ -69,8 +69,8 @@ def run(
 
     Every setting can also come from a file or a variable; `trainmaster config` shows them all.
     """
-    from trainmaster.configuration.problems import SettingsError
-    from trainmaster.configuration.resolving import forget_variables, resolve
+    from trainmaster.server.settings.problems import SettingsError
+    from trainmaster.server.settings.resolving import forget_variables, resolve
 
     flags = {
         "data_dir": data_dir,
@@ -100,7 +100,7 @@ def run(
         problems = [f"  {problem}" for problem in error.problems]
         raise UsageError("\n".join(["the server does not start with these settings:", *problems])) from error
     forget_variables()
-    import trainmaster.server as server
+    import trainmaster.server.process as server
 
     try:
         server.serve(resolved.settings, resolved.declared, file=resolved.file, kept=not free_port)

@@ -14,7 +14,7 @@ from trainmaster.cli.output import draw, facts, print_json, status_text, table
 from trainmaster.cli.progress import PREPARED_PERCENT, brief
 from trainmaster.cli.session import connect
 from trainmaster.cli.summary import failure_lines
-from trainmaster.sdk.training_files import TRAINER
+from trainmaster.client.training_files import TRAINER
 
 JOB_CLASS = "job_class"
 MOST_CHECKPOINTS = 1000
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Attempt, Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Attempt, Job
 
 
 def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:

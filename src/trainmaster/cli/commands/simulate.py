@@ -14,8 +14,8 @@ from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trainmaster.core.resources import Node, Queue
-    from trainmaster.scheduling.traces import Trace
+    from trainmaster.server.core.resources import Node, Queue
+    from trainmaster.server.scheduling.traces import Trace
 
 SYNTHETIC = "synthetic"
 KUEUE = ("kueue-baseline", "kueue-large")
@@ -72,10 +72,10 @@ def run(
         return
 
     from trainmaster.cli.simulating import draw_figures, progress_of
-    from trainmaster.scheduling.auditing import BrokenPromiseError
-    from trainmaster.scheduling.simulation import simulate
-    from trainmaster.scheduling.traces import uniform_nodes
-    from trainmaster.scheduling.virtual_time import Rules
+    from trainmaster.server.scheduling.auditing import BrokenPromiseError
+    from trainmaster.server.scheduling.simulation import simulate
+    from trainmaster.server.scheduling.traces import uniform_nodes
+    from trainmaster.server.scheduling.virtual_time import Rules
 
     cluster = uniform_nodes(nodes or 16, gpus=8 if gpus is None else gpus, gpu_type=gpu_type, cpu_cores=cores)
     asked = _trace(trace, cluster, [_queue(text) for text in queue], jobs, seed, load)
@@ -95,9 +95,9 @@ def run(
 
 
 def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None, seed: int, load: float) -> Trace:
-    from trainmaster.scheduling import kueue
-    from trainmaster.scheduling.synthetic import synthetic
-    from trainmaster.scheduling.traces import Trace, TraceError, from_lines
+    from trainmaster.server.scheduling import kueue
+    from trainmaster.server.scheduling.synthetic import synthetic
+    from trainmaster.server.scheduling.traces import Trace, TraceError, from_lines
 
     if name == SYNTHETIC:
         return synthetic(jobs=jobs or 1000, seed=seed, nodes=cluster, queues=queues, load=load)
@@ -124,7 +124,7 @@ def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None
 def _yaml(text: str) -> object:
     import yaml
 
-    from trainmaster.scheduling.traces import TraceError
+    from trainmaster.server.scheduling.traces import TraceError
 
     try:
         return yaml.safe_load(text)
@@ -133,7 +133,7 @@ def _yaml(text: str) -> object:
 
 
 def _queue(text: str) -> Queue:
-    from trainmaster.core.resources import Queue
+    from trainmaster.server.core.resources import Queue
 
     name, _, rest = text.partition("=")
     weight, _, quota = rest.partition(":")

@@ -13,8 +13,8 @@ from trainmaster.cli.output import print_json, print_json_line
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from trainmaster.sdk import Client
-    from trainmaster.sdk.types import Job, Submitted
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job, Submitted
 
 PENDING = "PENDING"
 QUEUED = "QUEUED"
@@ -46,8 +46,8 @@ def run(
     takes the values of its secrets from the old job.
     """
     from trainmaster.cli.jobfile import changed, load
-    from trainmaster.sdk.cloning import is_job, request_of
-    from trainmaster.sdk.shipping import submit
+    from trainmaster.client.cloning import is_job, request_of
+    from trainmaster.client.shipping import submit
 
     document, base = load(file)
     earlier = document["job_id"] if is_job(document) else None

@@ -30,7 +30,7 @@ def run(
     The options are for this start. What shall hold whenever it is started belongs into its settings file.
     """
     from trainmaster.cli.jobfile import pairs
-    from trainmaster.sdk import local
+    from trainmaster.client import local
 
     aliases = {name: Path(directory).absolute() for name, directory in pairs(model_alias, "--model-alias").items()}
     named = ",".join(f"{name}={directory}" for name, directory in aliases.items())

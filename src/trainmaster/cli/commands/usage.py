@@ -17,7 +17,7 @@ from trainmaster.cli.session import connect
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.sdk.types import UsageRow
+    from trainmaster.client.types import UsageRow
 
 _AGE = re.compile(r"(\d{1,6})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -16,7 +16,7 @@ from trainmaster.cli.session import connect
 from trainmaster.cli.summary import failure_lines
 
 if TYPE_CHECKING:
-    from trainmaster.sdk.types import Blocker, Job, Pending
+    from trainmaster.client.types import Blocker, Job, Pending
 
 BLOCKERS = 5
 

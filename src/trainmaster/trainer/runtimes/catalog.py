@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainmaster.sdk import Client
+from trainmaster.client import Client
 from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.runtimes.definition import TrainingRuntime, runtime_of
 from trainmaster.trainer.runtimes.reading import Found, Problem, built_in, read_files, read_into

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainmaster.client import Client, NotFoundError, SdkError
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
-from trainmaster.sdk import Client, NotFoundError, SdkError
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
 

@@ -1,0 +1,62 @@
+"""The Python client of a Trainmaster server. Talks HTTP, and imports nothing of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainmaster.client.errors import (
+    ApiError,
+    ConflictError,
+    FieldProblem,
+    ForbiddenError,
+    InvalidError,
+    LocalServerError,
+    NotFoundError,
+    RateLimitedError,
+    RefusedError,
+    SdkError,
+    ShippingError,
+    SignatureError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreachableError,
+    UntrustedError,
+)
+
+if TYPE_CHECKING:
+    from trainmaster.client.client import Client
+    from trainmaster.client.webhooks import verify_webhook
+
+__all__ = [
+    "ApiError",
+    "Client",
+    "ConflictError",
+    "FieldProblem",
+    "ForbiddenError",
+    "InvalidError",
+    "LocalServerError",
+    "NotFoundError",
+    "RateLimitedError",
+    "RefusedError",
+    "SdkError",
+    "ShippingError",
+    "SignatureError",
+    "UnauthorizedError",
+    "UnavailableError",
+    "UnreachableError",
+    "UntrustedError",
+    "verify_webhook",
+]
+
+
+def __getattr__(name: str) -> object:
+    # The client brings an HTTP library with it, which whoever only wants the errors need not wait for.
+    if name == "Client":
+        from trainmaster.client.client import Client
+
+        return Client
+    if name == "verify_webhook":
+        from trainmaster.client.webhooks import verify_webhook
+
+        return verify_webhook
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,309 @@
+"""One server over HTTP: envelopes opened, errors raised, what may be sent again sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any, TypedDict, Unpack
+from urllib.parse import urlsplit
+
+import httpx
+
+from trainmaster import __version__
+from trainmaster.client.errors import (
+    ApiError,
+    RateLimitedError,
+    SdkError,
+    UnavailableError,
+    UnreachableError,
+    UntrustedError,
+    error_from_answer,
+)
+from trainmaster.protocol.environment import CA
+
+RETRY_DELAYS_S = (0.1, 0.3, 0.9, 2.0)
+"""Long enough for a server that restarts, short enough for a person who mistyped its address."""
+LONGEST_RETRY_AFTER_S = 10.0
+STREAM_SILENCE_S = 30.0
+"""A stream beats every ten seconds: after this long without a byte the connection is dead."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+"""Methods that have the same effect when they are sent twice."""
+
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+Params = Mapping[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """What a request may have beside its method and path."""
+
+    params: Params | None
+    json: object
+    body: Callable[[], IO[bytes]] | None
+    """Opens the body, for each time that the request is sent."""
+    headers: Mapping[str, str] | None
+    patience_s: float | None
+    """How long the answer may take; None: as long as usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server is, and the key to it."""
+
+    url: str
+    api_key: str = field(repr=False)
+    ca: str | None = None
+    """A file with the certificates of the authorities that vouch for it; None means the system's."""
+
+
+class Stream:
+    """The bytes of a stream, as they come."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.chunks = response.iter_bytes()
+        network = response.extensions.get("network_stream")
+        self._socket: socket.socket | None = network.get_extra_info("socket") if network else None
+
+    def cut(self) -> None:
+        """Break the connection off, also under a thread that waits for more."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Connection:
+    """Requests to one server. May be used from several threads."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        look_again: Callable[[], Address | None] | None = None,
+        transport: httpx.BaseTransport | None = None,
+        timeout: float = 30.0,
+        verify: bool | None = None,
+    ) -> None:
+        """`look_again` finds the server after a restart, which may have given it another port.
+
+        `verify` overrules whether its certificate is checked.
+        """
+        _check(address)
+        self._address = address
+        self._look_again = look_again
+        self._http = httpx.Client(
+            timeout=timeout,
+            transport=transport,
+            headers={"User-Agent": f"trainmaster/{__version__}"},
+            # A proxy of the environment has no way to this machine's own loopback.
+            trust_env=urlsplit(address.url).hostname not in LOOPBACK,
+            # Reading the system's certificates takes longer than most requests.
+            verify=_trusted(address) if verify is None else verify,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._address.url
+
+    @property
+    def api_key(self) -> str:
+        """What the server knows the caller by."""
+        return self._address.api_key
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def call(self, method: str, path: str, **options: Unpack[Options]) -> Any:
+        """Send a request as `answer` does; returns the `data` of the answer."""
+        response = self.answer(method, path, **options)
+        return None if method == "HEAD" else _data(response)
+
+    def answer(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
+        """Send a request; returns the answer.
+
+        It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
+        connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
+        Idempotency-Key for it.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer.
+            UntrustedError: whatever answered cannot be trusted.
+        """
+        repeatable = method in IDEMPOTENT or "Idempotency-Key" in (options.get("headers") or {})
+        for delay in (*RETRY_DELAYS_S, None):
+            try:
+                return self._answer_once(method, path, options)
+            except (UnreachableError, UnavailableError, RateLimitedError) as error:
+                if delay is None or not _may_pass(error, repeatable):
+                    raise
+                time.sleep(_delay(delay, error))
+            self.find_again()
+        raise AssertionError("the last try returns or raises")
+
+    def send(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
+        """Send a request once; returns whatever the answer is.
+
+        Raises:
+            UnreachableError: there was none.
+            UntrustedError: whatever answered cannot be trusted.
+        """
+        usual, body, patience_s = self._http.timeout, options.get("body"), options.get("patience_s")
+        with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
+            return self._http.request(
+                method,
+                self._url(path),
+                params=options.get("params"),
+                json=options.get("json"),
+                content=content,
+                headers=self._with_key(options.get("headers") or {}),
+                timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
+            )
+
+    @contextlib.contextmanager
+    def stream(self, path: str, *, params: Params, headers: Mapping[str, str]) -> Iterator[Stream]:
+        """A stream of events, as it comes.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer, or the connection broke.
+        """
+        timeout = httpx.Timeout(self._http.timeout.connect, read=STREAM_SILENCE_S)
+        headers = {"Accept": "text/event-stream", **headers}
+        with (
+            self._as_unreachable(),
+            self._http.stream(
+                "GET", self._url(path), params=params, headers=self._with_key(headers), timeout=timeout
+            ) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise _error_of(response)
+            yield Stream(response)
+
+    @contextlib.contextmanager
+    def fetch(self, path: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """A file, or a part of one, whose bytes are yet to come; the caller's headers say which.
+
+        Raises:
+            ApiError: the server said no.
+            UnreachableError: it did not answer, or the connection broke.
+        """
+        with (
+            self._as_unreachable(),
+            self._http.stream("GET", self._url(path), headers=self._with_key(headers)) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                raise _error_of(response)
+            yield response
+
+    def find_again(self) -> None:
+        """Look whether the server is somewhere else by now."""
+        found = self._look_again() if self._look_again else None
+        if found is not None:
+            self._address = found
+
+    def _answer_once(self, method: str, path: str, options: Options) -> httpx.Response:
+        response = self.send(method, path, **options)
+        if not response.is_success:
+            raise _error_of(response)
+        return response
+
+    def _url(self, path: str) -> str:
+        return self._address.url.rstrip("/") + path
+
+    def _with_key(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._address.api_key}", **headers} if self._address.api_key else {**headers}
+
+    @contextlib.contextmanager
+    def _as_unreachable(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise UnreachableError(f"the server at {self.url} does not answer in time") from error
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            if _UNTRUSTED in str(error):
+                raise UntrustedError(
+                    f"the certificate of {self.url} cannot be trusted ({error}); "
+                    f"if it should be, name a file with that of its authority in {CA}"
+                ) from error
+            raise UnreachableError(f"no server answers at {self.url} ({error})") from error
+
+
+def _check(address: Address) -> None:
+    """See that requests can be made of an address.
+
+    Raises:
+        UnreachableError: its URL is none.
+        SdkError: its key is nothing that a request can hold.
+    """
+    try:
+        parts = urlsplit(address.url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UnreachableError(f"{address.url!r} is no URL of a server, such as http://127.0.0.1:7070")
+    if not (address.api_key.isascii() and address.api_key.isprintable()) or " " in address.api_key:
+        raise SdkError("the API key has characters that no key has, such as a space or a line break; copy it again")
+
+
+def _trusted(address: Address) -> ssl.SSLContext | bool:
+    if address.url.startswith("http://"):
+        return False
+    try:
+        return ssl.create_default_context(cafile=address.ca) if address.ca else True
+    except OSError as error:
+        raise SdkError(f"the certificates in {address.ca} cannot be used: {error}") from error
+
+
+def _may_pass(error: SdkError, repeatable: bool) -> bool:
+    """Whether it makes sense to send a request again, and does no harm."""
+    if isinstance(error, UnavailableError | RateLimitedError) or isinstance(error.__cause__, httpx.ConnectError):
+        return True
+    return repeatable and isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError)
+
+
+def _delay(planned: float, error: SdkError) -> float:
+    asked = error.retry_after_s if isinstance(error, ApiError) else None
+    return planned if asked is None else min(max(planned, asked), LONGEST_RETRY_AFTER_S)
+
+
+def _error_of(response: httpx.Response) -> SdkError:
+    document = _document(response)
+    # A HEAD has no body, and a proxy in front of a server that is down answers for itself.
+    if isinstance(document.get("error"), Mapping) or response.request.method == "HEAD" or response.is_server_error:
+        return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
+    return _foreign(response)
+
+
+def _data(response: httpx.Response) -> Any:
+    document = _document(response)
+    if "data" not in document:
+        raise _foreign(response)
+    return document["data"]
+
+
+def _document(response: httpx.Response) -> Mapping[str, Any]:
+    """The JSON object that an answer holds; empty where it holds none."""
+    try:
+        document = response.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, Mapping) else {}
+
+
+def _foreign(response: httpx.Response) -> UnreachableError:
+    url = str(response.url.copy_with(path="/", query=None)).rstrip("/")
+    answered = f"{response.status_code} {response.reason_phrase}".strip()
+    target = response.headers.get("Location")
+    redirect = f", a redirect to {target}" if response.is_redirect and target else ""
+    return UnreachableError(f"what answers at {url} is not a Trainmaster server (it answered {answered}{redirect})")

@@ -1,0 +1,113 @@
+"""The files of a directory that go along with a job: what git would keep, wherever the directory lies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainmaster.client.ignoring import Ignoring
+
+LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
+"""Directories that nobody means when they ship the one around them."""
+_IGNORING = ".gitignore"
+
+Rules = tuple[tuple[Path, Ignoring], ...]
+"""What the ignore files of some directories say, from the outermost to the innermost, whose word counts."""
+
+
+def kept_files(directory: Path) -> list[str]:
+    """The files to ship, relative to the directory, sorted.
+
+    In a work tree of git: what is tracked, and what is neither tracked nor ignored. Elsewhere, or without git, all that
+    no `.gitignore` names, but caches and environments. A directory that is itself ignored was named on purpose: only
+    what the ignore files in it say counts then.
+
+    Raises:
+        ValueError: an ignore file is there and cannot be read.
+    """
+    kept = _of_git(directory)
+    return sorted(_of_disk(directory) if kept is None else kept)
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """All files, but for caches."""
+    for parent, directories, names in os.walk(directory):
+        directories[:] = sorted(set(directories) - LEFT_OUT)
+        yield from (path for name in sorted(names) if _to_ship(path := Path(parent, name)))
+
+
+def _to_ship(path: Path) -> bool:
+    # A link that leads nowhere is an error later; a socket or a pipe is nothing to ship.
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _of_git(directory: Path) -> list[str] | None:
+    """None where git has no say."""
+    listed = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is None or listed.returncode != 0:
+        return None
+    if not listed.stdout:
+        ignored = _git(directory, "check-ignore", "-q", ".")
+        return None if ignored is not None and ignored.returncode == 0 else []
+    names = {os.fsdecode(name) for name in listed.stdout.split(b"\0") if name}
+    # What was deleted and is still tracked is not there; a submodule is a directory.
+    return [name for name in names if _to_ship(directory / name)]
+
+
+def _git(directory: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        return subprocess.run(["git", "-C", str(directory), *words], capture_output=True, check=False, env=environment)
+    except OSError:
+        return None
+
+
+def _of_disk(directory: Path) -> Iterator[str]:
+    top = Path(os.path.abspath(directory))
+    above = _rules_above(top)
+    rules: dict[Path, Rules] = {top.parent: () if _ignored(top, above, is_directory=True) else above}
+    for place, directories, names in os.walk(top):
+        parent = Path(place)
+        said = rules[parent] = rules[parent.parent] + _rules_of(parent, parent / _IGNORING)
+        directories[:] = [
+            name
+            for name in directories
+            if name not in LEFT_OUT
+            and not (parent / name / "pyvenv.cfg").exists()
+            and not _ignored(parent / name, said, is_directory=True)
+        ]
+        for path in (parent / name for name in names):
+            if _to_ship(path) and not _ignored(path, said, is_directory=False):
+                yield path.relative_to(top).as_posix()
+
+
+def _rules_above(top: Path) -> Rules:
+    """Those of the work tree around a directory, where git itself cannot be asked."""
+    root = next((parent for parent in top.parents if (parent / ".git").exists()), None)
+    if root is None or (top / ".git").exists():
+        root = top
+    between = [parent for parent in reversed(top.parents) if parent.is_relative_to(root)]
+    found = _rules_of(root, root / ".git" / "info" / "exclude")
+    for parent in between:
+        found += _rules_of(parent, parent / _IGNORING)
+    return found
+
+
+def _rules_of(base: Path, file: Path) -> Rules:
+    try:
+        lines = file.read_text("utf-8-sig", errors="surrogateescape").split("\n")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ()
+    except OSError as error:
+        raise ValueError(f"cannot read {file}, which says what not to send: {error.strerror}") from error
+    return ((base, Ignoring(lines)),)
+
+
+def _ignored(path: Path, rules: Rules, *, is_directory: bool) -> bool:
+    for base, said in reversed(rules):
+        verdict = said.verdict(path.relative_to(base).as_posix(), is_directory=is_directory)
+        if verdict is not None:
+            return verdict
+    return False

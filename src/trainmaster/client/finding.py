@@ -1,0 +1,56 @@
+"""Which server is meant: the one that arguments, variables or a login name, in this order, else the local one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from trainmaster.client import local, login
+from trainmaster.client.connection import Address
+from trainmaster.protocol.environment import CA
+
+URL_VARIABLE = "TRAINMASTER_URL"
+KEY_VARIABLE = "TRAINMASTER_API_KEY"
+
+LookAgain = Callable[[], Address | None]
+"""Finds the server once more; a local one may have another port after a restart."""
+
+
+def configured_url() -> str | None:
+    """The URL of the server that a variable or a login names; None means the local server."""
+    saved = login.load()
+    return os.environ.get(URL_VARIABLE) or (saved.url if saved else None)
+
+
+def find_server(
+    url: str | None = None, api_key: str | None = None, *, ca: str | Path | None = None
+) -> tuple[Address, LookAgain | None]:
+    """The server that is meant, and how to find it again if it can move. The local one is started when none runs.
+
+    Raises:
+        LocalServerError: the local server is meant, and cannot be used.
+    """
+    trusted = str(ca) if ca else os.environ.get(CA) or None
+    key = api_key or os.environ.get(KEY_VARIABLE)
+    url = url or configured_url()
+    if url:
+        saved = login.load()
+        if saved is not None and saved.url == url.rstrip("/"):
+            return Address(url=url, api_key=key or saved.api_key, ca=trusted or saved.ca), None
+        return Address(url=url, api_key=key or _local_key(url), ca=trusted), None
+
+    def address_of(server: local.LocalServer) -> Address:
+        return Address(url=server.url, api_key=key or server.api_key, ca=trusted)
+
+    def look_again() -> Address | None:
+        server = local.find()
+        return address_of(server) if server else None
+
+    return address_of(local.start()), look_again
+
+
+def _local_key(url: str) -> str:
+    """The key of the local server, when that is what a url without a key names."""
+    server = local.running()
+    return server.api_key if server is not None and server.url == url.rstrip("/") else ""

@@ -1,0 +1,27 @@
+"""Trainer jobs by the names of Fireworks' training SDK: its classes, methods and defaults, on a Trainmaster server."""
+
+from __future__ import annotations
+
+from trainmaster.client.fireworks.config import TrainerJobConfig
+from trainmaster.client.fireworks.errors import (
+    ResumeRefusedError,
+    TrainerStoppedError,
+    TrainerTimeoutError,
+    TrainingAPIError,
+)
+from trainmaster.client.fireworks.platform import FireworksClient
+from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerServiceEndpoint, TrainingShapeProfile
+from trainmaster.client.fireworks.trainer_jobs import TrainerJobManager
+
+__all__ = [
+    "CreatedTrainerJob",
+    "FireworksClient",
+    "ResumeRefusedError",
+    "TrainerJobConfig",
+    "TrainerJobManager",
+    "TrainerServiceEndpoint",
+    "TrainerStoppedError",
+    "TrainerTimeoutError",
+    "TrainingAPIError",
+    "TrainingShapeProfile",
+]

@@ -1,0 +1,248 @@
+"""`FireworksClient`: what needs no running trainer. Shapes, checkpoints, promotion."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import httpx
+
+from trainmaster.client.connection import Connection
+from trainmaster.client.errors import SdkError, UnreachableError
+from trainmaster.client.finding import find_server
+from trainmaster.client.fireworks.config import SHAPE_NAME
+from trainmaster.client.fireworks.errors import TrainerTimeoutError, TrainingAPIError
+from trainmaster.client.fireworks.records import TrainingShapeProfile
+
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses of a server that may answer soon."""
+RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Half a minute: long enough for a server that restarts. Every request here may be repeated."""
+REQUEST_TIMEOUT_S = 60.0
+PROMOTION_POLL_S = 2.0
+PROMOTION_TIMEOUT_S = 7200.0
+"""A large model may have to be copied to other disks."""
+
+CHECKPOINT_NAME = re.compile(r"accounts/([^/]+)/rlorTrainerJobs/([^/]+)/checkpoints/([^/]+)")
+MODEL_ID = re.compile(r"[a-z0-9-]{1,63}")
+
+
+class Clock(Protocol):
+    """What waiting needs of time. The module `time` has it."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let them pass."""
+        ...
+
+
+class FireworksClient:
+    """A Trainmaster server, by the names of Fireworks' client.
+
+    Without arguments it is the server that `trainmaster.client.Client` uses: the one that TRAINMASTER_URL and
+    TRAINMASTER_API_KEY or `trainmaster login` name, else the local one, which is started when it does not run.
+    Methods raise `TrainingAPIError` when the server says no, and `UnreachableError` when it does not answer for half a
+    minute.
+    """
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        additional_headers: Mapping[str, str] | None = None,
+        verify_ssl: bool | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        clock: Clock = time,
+    ) -> None:
+        address, look_again = find_server(base_url, api_key)
+        self._connection = Connection(
+            address, look_again=look_again, transport=transport, timeout=REQUEST_TIMEOUT_S, verify=verify_ssl
+        )
+        self._headers = dict(additional_headers or {})
+        self._clock = clock
+        self._account_id: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connection.close()
+
+    @property
+    def base_url(self) -> str:
+        """Where the server is."""
+        return self._connection.url.rstrip("/")
+
+    @property
+    def api_key(self) -> str:
+        """The key to it, which a training client needs too."""
+        return self._connection.api_key
+
+    @property
+    def account_id(self) -> str:
+        """The account that the key belongs to.
+
+        Raises:
+            ValueError: it belongs to none, or to several.
+        """
+        if self._account_id is None:
+            accounts = self._document("accounts cannot be listed", "GET", "/v1/accounts", params={"pageSize": 2})
+            names = [str(account["name"]).removeprefix("accounts/") for account in accounts.get("accounts") or ()]
+            if len(names) != 1:
+                raise ValueError(f"the API key must belong to one account, and belongs to {', '.join(names) or 'none'}")
+            self._account_id = names[0]
+        return self._account_id
+
+    def resolve_training_profile(self, shape_id: str) -> TrainingShapeProfile:
+        """What a training shape stands for; without a version in its name, in the latest one that is valid.
+
+        Args:
+            shape_id: accounts/ACCOUNT/trainingShapes/SHAPE[/versions/VERSION]; SHAPE alone is one of the own account.
+
+        Raises:
+            ValueError: it is no name of a shape.
+            TrainingAPIError: there is no such shape, or it has no valid version.
+        """
+        name = shape_id if "/" in shape_id else f"accounts/{self.account_id}/trainingShapes/{shape_id}"
+        if not SHAPE_NAME.fullmatch(name):
+            raise ValueError(f"{shape_id!r} is not accounts/ACCOUNT/trainingShapes/SHAPE[/versions/VERSION]")
+        problem = f"training shape {name} cannot be resolved"
+        if "/versions/" in name:
+            return TrainingShapeProfile.from_version(self._document(problem, "GET", f"/v1/{name}"))
+        params = {"filter": "latest_validated=true", "pageSize": 1}
+        response = self._call("GET", f"/v1/{name}/versions", params=params)
+        versions = opened(problem, response).get("trainingShapeVersions") or ()
+        if not versions:
+            raise TrainingAPIError(f"{problem}; it has no valid version", response)
+        return TrainingShapeProfile.from_version(versions[0])
+
+    def list_checkpoints(self, job_id: str, *, page_size: int = 200) -> list[dict[str, Any]]:
+        """Every checkpoint of a trainer job, the oldest first; also of one that stopped or was deleted.
+
+        Those that are `promotable` can become models.
+        """
+        path = f"/v1/accounts/{self.account_id}/rlorTrainerJobs/{job_id}/checkpoints"
+        return self._listed(f"checkpoints of {job_id} cannot be listed", path, "checkpoints", page_size)
+
+    def list_models(self, *, page_size: int = 200) -> list[dict[str, Any]]:
+        """Every model of the account, by name: what was promoted, and base models that its operator named so."""
+        return self._listed("models cannot be listed", f"/v1/accounts/{self.account_id}/models", "models", page_size)
+
+    def promote_checkpoint(self, *, name: str, output_model_id: str, base_model: str) -> dict[str, Any]:
+        """Make a model of a sampler checkpoint; returns the model. Its trainer job need not run, nor be there any more.
+
+        Args:
+            name: accounts/ACCOUNT/rlorTrainerJobs/JOB/checkpoints/CHECKPOINT, as `list_checkpoints` tells it.
+            output_model_id: what to call the model: at most 63 lower-case letters, digits and hyphens.
+            base_model: what it was trained from.
+
+        Raises:
+            ValueError: an argument is not what it should be.
+            TrainerTimeoutError: it takes more than two hours.
+        """
+        named = CHECKPOINT_NAME.fullmatch(name)
+        if named is None:
+            raise ValueError(f"{name!r} is not accounts/ACCOUNT/rlorTrainerJobs/JOB/checkpoints/CHECKPOINT")
+        if not MODEL_ID.fullmatch(output_model_id):
+            raise ValueError(
+                f"output_model_id {output_model_id!r} must be 1 to 63 lower-case letters, digits and hyphens"
+            )
+        if not base_model:
+            raise ValueError("base_model is required")
+        account, job, checkpoint = named.groups()
+        body = {
+            "output_model": f"accounts/{account}/models/{output_model_id}",
+            "trainer_job_id": f"accounts/{account}/rlorTrainerJobs/{job}",
+            "base_model": base_model,
+            "async_promotion": True,
+        }
+        problem = f"checkpoint {checkpoint} cannot be promoted"
+        answer = self._document(problem, "POST", f"/v1/accounts/{account}/checkpoints/{checkpoint}:promote", json=body)
+        model = answer.get("model")
+        if answer.get("operation"):
+            model = self._finished(problem, answer["operation"]).get("response") or model
+        if not model:
+            raise SdkError(f"{problem}: the server says that it is done, and names no model")
+        return {field: value for field, value in model.items() if field != "@type"}
+
+    def _listed(self, problem: str, path: str, member: str, page_size: int) -> list[dict[str, Any]]:
+        """A whole list, page by page."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {"pageSize": page_size}
+        while True:
+            page = self._document(problem, "GET", path, params=params)
+            found += page.get(member) or ()
+            if not page.get("nextPageToken"):
+                return found
+            params["pageToken"] = page["nextPageToken"]
+
+    def _finished(self, problem: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+        deadline = self._clock.monotonic() + PROMOTION_TIMEOUT_S
+        while operation.get("error") or not operation.get("done"):
+            if self._clock.monotonic() >= deadline:
+                raise TrainerTimeoutError(f"{problem}: {operation['name']} goes on after {PROMOTION_TIMEOUT_S:g} s")
+            self._clock.sleep(PROMOTION_POLL_S)
+            response = self._call("GET", f"/v1/{operation['name']}")
+            operation = opened(problem, response)
+            if operation.get("error"):
+                raise TrainingAPIError(problem, response)
+        return operation
+
+    def _document(
+        self, problem: str, method: str, path: str, *, params: Mapping[str, Any] | None = None, json: object = None
+    ) -> dict[str, Any]:
+        return opened(problem, self._call(method, path, params=params, json=json))
+
+    def _call(
+        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, json: object = None
+    ) -> httpx.Response:
+        """An answer, sent for again while there is none, or one that passes."""
+        for delay in RETRY_DELAYS_S:
+            try:
+                response = self._call_once(method, path, params=params, json=json)
+                if response.status_code not in PASSING:
+                    return response
+            except UnreachableError:
+                pass  # the last try says so
+            self._clock.sleep(delay)
+            self._connection.find_again()
+        return self._call_once(method, path, params=params, json=json)
+
+    def _call_once(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: object = None,
+        patience_s: float | None = None,
+    ) -> httpx.Response:
+        return self._connection.send(
+            method, path, params=params, json=json, headers=self._headers, patience_s=patience_s
+        )
+
+
+def opened(problem: str, response: httpx.Response) -> dict[str, Any]:
+    """The document of an answer that must be a success."""
+    if not response.is_success:
+        raise TrainingAPIError(problem, response)
+    try:
+        document = response.json() if response.content else {}
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise TrainingAPIError(f"{problem}; what answers is not a Trainmaster server", response)
+    return document

@@ -1,0 +1,92 @@
+"""A stream of events over as many connections as it takes: nothing is lost or doubled when one breaks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Generic, Self, TypeVar, cast
+
+from trainmaster.client.connection import Connection, Params, Stream
+from trainmaster.client.errors import ApiError, UnavailableError, UnreachableError, error_from_answer
+from trainmaster.client.sse import ServerEvent, parse_events
+
+PATIENCE_S = 60.0
+"""A server may be restarted or moved; after this long without one the follower gives up."""
+RECONNECT_DELAYS_S = (0.0, 0.1, 0.3, 1.0)
+"""The last one repeats."""
+UNAVAILABLE = "UNAVAILABLE"
+"""The code of an error that goes away by itself."""
+
+ItemT = TypeVar("ItemT")
+
+
+class Following(Generic[ItemT]):
+    """What a stream says, item by item, until its end.
+
+    Iterating raises `ApiError` when the server says no and `UnreachableError` when it stays away for too long.
+    """
+
+    def __init__(self, connection: Connection, path: str, params: Params, *, cursor: str | None = None) -> None:
+        self._connection = connection
+        self._path = path
+        self._params = params
+        self._cursor = cursor
+        self._stream: Stream | None = None
+        self._closed = threading.Event()
+        self._items = self._follow()
+        self.notice: str | None = None
+        """What the server said at the end, where it had something to say."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ItemT:
+        return next(self._items)
+
+    @property
+    def cursor(self) -> str | None:
+        """Where the last item was; whoever follows from here goes on after it."""
+        return self._cursor
+
+    def close(self) -> None:
+        """End the iteration; from any thread."""
+        self._closed.set()
+        if self._stream is not None:
+            self._stream.cut()
+
+    def _follow(self) -> Iterator[ItemT]:
+        given_up_at: float | None = None
+        losses = 0
+        while not self._closed.wait(RECONNECT_DELAYS_S[min(losses, len(RECONNECT_DELAYS_S) - 1)]):
+            try:
+                headers = {} if self._cursor is None else {"Last-Event-ID": self._cursor}
+                with self._connection.stream(self._path, params=self._params, headers=headers) as self._stream:
+                    given_up_at = None
+                    for event in self._events(self._stream):
+                        if event.event == "end":
+                            self.notice = json.loads(event.data).get("notice")
+                            return
+                        losses = 0
+                        self._cursor = event.id or self._cursor
+                        yield cast(ItemT, json.loads(event.data))
+            except (UnreachableError, UnavailableError):
+                given_up_at = given_up_at or time.monotonic() + PATIENCE_S
+                if time.monotonic() > given_up_at and not self._closed.is_set():
+                    raise
+            losses += 1
+            self._connection.find_again()
+
+    def _events(self, stream: Stream) -> Iterator[ServerEvent]:
+        for event in parse_events(stream.chunks):
+            if self._closed.is_set():
+                return
+            if event.event == "error":
+                raise _error_of(event)
+            yield event
+
+
+def _error_of(event: ServerEvent) -> ApiError:
+    error = json.loads(event.data)
+    return error_from_answer(503 if error.get("code") == UNAVAILABLE else 500, {"error": error})

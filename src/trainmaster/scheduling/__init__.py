@@ -1,1 +1,0 @@
-"""Pure planning: who runs next, where, and why not yet. Imports `trainmaster.core` only."""

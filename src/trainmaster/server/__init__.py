@@ -1,0 +1,1 @@
+"""The control plane: one program that keeps jobs, decides what runs, and answers clients."""

@@ -1,0 +1,213 @@
+"""Puts the application together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
+from trainmaster.server.doors.fireworks import routes as fireworks
+from trainmaster.server.doors.fireworks.routes.absent import absent
+from trainmaster.server.doors.fireworks.routes.door import FireworksDoor
+from trainmaster.server.doors.tinker import routes as tinker
+from trainmaster.server.doors.tinker.door import TinkerDoor
+from trainmaster.server.http import gateway, openapi
+from trainmaster.server.http.auth import Gate, refuse_unguarded
+from trainmaster.server.http.context import API, GATEWAY, ApiContext
+from trainmaster.server.http.envelope import request_id_of
+from trainmaster.server.http.errors import InternalError, WrongMethodError
+from trainmaster.server.http.follow import Followers
+from trainmaster.server.http.front import Front
+from trainmaster.server.http.requests import ALIAS, PREFIX
+from trainmaster.server.http.routes import (
+    accounts,
+    artifacts,
+    backends,
+    blobs,
+    checkpoints,
+    cluster,
+    controls,
+    data,
+    events,
+    health,
+    jobs,
+    keys,
+    logs,
+    metrics,
+    nodes,
+    prometheus,
+    queues,
+    retention,
+    runtimes,
+    tombstones,
+    usage,
+    webhooks,
+    worker,
+)
+from trainmaster.server.http.routing import Handler, QuickHandler, RawRoute
+from trainmaster.server.http.status import failure_at
+from trainmaster.server.http.submitting import Submissions
+from trainmaster.server.http.summaries import Summaries
+from trainmaster.server.http.trials import Trials
+
+ROOT = (health.router, prometheus.router)
+"""What is at the root, whatever the server's roles."""
+_RESOURCES = (
+    jobs.submitting,
+    jobs.listing,
+    jobs.router,
+    controls.router,
+    logs.router,
+    metrics.router,
+    events.router,
+    nodes.router,
+    queues.router,
+    cluster.router,
+    backends.router,
+    artifacts.router,
+    checkpoints.router,
+    tombstones.router,
+    usage.router,
+    retention.router,
+    blobs.router,
+    data.router,
+    runtimes.router,
+    webhooks.router,
+    worker.router,
+    accounts.router,
+    keys.router,
+)
+
+
+BUILD_ROUTES_AFTER_S = 2.0
+"""The first requests of a client that waits for the start come first."""
+
+
+def routers_of(roles: Collection[str]) -> list[APIRouter]:
+    """The routers of a server with these roles, below either prefix."""
+    return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
+
+
+def at_root(roles: Collection[str]) -> list[APIRouter]:
+    """The routers of a server with these roles that bring their own prefix, or have none."""
+    return [
+        *ROOT,
+        *((tinker.router(), tinker.downloads.router, fireworks.TRAINERS) if GATEWAY in roles else ()),
+        *(fireworks.RESOURCES if API in roles else ()),
+    ]
+
+
+def create_app(context: ApiContext) -> Front:
+    """The application of one server, with the routes of its roles."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False)
+    app.state.context = context
+    app.state.followers = Followers(context.database)
+    app.state.gateway = gateway.Gateway(context)
+    app.state.submissions = Submissions(context)
+    app.state.summaries = Summaries()
+    app.state.trials = Trials(context.subscriptions)
+    app.state.gate = Gate(context)
+    app.state.tinker = TinkerDoor(context, app.state.gate)
+    app.state.fireworks = FireworksDoor(context, app.state.tinker.trainers)
+    for router in at_root(context.roles):
+        refuse_unguarded(router)
+        app.include_router(router)
+    routers = routers_of(context.roles)
+    for router in routers:
+        refuse_unguarded(router)
+        app.include_router(router, prefix=PREFIX)
+    for router in routers:
+        app.include_router(router, prefix=PREFIX + ALIAS, include_in_schema=False)
+    app.add_exception_handler(TrainmasterError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_parameters)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(Exception, _fail)
+    openapi.install(app, context.version)
+    # Routes that are asked for a thousand times a second: there even the router is a cost.
+    shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
+    if API in context.roles:
+        submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
+        for prefix in (PREFIX, PREFIX + ALIAS):
+            shortcuts["POST", f"{prefix}/jobs"] = submit
+            shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
+            shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
+    if GATEWAY in context.roles:
+        shortcuts |= tinker.shortcuts()
+    return Front(
+        app,
+        context,
+        app.state.gate,
+        shortcuts,
+        on_open=(*((app.state.tinker.open,) if GATEWAY in context.roles else ()), lambda: _build_routes_soon(app)),
+        on_close=(app.state.followers.close, app.state.tinker.close),
+    )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TrainmasterError)
+    return _failure(request, error)
+
+
+async def _refuse_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        Problem(field=str(found["loc"][1]) if len(found["loc"]) > 1 else "request", message=_in_words(found["msg"]))
+        for found in error.errors()
+    ]
+    return _failure(request, SpecError(problems))
+
+
+def _in_words(message: str) -> str:
+    """What the framework says of a parameter, as our other messages put it."""
+    return message.removeprefix("Input ").replace("should be", "must be", 1)
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: an address or a method that it does not know."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _failure(request, absent(str(request.scope["path"])))
+    return _failure(request, InternalError())
+
+
+def _build_routes_soon(app: FastAPI) -> None:
+    """Have the routes built in a thread, a moment after the start.
+
+    FastAPI builds the routes of a router when a request first gets as far as that router. One request for an unknown
+    address would build all of them in the event loop, which takes a second or more.
+    """
+    nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": [], "query_string": b""}
+
+    def build() -> None:
+        for route in app.routes:
+            route.matches(dict(nowhere))
+
+    begin = threading.Thread(target=build, name="routes", daemon=True).start
+    asyncio.get_running_loop().call_later(BUILD_ROUTES_AFTER_S, begin)
+
+
+def _methods(request: Request) -> list[str]:
+    """What an address does take; several routes may share it."""
+    return [
+        method
+        for method in gateway.METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+
+
+async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged where it is caught
+    """Our own mistakes: the envelope says no more than that it was one."""
+    return _failure(request, InternalError())
+
+
+def _failure(request: Request, error: TrainmasterError, headers: Mapping[str, str] | None = None) -> Response:
+    return failure_at(str(request.scope["path"]), error, request_id_of(request), headers)

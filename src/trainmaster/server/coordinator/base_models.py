@@ -1,0 +1,240 @@
+"""The base models that trainer services can be asked for: names that the operator gave to directories, and what
+accounts promoted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.errors import EngineError
+from trainmaster.protocol.account_files import open_below, open_real
+from trainmaster.server.core.errors import Problem, RefusedError
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.server.settings.settings import NamedPath
+
+CONFIG = "config.json"
+"""What makes a directory the one of a transformers checkpoint."""
+ADAPTER_CONFIG = "adapter_config.json"
+PROMOTED = "models"
+"""Below the artifacts' root: what was promoted, by account."""
+MAX_CONFIG_BYTES = 4 << 20
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NAME = re.compile(r"accounts/([^/]+)/models/([a-z0-9-]{1,63})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    """A directory with a transformers checkpoint, and what it is called."""
+
+    name: str
+    path: Path
+    aliases: tuple[str, ...] = ()
+    """Its other names."""
+    within: tuple[Path, ...] = (Path("/"),)
+    """Below one of which its files have to lie: an account that can write there may put links in their place."""
+
+    def config(self) -> Mapping[str, Any]:
+        """What its `config.json` says; nothing where it cannot be read."""
+        return _json_of(self._open(CONFIG))
+
+    def has(self, name: str) -> bool:
+        """Whether it has a file of this name."""
+        descriptor = self._open(name)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
+
+    def _open(self, name: str) -> int | None:
+        try:
+            return open_real(self.path / name, self.within)
+        except FileNotFoundError:
+            return None
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence that it was made for; None where it does not say."""
+        config = self.config()
+        try:
+            return ModelConfig.of(config, self.path / CONFIG).max_positions
+        except EngineError:  # no trainer can hold it, but it may say so much
+            lengths = (part.get("max_position_embeddings") for part in (config, _language_model(config)))
+            return next((said for said in lengths if isinstance(said, int) and said > 0), None)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it is a mixture of experts."""
+        config = self.config()
+        return any((part.get(name) or 0) > 1 for part in (config, _language_model(config)) for name in _EXPERTS)
+
+    def require(self, context_length: int | None = None) -> int:
+        """See that a trainer can hold it, with sequences of a length; returns the longest that it can have.
+
+        Raises:
+            RefusedError: it cannot; says why.
+        """
+        config = self.config()
+        if not config:
+            raise RefusedError(f"base model {self.name} has no {CONFIG} that can be read")
+        try:
+            # Its name in the place of its directory, which is the operator's affair.
+            longest = ModelConfig.of(config, Path(self.name, CONFIG)).max_positions
+        except EngineError as error:
+            raise RefusedError(str(error)) from None
+        if context_length is not None and context_length > longest:
+            message = f"is {context_length}, and {self.name} was made for {longest} tokens at most"
+            raise RefusedError.because([Problem(field="workload.max_context_length", message=message)])
+        return longest
+
+
+class BaseModels:
+    """What this server knows by name."""
+
+    def __init__(self, aliases: Sequence[NamedPath] = (), *, artifacts: Path = Path()) -> None:
+        self._paths = {alias.name: alias.path for alias in aliases}
+        self._promoted = artifacts / PROMOTED
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the operator gave, sorted."""
+        return tuple(sorted(self._paths))
+
+    def find(self, name: str, account_id: str) -> BaseModel | None:
+        """The model that an account means by a name; None when there is none."""
+        path = self._paths.get(name)
+        if path is None:
+            model = self._promoted_model(name, account_id)
+            return model if model and model.has(CONFIG) and not model.has(ADAPTER_CONFIG) else None
+        others = tuple(other for other in self.names if other != name and self._paths[other] == path)
+        return BaseModel(name=name, path=path, aliases=others)
+
+    def at(self, path: Path, account_id: str, *, name: str, within: Sequence[Path] = ()) -> BaseModel:
+        """The model in a directory that an account names; `within` says where such may lie, if it is none of ours."""
+        if path in self._paths.values():
+            return BaseModel(name=name, path=path)
+        return BaseModel(name=name, path=path, within=(path,) if self.owns(path, account_id) else tuple(within))
+
+    def of_account(self, account_id: str) -> list[BaseModel]:
+        """The models that the operator named as those of an account, by name."""
+        prefix = f"accounts/{account_id}/models/"
+        return [BaseModel(name=name, path=self._paths[name]) for name in self.names if name.startswith(prefix)]
+
+    def owns(self, path: Path, account_id: str) -> bool:
+        """Whether a directory is one that this server offers to an account."""
+        return path in self._paths.values() or path.parent == self._promoted / account_id
+
+    def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
+        """The request with the directory of the model that it names, where it is left to us to know.
+
+        Raises:
+            RefusedError: nothing is known by that name, or no trainer can hold what is.
+        """
+        spec = request.workload
+        if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
+            return request  # without a look at the disk
+        model = self.find(spec.base_model, account_id)
+        if model is None:
+            raise RefusedError(self._unknown(spec.base_model, account_id))
+        # What a shape can do at most may be more than what this model was made for; what a request wants may not.
+        longest = model.require(None if spec.training_shape is not None else spec.max_context_length)
+        found = spec.model_copy(
+            update={
+                "model_path": str(model.path),
+                "aliases": tuple(dict.fromkeys((*spec.aliases, *model.aliases))),
+                "max_context_length": min(spec.max_context_length or longest, longest),
+            }
+        )
+        return request.model_copy(update={"workload": found})
+
+    async def looked_up(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
+        """What `named` returns, for an event loop: models may lie on a disk that does not answer.
+
+        Raises:
+            RefusedError: nothing is known by that name, or no trainer can hold what is.
+        """
+        spec = request.workload
+        if not isinstance(spec, TrainerServiceSpec):
+            return request
+        path = Path(spec.model_path or "")
+        if self.owns(path, account_id):
+            model = self.at(path, account_id, name=spec.base_model)
+            await asyncio.to_thread(model.require, spec.max_context_length)
+        return await asyncio.to_thread(self.named, request, account_id)
+
+    def _promoted_model(self, name: str, account_id: str) -> BaseModel | None:
+        found = _NAME.fullmatch(name)
+        if found is None or found[1] != account_id:
+            return None
+        path = promoted_path(self._promoted.parent, account_id, found[2])
+        return BaseModel(name=name, path=path, within=(path,))
+
+    def _unknown(self, name: str, account_id: str) -> str:
+        promoted = self._promoted_model(name, account_id)
+        if promoted is not None and promoted.has(ADAPTER_CONFIG):
+            return f"base model {name} is an adapter; train its own base model, and load it with load_adapter"
+        if not self._paths:
+            return f"this server knows no base model {name}; its operator can name directories with --model-alias"
+        return choice_message("base model", name, self.names)
+
+
+def promoted_path(artifacts: Path, account_id: str, model_id: str) -> Path:
+    """Where a promoted model of an account lies."""
+    return artifacts / promoted_name(account_id, model_id)
+
+
+def promoted_name(account_id: str, model_id: str) -> str:
+    """The same, below the artifacts' root."""
+    return f"{PROMOTED}/{account_id}/{model_id}"
+
+
+def read_own_config(top: Path, name: str) -> Mapping[str, Any]:
+    """The JSON object of a file below a directory of ours; an empty one where there is none."""
+    try:
+        return _json_of(open_below(top, name))
+    except FileNotFoundError:
+        return {}
+
+
+def _json_of(descriptor: int | None) -> Mapping[str, Any]:
+    if descriptor is None:
+        return {}
+    try:
+        with open(descriptor, "rb") as file:
+            document = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the language model alone, where it sees pictures too."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else {}
+
+
+def check_aliases(aliases: Sequence[NamedPath]) -> None:
+    """See that every alias leads to a model, and that no name has two.
+
+    Raises:
+        ValueError: some do not; all of them are named.
+    """
+    seen: dict[str, Path] = {}
+    problems = []
+    for alias in aliases:
+        if seen.setdefault(alias.name, alias.path) != alias.path:
+            problems.append(f"{alias.name} has two directories, {seen[alias.name]} and {alias.path}")
+        if not alias.path.is_dir():
+            problems.append(f"{alias.name}: there is no directory {alias.path}")
+        elif not (alias.path / CONFIG).is_file():
+            problems.append(f"{alias.name}: {alias.path} has no {CONFIG}, so it is no transformers checkpoint")
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,0 +1,144 @@
+"""Commands on checkpoints: pin, expire, publish, delete, and pruning. The pure decisions are in `core.retention`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from sqlalchemy import Connection
+
+from trainmaster.server.coordinator.commands import Commands, Idempotency, Outcome
+from trainmaster.server.core import retention
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.store import checkpoint_lists, checkpoints, jobs
+from trainmaster.server.store.scope import Scope
+
+
+def pin(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    pinned: bool,
+    idempotency: Idempotency | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Keep a checkpoint whatever the limits say, or do so no more; the latter also of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint = _own(connection, job, checkpoint_id)
+        change = retention.pin(job, checkpoint, pinned=pinned, now=clock())
+        checkpoints.pin(connection, scope, job, checkpoint_id, pinned=pinned)
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=True, idempotency=idempotency)
+
+
+def expire_at(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    at: float | None,
+    *,
+    deleted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Have a checkpoint go by itself at a time; None: never. With `deleted`, also one of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint = _own(connection, job, checkpoint_id)
+        change = retention.expire_at(job, checkpoint, at, now=clock())
+        checkpoints.expire_at(connection, scope, job, checkpoint_id, at)
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=deleted)
+
+
+def publish(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    public: bool,
+    deleted: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Let others load a checkpoint, or no more. With `deleted`, also one of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint = _own(connection, job, checkpoint_id)
+        change = retention.publish(job, checkpoint, public=public, now=clock())
+        checkpoints.publish(connection, scope, job, checkpoint_id, public=public)
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=deleted)
+
+
+def delete(
+    commands: Commands,
+    scope: Scope,
+    job_id: str,
+    checkpoint_id: str,
+    *,
+    deleted: bool = False,
+    idempotency: Idempotency | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Future[Outcome]:
+    """Remove a checkpoint: at once from all lists, soon from the disk. With `deleted`, also one of a deleted job."""
+
+    def decide(connection: Connection, job: Job) -> Change | None:
+        checkpoint = _own(connection, job, checkpoint_id)
+        others = left_beside(connection, job, [checkpoint])
+        # Of the whole account: any job of it may go on from this one.
+        users = checkpoints.users(connection, Scope(job.account_id), [checkpoint_id]).get(checkpoint_id, set())
+        change = retention.delete_checkpoint(job, checkpoint, others=others, users=users, now=clock())
+        checkpoints.hide(connection, scope, job, [checkpoint_id])
+        return change
+
+    return commands.change(scope, job_id, decide, deleted=deleted, idempotency=idempotency)
+
+
+def prune(connection: Connection, job: Job) -> Job:
+    """Take the checkpoints of a job beyond its limit out of sight, in a transaction; the job afterwards.
+
+    Only those that go are read: everybody's writes wait meanwhile. Those that a job goes on from stay. The files of
+    the others go with the next sweep (`coordinator.retention`).
+    """
+    limit = retention.checkpoint_limit(job)
+    scope = Scope(job.account_id)
+    surplus = 0 if limit is None else checkpoints.count_limited(connection, scope, job) - limit
+    if surplus <= 0:
+        return job
+    oldest = checkpoints.oldest_limited(connection, scope, job, surplus)
+    kept = {job.latest_checkpoint_id, *checkpoints.users(connection, scope, [each.checkpoint_id for each in oldest])}
+    doomed = [each for each in oldest if each.checkpoint_id not in kept]
+    change = retention.prune(job, doomed, now=job.updated_at)
+    if not doomed or change is None or not jobs.apply(connection, scope, change):
+        return job
+    checkpoints.hide(connection, scope, job, [checkpoint.checkpoint_id for checkpoint in doomed])
+    return change.job
+
+
+def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first.
+
+    That is the newest of the others; and where the best goes, all of them.
+    """
+    scope = Scope(job.account_id)
+    if job.best_checkpoint_id in {each.checkpoint_id for each in gone}:
+        return retention.without(checkpoints.of_job(connection, scope, job.job_id), gone)
+    newest = checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1)
+    return retention.without(newest, gone)[-1:]
+
+
+def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint of a job."""
+    found = checkpoint_lists.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
+    if not found:
+        raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")
+    return found[0]

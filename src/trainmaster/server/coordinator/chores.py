@@ -1,0 +1,116 @@
+"""What the leader tidies up now and then: purged jobs, what has outlived its job, old idempotency keys."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from trainmaster.server.coordinator.retention import FAILED, Collector
+from trainmaster.server.storage import ARTIFACTS, RUNS, Location, Roots
+from trainmaster.server.store import idempotency, jobs
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+IDEMPOTENCY_KEEP_S = 24 * 3600.0
+"""How long a repeated request is recognised."""
+COLLECT_EVERY_S = 600.0
+"""To look for what has outlived its job takes longer than the rest, and is less urgent."""
+
+
+class Chores:
+    """Done by a thread of its own every so often, while this server leads: removing much takes long."""
+
+    def __init__(
+        self,
+        database: Database,
+        roots: Roots,
+        *,
+        leads: Callable[[], bool],
+        collector: Collector,
+        every_s: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._roots = roots
+        self._leads = leads
+        self._collector = collector
+        self._collected_at: float | None = None
+        self._every_s = every_s
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        # The first collection takes its time: until then, settings that keep too little can be seen and mended.
+        self._collected_at = self._clock()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; what is under way is left to the next leader."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        # The first round comes soon: a server that starts has the most to tidy up.
+        wait_s = 2.0
+        while not self._stopping.wait(wait_s):
+            wait_s = self._every_s
+            if self._leads():
+                try:
+                    self.do()
+                except Exception:
+                    _log.exception("a chore failed; it is tried again")
+
+    def do(self) -> None:
+        """Do what is due, once."""
+        now = self._clock()
+        self._purge_jobs()
+        for gone in self._collector.expire(now):
+            if gone.what != FAILED:  # which the collector has logged
+                _log.info("the time of checkpoint %s is over, %d bytes", gone.name, gone.size_bytes)
+        if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
+            self._collected_at = now
+            self._collect(now)
+        self._collector.sweep()
+        self._database.write_now(
+            lambda connection: idempotency.prune(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
+        )
+
+    def _purge_jobs(self) -> None:
+        """Remove the files of jobs that were deleted with `purge`: first the files, then the mark."""
+        with self._database.read() as connection:
+            buried = jobs.to_purge(connection, _EVERYTHING)
+        gone = [job_id for job_id in buried if self._remove_files(job_id)]
+
+        def work(connection: Connection) -> None:
+            for job_id in gone:
+                jobs.purged(connection, _EVERYTHING, job_id)
+
+        if gone:
+            self._database.write_now(work)
+
+    def _remove_files(self, job_id: str) -> bool:
+        """Remove all files of a job; False when they could not be: the others' go all the same."""
+        try:
+            self._collector.purge_checkpoints(job_id)
+            for root in (ARTIFACTS, RUNS):
+                self._roots.remove(Location(root=root, path=job_id))
+        except OSError as error:
+            _log.warning("the files of job %s cannot be removed; this is tried again: %s", job_id, error)
+            return False
+        return True
+
+    def _collect(self, now: float) -> None:
+        """Take out of sight what has outlived its job."""
+        for gone in self._collector.collect(now):
+            if gone.what != FAILED:
+                _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
+            if self._stopping.is_set():
+                return

@@ -1,0 +1,403 @@
+"""The commands that every door gives: submit, cancel, pause, resume, retry, edit, delete.
+
+Each is one transaction: read the job, call the pure function, write the answer. It may run on any server,
+leading or not; the leader sees the change by its event.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import Connection
+
+from trainmaster.backends import missing
+from trainmaster.backends.base import Capabilities
+from trainmaster.server.coordinator.accepting import Named, accepted, check_backend, check_queue, named_in
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.capacity import Capacity
+from trainmaster.server.coordinator.tenants import HERE, Tenants
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.core import commands as decide
+from trainmaster.server.core.errors import (
+    ForbiddenError,
+    NotFoundError,
+    Problem,
+    RefusedError,
+    SpecError,
+    StaleWriteError,
+)
+from trainmaster.server.core.job import Change, Checkpoint, Job, merge
+from trainmaster.server.core.spec import SubmitJobRequest, secret_values, with_server_defaults
+from trainmaster.server.core.states import TERMINAL
+from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
+from trainmaster.server.settings.telemetry import METERS
+from trainmaster.server.store import blobs, checkpoints, idempotency, jobs, queues
+from trainmaster.server.store import secrets as sealed_secrets
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.idempotency import IdempotencyRecord
+from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.secrets import SealedSecret
+
+_TRIES = 16
+"""How often a command is decided anew when others keep changing the job under it."""
+_NO_TOKENS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """What makes a repeated request recognisable."""
+
+    key: str
+    fingerprint: str
+    """Of the request; the same key with another one is refused."""
+    older: tuple[str, ...] = ()
+    """What its fingerprint was with secret keys that were replaced since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The job after a command."""
+
+    job: Job
+    replayed: bool = False
+    """The command had been carried out before, under the same idempotency key."""
+
+
+class Commands:
+    """Carries commands out. Every method returns a future that is done when the change is on disk."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        backends: Mapping[str, Capabilities],
+        default_backend: str,
+        admission: Admission,
+        vault: Vault,
+        hint: Callable[[str], None],
+        tenants: Tenants | None = None,
+        capacity: Capacity | None = None,
+        models: BaseModels | None = None,
+        allow_trust_remote_code: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what commands work on.
+
+        `tenants` knows whose jobs may run here, `capacity` what nodes can hold, `models` what base models are called.
+        """
+        self._allow_trust_remote_code = allow_trust_remote_code
+        self._database = database
+        self._tenants = tenants
+        self._capacity = capacity or Capacity()
+        self._models = models or BaseModels()
+        self._vault = vault
+        self.backends = backends
+        """Where jobs can run, and what each can do."""
+        self.default_backend = default_backend
+        self._admission = admission
+        self._hint = hint
+        self._clock = clock
+
+    def backend(self, name: str) -> Capabilities:
+        """What a backend can do.
+
+        Raises:
+            NotFoundError: there is none of this name here; the message says what to do about it.
+        """
+        if name not in self.backends:
+            raise NotFoundError(missing(name, self.backends))
+        return self.backends[name]
+
+    def submit(
+        self,
+        scope: Scope,
+        request: SubmitJobRequest,
+        *,
+        created_by: str,
+        tokens: Mapping[str, str] = _NO_TOKENS,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends.
+
+        Whoever asks on an event loop has a base model looked up before (`BaseModels.looked_up`), as that reads files.
+        """
+        if request.data_config is not None:
+            request = with_server_defaults(request, seed=secrets.randbelow(2**31))
+        change = self._new_job(scope, request, created_by=created_by)
+        sealed = self._sealed(change.job, secret_values(request), tokens)
+        named = named_in(request)
+
+        def insert(connection: Connection) -> Outcome:
+            self._capacity.require(connection, change.job)
+            return self._insert(connection, scope, change, named, sealed)
+
+        def work(connection: Connection) -> Outcome:
+            return self._once(connection, scope, idempotency, lambda: insert(connection))
+
+        return self._write(work)
+
+    def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
+        """See that `submit` would take a request, once the files are here that it ships."""
+        change, named = self._new_job(scope, request, created_by=created_by), named_in(request)
+
+        def work(connection: Connection) -> None:
+            self._capacity.require(connection, change.job)
+            self._accepted(connection, scope, change, named)
+            jobs.require_free_handle(connection, scope, change.job)
+
+        # Nothing is written; but tenants are asked on that thread alone.
+        return self._database.write(work)
+
+    def cancel(
+        self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """End a job for good."""
+        return self._command(
+            scope, job_id, idempotency, lambda _, job: decide.cancel(job, now=self._clock(), message=message)
+        )
+
+    def pause(
+        self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """Park a running job."""
+        return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
+
+    def resume(
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        checkpoint_id: str = "",
+        tokens: Mapping[str, str] = _NO_TOKENS,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Queue a parked job again; `tokens` take the place of those that it had."""
+
+        def resumed(connection: Connection, job: Job) -> Change | None:
+            chosen = _checkpoint(connection, scope, job, checkpoint_id) if checkpoint_id else None
+            change = decide.resume(job, now=self._clock(), checkpoint=chosen)
+            sealed_secrets.put(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
+            return change
+
+        return self._command(scope, job_id, idempotency, resumed)
+
+    def edit(
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Change priority, queue or labels."""
+
+        def edited(connection: Connection, job: Job) -> Change | None:
+            if queue is not None:
+                check_queue(connection, scope, queue, "queue")
+            return decide.edit(job, now=self._clock(), priority=priority, queue=queue, labels=labels)
+
+        return self._command(scope, job_id, idempotency, edited)
+
+    def delete(
+        self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
+    ) -> Future[Outcome]:
+        """Stop a job and hide it. With `purge`, one that was deleted before is found once more."""
+        return self._command(
+            scope,
+            job_id,
+            idempotency,
+            lambda _, job: decide.delete(job, now=self._clock(), purge=purge),
+            deleted=purge,
+        )
+
+    def retry(
+        self,
+        scope: Scope,
+        job_id: str,
+        *,
+        created_by: str,
+        checkpoint_id: str = "",
+        modify_resources: bool = False,
+        new_resource_config: Mapping[str, Any] | None = None,
+        handle: str | None = None,
+        tokens: Mapping[str, str] = _NO_TOKENS,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Make a child of a job that ended; it goes on from the parent's checkpoint, with its secrets."""
+
+        def work(connection: Connection) -> Outcome:
+            def child() -> Outcome:
+                parent = jobs.get(connection, scope, job_id)
+                check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
+                request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
+                if not queues.exists(connection, scope, request.scheduling_config.queue):
+                    request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
+                change = self._new_job(
+                    Scope(account_id=parent.account_id), request, created_by=created_by, parent=parent
+                )
+                chosen = (
+                    _checkpoint(connection, scope, parent, checkpoint_id).checkpoint_id
+                    if checkpoint_id
+                    else parent.own_checkpoint_id or parent.resume_checkpoint_id
+                )
+                change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
+                if modify_resources:
+                    self._capacity.require(connection, change.job)
+                inherited = self._vault.open(connection, parent, until_end=False)
+                sealed = self._sealed(change.job, inherited, tokens)
+                return self._insert(connection, scope, change, named_in(request), sealed)
+
+            return self._once(connection, scope, idempotency, child)
+
+        return self._write(work)
+
+    def change(
+        self,
+        scope: Scope,
+        job_id: str,
+        decision: Callable[[Connection, Job], Change | None],
+        *,
+        deleted: bool = False,
+        idempotency: Idempotency | None = None,
+    ) -> Future[Outcome]:
+        """Carry out any other decision about a job; what it writes besides goes into the same transaction.
+
+        With `deleted`, also about one that was deleted.
+        """
+        return self._command(scope, job_id, idempotency, decision, deleted=deleted)
+
+    def _new_job(
+        self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
+    ) -> Change:
+        if request.backend is not None and request.backend not in self.backends:
+            raise RefusedError(missing(request.backend, self.backends))
+        trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
+        if trusts and not self._allow_trust_remote_code:
+            raise ForbiddenError(
+                "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
+                "a model; its operator can allow that with the setting allow_trust_remote_code"
+            )
+        request = self._models.named(request, scope.account)
+        backend = request.backend or self.default_backend
+        check_backend(request, backend, self.backends)
+        self._admission.require_packages(request, backend)
+        change = submit(
+            request,
+            account_id=scope.account,
+            job_id=new_job_id(),
+            created_by=created_by,
+            now=self._clock(),
+            default_backend=self.default_backend,
+            parent=parent,
+        )
+        admitted = self._admission.at_once(change.job, request)
+        return merge(change, admitted) if admitted else change
+
+    def _sealed(self, job: Job, values: Mapping[str, str], tokens: Mapping[str, str]) -> list[SealedSecret]:
+        """The secrets of a new job; one that was refused at once has no use for what is kept until the end."""
+        kept = _NO_TOKENS if job.status in TERMINAL else tokens
+        return [*self._vault.seal(job, values), *self._vault.seal(job, kept, until_end=True)]
+
+    def _insert(
+        self,
+        connection: Connection,
+        scope: Scope,
+        change: Change,
+        named: Named,
+        sealed: Sequence[SealedSecret],
+    ) -> Outcome:
+        change = self._accepted(connection, scope, change, named)
+        job = change.job
+        jobs.insert(connection, scope, change)
+        sealed_secrets.put(connection, scope, job, sealed)
+        try:
+            blobs.use(connection, scope, job, named.blobs, job.created_at)
+        except NotFoundError as error:
+            message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
+            raise SpecError([Problem(field="workload.files", message=message)]) from None
+        METERS.submissions += 1
+        return Outcome(job=job)
+
+    def _accepted(self, connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
+        if self._tenants is not None and change.job.backend in HERE:
+            self._tenants.require(connection, scope, change.job.account_id, change.job.backend)
+        return accepted(connection, scope, change, named)
+
+    def _command(
+        self,
+        scope: Scope,
+        job_id: str,
+        idempotency: Idempotency | None,
+        decision: Callable[[Connection, Job], Change | None],
+        *,
+        deleted: bool = False,
+    ) -> Future[Outcome]:
+        def work(connection: Connection) -> Outcome:
+            return self._once(
+                connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision, deleted)
+            )
+
+        return self._write(work)
+
+    def _once(
+        self,
+        connection: Connection,
+        scope: Scope,
+        key: Idempotency | None,
+        work: Callable[[], Outcome],
+    ) -> Outcome:
+        if key is None:
+            return work()
+        record = idempotency.find(connection, scope, key.key, key.fingerprint, *key.older)
+        if record is not None:
+            return Outcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
+        outcome = work()
+        idempotency.put(
+            connection,
+            scope,
+            IdempotencyRecord(
+                key=key.key, fingerprint=key.fingerprint, job_id=outcome.job.job_id, created_at=self._clock()
+            ),
+        )
+        return outcome
+
+    def _write(self, work: Callable[[Connection], Outcome]) -> Future[Outcome]:
+        future = self._database.write(work)
+        future.add_done_callback(lambda _: self._hint(""))
+        return future
+
+
+def _decide(
+    connection: Connection,
+    scope: Scope,
+    job_id: str,
+    decision: Callable[[Connection, Job], Change | None],
+    deleted: bool,
+) -> Outcome:
+    for _ in range(_TRIES):
+        job = jobs.get(connection, scope, job_id, deleted=deleted)
+        change = decision(connection, job)
+        if change is None:
+            return Outcome(job=job)
+        if jobs.apply(connection, scope, change):
+            return Outcome(job=change.job)
+    raise StaleWriteError
+
+
+def _checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint that belongs to the job or to one that it descends from."""
+    checkpoint = checkpoints.get(connection, scope, checkpoint_id)
+    owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
+    if owner.root_job_id != job.root_job_id:
+        message = f"belongs to job {owner.job_id}, which is not of this job's line"
+        raise SpecError([Problem(field="checkpoint_id", message=message)])
+    return checkpoint

@@ -1,0 +1,187 @@
+"""Why jobs wait: what matters is read from the store in bounded pieces, and the scheduler is asked about it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.states import WAITING
+from trainmaster.server.scheduling import explain as scheduling
+from trainmaster.server.scheduling.explain import Explanation, PendingCode
+from trainmaster.server.scheduling.forecast import estimated_waits
+from trainmaster.server.scheduling.obstacles import Situation
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.store import nodes, queues, waiting
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+FAR = 500
+"""So many of the jobs that come first are looked at; behind more, nobody could say when a job starts."""
+PATIENCE_S = 0.2
+"""For what is in the way, and for an estimate: what is not found out by then is left open."""
+
+_EVERYTHING = Scope.everything()
+_NO_TELLING = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, PendingCode.UNAVAILABLE})
+"""What only people can change; nobody knows when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What is known of a job's wait."""
+
+    queue_position: int | None = None
+    """1 is next; None when it is not queued."""
+    explanation: Explanation | None = None
+    estimated_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEntry:
+    """A job that waits in a queue."""
+
+    job: Job
+    position: int
+    reason: str | None
+    estimated_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEntries:
+    """A part of a queue, in the order of the scheduler."""
+
+    entries: Sequence[QueueEntry]
+    next_page_token: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cluster:
+    """What was read of the cluster, and when."""
+
+    asked_at: float
+    """By the monotonic clock; everything committed until then is in it."""
+    data_version: int
+    view: ClusterView
+    queues: Mapping[str, Sequence[Job]]
+    """The jobs that wait, in order."""
+    complete: bool
+    """Whether these are all that wait; otherwise they are the first `FAR`."""
+
+
+class Explainer:
+    """Tells why jobs wait. Any thread may use it, but none that holds a connection: it may need one itself.
+
+    What it reads of the cluster is kept until anything is written to the database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._kept: _Cluster | None = None
+
+    def explain(self, scope: Scope, job: Job, *, now: float) -> Waiting:
+        """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
+        scope.require(job.account_id)
+        if job.status not in WAITING:
+            return Waiting()
+        cluster = self._cluster()
+        if cluster.complete:
+            position = waiting.position_among(cluster.queues.get(job.queue, ()), job)
+            ahead: Sequence[Job] = ()
+        else:
+            with self._database.read() as connection:
+                position = waiting.position(connection, scope, job)
+                ahead = waiting.ahead(connection, _EVERYTHING, job, FAR)
+        view = _with(cluster.view, (*ahead, job))
+        told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
+        estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
+        return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
+
+    def look_into(
+        self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
+    ) -> QueueEntries:
+        """A page of a queue: who waits there, for how long, and why as far as the scope may know.
+
+        Raises:
+            SpecError: the token is not one of such a list.
+        """
+        cluster = self._cluster()
+        with self._database.read() as connection:
+            page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
+            ahead: Sequence[Job] = ()
+            if page.jobs and not cluster.complete:
+                ahead = waiting.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
+        view = _with(cluster.view, (*ahead, *page.jobs))
+        positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
+        estimates = _estimates(view, positions, now)
+        situation = Situation(view, now)
+        entries = []
+        for job in page.jobs:
+            told = None
+            if scope.admits(job.account_id):
+                told = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
+            entries.append(
+                QueueEntry(
+                    job=job,
+                    position=positions[job.job_id],
+                    reason=told.message if told else None,
+                    estimated_wait_s=estimates.get(job.job_id),
+                )
+            )
+        return QueueEntries(entries=entries, next_page_token=page.next_page_token)
+
+    def _cluster(self) -> _Cluster:
+        """The cluster with everything that was committed before this call.
+
+        Threads that call it while another one reads share what the next of them reads.
+        """
+        called_at = time.monotonic()
+        with self._lock:
+            kept = self._kept
+            if kept is None or kept.asked_at < called_at:
+                asked_at = time.monotonic()
+                # Before anything is read: what is committed after this makes the number another one.
+                data_version = self._database.data_version()
+                if kept is not None and kept.data_version == data_version:
+                    kept = replace(kept, asked_at=asked_at)
+                else:
+                    with self._database.read() as connection:
+                        kept = _read(connection, asked_at, data_version)
+                self._kept = kept
+            return kept
+
+
+def _read(connection: Connection, asked_at: float, data_version: int) -> _Cluster:
+    first = waiting.first(connection, _EVERYTHING, FAR)
+    view = (
+        ClusterView()
+        .with_nodes(nodes.all(connection, _EVERYTHING))
+        .with_queues(queues.all(connection, _EVERYTHING))
+        .with_jobs((*waiting.holding(connection, _EVERYTHING), *first))
+    )
+    by_queue: dict[str, list[Job]] = {}
+    for job in first:
+        by_queue.setdefault(job.queue, []).append(job)
+    return _Cluster(asked_at=asked_at, data_version=data_version, view=view, queues=by_queue, complete=len(first) < FAR)
+
+
+def _with(view: ClusterView, jobs: Sequence[Job]) -> ClusterView:
+    """The view with those of the jobs that it does not have as they are."""
+    known = view.jobs
+    return view.with_jobs(
+        job for job in jobs if (before := known.get(job.job_id)) is None or before.version != job.version
+    )
+
+
+def _estimates(view: ClusterView, positions: Mapping[str, int | None], now: float) -> dict[str, float]:
+    near = [job_id for job_id, position in positions.items() if position is not None and position <= FAR]
+    return estimated_waits(view, near, now=now, patience=_patience()) if near else {}
+
+
+def _patience() -> Callable[[], bool]:
+    over = time.monotonic() + PATIENCE_S
+    return lambda: time.monotonic() < over

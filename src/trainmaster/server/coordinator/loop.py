@@ -1,0 +1,430 @@
+"""The leader's loop: view -> pure core -> one commit -> act.
+
+Everything it does can be done again: what to do next is read off the committed job on every pass, never
+remembered. What is kept in memory here (what was asked of backends lately) only saves repeating it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from trainmaster.server.coordinator.acting import Acting
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.checkpoints import prune
+from trainmaster.server.coordinator.leadership import Leadership
+from trainmaster.server.coordinator.reporting import NodeReports, freed_real_gpus
+from trainmaster.server.coordinator.waking import Alarm
+from trainmaster.server.core import observations, stopping, timers
+from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
+from trainmaster.server.core.job import Change, Job, merge
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.draining import drain
+from trainmaster.server.scheduling.health import occupied
+from trainmaster.server.scheduling.schedule import Plan, schedule
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.settings.telemetry import METERS
+from trainmaster.server.store import activity, cluster_events, events, jobs, leases, nodes, queues
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often the loop looks by itself. Hints make it look at once; these are for lost hints and for time."""
+
+    poll_s: float = 1.0
+    """Running attempts and timers."""
+    inventory_s: float = 15.0
+    gap_s: float = 30.0
+    """A pause between two looks that is longer means that the machine slept, or that nobody led."""
+    occupied_s: float = 2.0
+    """The inventory, while a GPU is only waiting for its memory to be freed."""
+    behind_s: float = 0.1
+    """Between two looks at attempts that report more than one look takes, whatever hints come; they take turns."""
+
+
+PLACEMENTS_PER_PASS = 256
+"""What is started is committed and launched before more is."""
+REST_FACTOR = 4.0
+"""After a pass, new jobs wait so many times as long as it took: a thousand of them need no thousand passes."""
+REST_MAX_S = 0.05
+MOST_BEHIND = 20
+"""Attempts that are read on in turns; of more, several are read in one turn."""
+DROP_AFTER = 3
+"""Reports that could not be committed so often are dropped: they must not keep their job from ending."""
+FAILED_WAIT_S = 5.0
+"""Before a job whose change could not be committed is looked at again."""
+STUCK_AFTER_S = 60.0
+"""A loop that led and finished no pass for so long is no use to anybody."""
+
+
+class Coordinator:
+    """Leads while its server holds the lease; otherwise waits."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        reports: NodeReports,
+        leadership: Leadership,
+        acting: Acting,
+        admission: Admission,
+        stalled_after_s: float = timers.STALLED_AFTER_S,
+        clock: Callable[[], float] = time.time,
+        pace: Pace | None = None,
+    ) -> None:
+        self._database = database
+        self._reports = reports
+        self._leadership = leadership
+        self._acting = acting
+        self._admission = admission
+        self._stalled_after_s = stalled_after_s
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
+        self._thread: threading.Thread | None = None
+        self._epoch: int | None = None
+        self._view = ClusterView()
+        self._plan = Plan()
+        self._cursor = 0
+        self._cluster_cursor = 0
+        self._polled_at: float | None = None
+        self._polled_now = 0.0
+        self._inventory_at: float | None = None
+        self._awake_since = 0.0
+        self._next_looks: dict[str, float] = {}
+        """Attempts that are not looked at before a time, by the monotonic clock."""
+        self._uncommitted: Counter[str] = Counter()
+        """How often in a row a change of a job could not be committed."""
+        self._finished_at = time.monotonic()
+
+    @property
+    def view(self) -> ClusterView:
+        """What the leader believes of the cluster."""
+        return self._view
+
+    # -- for other threads --
+
+    def hint(self, subject: str) -> None:
+        """Look soon: at one attempt (by its id), or at the feed of events."""
+        self._alarm.hint(subject)
+
+    def problem(self) -> str | None:
+        """Why nothing is being coordinated here; None when all is well."""
+        if self._thread is not None and not self._thread.is_alive():
+            return "the coordinator's thread has ended"
+        idle_s = time.monotonic() - self._finished_at
+        return f"the coordinator finished no pass for {idle_s:.0f} s" if idle_s > STUCK_AFTER_S else None
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the pass and stop; what runs goes on."""
+        self._alarm.stop()
+        if self._thread is not None:
+            self._thread.join()
+        self._acting.close()
+
+    # -- the loop --
+
+    def _run(self) -> None:
+        rest_s = 0.0
+        while not self._alarm.stopped:
+            try:
+                hinted = self._alarm.wait(rest_s, self._next_look_in_s()) | self._due_looks()
+                began = time.thread_time()
+                self.run_pass(hinted)
+                rest_s = min(REST_FACTOR * (time.thread_time() - began), REST_MAX_S)
+                self._finished_at = time.monotonic()
+                self._leadership.progressed()
+            except NotLeaderError:
+                _log.warning("another server leads now")
+                self._leadership.lost()
+                self._epoch = None
+            except TrainmasterError as error:
+                _log.warning("pass given up: %s", error.message)
+                self._alarm.rest(0.5)
+            except Exception:
+                _log.exception("pass failed; the next one starts from the committed state")
+                self._epoch = None
+                self._alarm.rest(0.5)
+
+    def run_pass(self, hinted: frozenset[str] = frozenset()) -> None:
+        """One pass, if this server leads."""
+        epoch = self._leadership.epoch
+        if epoch is None:
+            self._epoch = None
+            return
+        began = time.perf_counter()
+        if epoch != self._epoch:
+            self._take_over(epoch)
+        now = self._clock()
+        timed = self._is_time(now)
+        before = self._view
+        touched = self._catch_up()
+        changes = self._observe(now, hinted, everything=timed)
+        self._admit(now, changes)
+        ahead = self._view.with_jobs(change.job for change in changes.values())
+        if freed_real_gpus(self._view, changes.values()):
+            self._view = self._reports.take_into(self._view, ahead)
+            ahead = ahead.with_nodes(self._view.nodes.values())
+        resized = self._view.nodes is not before.nodes or self._view.queues is not before.queues
+        unfinished = len(self._plan.placements) >= PLACEMENTS_PER_PASS
+        if timed or resized or unfinished or self._worth_scheduling(before, ahead, touched | changes.keys()):
+            self._place(now, ahead, changes)
+        if timed:
+            self._drain(epoch, now, ahead, changes)
+        self._commit(epoch, changes.values())
+        self._acting.act(self._view, now)
+        METERS.passes_s.observe(time.perf_counter() - began)
+
+    def _is_time(self, now: float) -> bool:
+        """Whether this pass looks at everything; by a clock that nobody sets."""
+        tick = time.monotonic()
+        if self._polled_at is not None and tick - self._polled_at < self._pace.poll_s:
+            return False
+        set_back = now < self._polled_now
+        if self._polled_at is None or tick - self._polled_at > self._pace.gap_s or set_back:
+            self._awake_since = now
+        self._polled_at, self._polled_now = tick, now
+        every_s = self._pace.occupied_s if occupied(self._view.nodes.values()) else self._pace.inventory_s
+        if self._inventory_at is None or tick - self._inventory_at >= every_s:
+            self._inventory_at = tick
+            self._view = self._reports.take_into(self._view, self._view)
+        return True
+
+    def _take_over(self, epoch: int) -> None:
+        """Begin to lead: nothing of an earlier reign is trusted."""
+        self._rebuild_view()
+        self._acting.forget()
+        self._polled_at = self._inventory_at = None
+        self._epoch = epoch
+
+    def _rebuild_view(self) -> None:
+        """Read the view from the database."""
+        with self._database.read() as connection:
+            self._cursor = events.last_id(connection, _EVERYTHING)
+            self._cluster_cursor = cluster_events.last_id(connection, _EVERYTHING)
+            unfinished = jobs.unfinished(connection, _EVERYTHING)
+            known = nodes.all(connection, _EVERYTHING)
+            there = queues.all(connection, _EVERYTHING)
+        self._view = ClusterView().with_nodes(known).with_queues(there).with_jobs(unfinished)
+
+    def _catch_up(self) -> set[str]:
+        """Take in what others committed; which jobs that were."""
+        with self._database.read() as connection:
+            self._cursor, seen = events.changed_jobs(connection, _EVERYTHING, self._cursor)
+            stale = [
+                job_id
+                for job_id, seq in seen.items()
+                if (job := self._view.jobs.get(job_id)) is None or job.event_count < seq
+            ]
+            if stale:
+                self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
+            self._catch_up_with_cluster(connection)
+        return set(stale)
+
+    def _catch_up_with_cluster(self, connection: Connection) -> None:
+        """Take in what operators, and the inventory, changed about nodes and queues."""
+        cursor = cluster_events.last_id(connection, _EVERYTHING)
+        if cursor != self._cluster_cursor:
+            known, there = nodes.all(connection, _EVERYTHING), queues.all(connection, _EVERYTHING)
+            self._view = self._view.with_nodes(known).with_queues(there)
+            self._cluster_cursor = cursor
+
+    def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
+        """What the outside and the clock say of the jobs that have an attempt."""
+        changes: dict[str, Change] = {}
+        used = self._last_use() if everything else {}
+        for job in self._view.holding.values():
+            attempt_id = f"{job.job_id}.{job.live.number}"
+            if not everything and attempt_id not in hinted:
+                continue
+            waits = time.monotonic() < self._next_looks.get(attempt_id, 0.0)
+            change = None if waits else self._observe_one(job, now)
+            latest = change.job if change else job
+            if everything and latest.attempt is not None:
+                timed = timers.due(
+                    latest,
+                    now=now,
+                    last_activity_at=used.get(job.job_id),
+                    heard_at=self._acting.heard_at(latest),
+                    stalled_after_s=self._stalled_after_s,
+                    awake_since=self._awake_since,
+                )
+                if timed is not None:
+                    change = merge(change, timed) if change else timed
+            if change is not None:
+                changes[job.job_id] = change
+        return changes
+
+    def _next_look_in_s(self) -> float | None:
+        """When the first of the looks is due that wait for their time."""
+        return max(0.0, min(self._next_looks.values()) - time.monotonic()) if self._next_looks else None
+
+    def _due_looks(self) -> frozenset[str]:
+        """Take those looks that are due."""
+        due = frozenset(attempt_id for attempt_id, at in self._next_looks.items() if at <= time.monotonic())
+        for attempt_id in due:
+            del self._next_looks[attempt_id]
+        return due
+
+    def _observe_one(self, job: Job, now: float) -> Change | None:
+        try:
+            told = self._acting.take_outcome(job, now)
+            if told is not None:
+                return told
+            sight = self._acting.look(job, self._view)
+            if sight is None:
+                return None
+            if sight.behind:
+                wait_s = self._pace.behind_s * min(1 + len(self._next_looks), MOST_BEHIND)
+                self._next_looks[f"{job.job_id}.{job.live.number}"] = time.monotonic() + wait_s
+            if self._uncommitted[job.job_id] >= DROP_AFTER:
+                sight = sight.without_reports(f"reports could not be stored {DROP_AFTER} times in a row; dropped")
+            return observations.observe(job, sight, now=now)
+        except Exception:
+            # One unreadable run directory must not hold up every other job.
+            _log.exception("job %s could not be observed", job.job_id)
+            return None
+
+    def _admit(self, now: float, changes: dict[str, Change]) -> None:
+        """Let new jobs in, or refuse them."""
+        for job in self._view.pending.values():
+            try:
+                admitted = self._admission.decide(job, now=now)
+            except Exception:
+                _log.exception("job %s could not be looked at for admission", job.job_id)
+                continue
+            if admitted is not None:
+                changes[job.job_id] = admitted
+
+    def _worth_scheduling(self, before: ClusterView, ahead: ClusterView, touched: Iterable[str]) -> bool:
+        """Whether the scheduler could start anything that it could not at the end of the last pass."""
+        for job_id in touched:
+            job = ahead.jobs.get(job_id)
+            if job is not None and job.status is JobStatus.QUEUED and not self._plan.blocks(job):
+                return True
+            if job_id in before.holding and job_id not in ahead.holding:
+                return True
+        return False
+
+    def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
+        """Start what fits, in the same commit as what made room for it."""
+        self._plan = schedule(ahead, now=now, limit=PLACEMENTS_PER_PASS)
+        if len(self._plan.placements) >= PLACEMENTS_PER_PASS:
+            self.hint("")  # There may be more to start.
+        METERS.placements += len(self._plan.placements)
+        METERS.preemptions += len(self._plan.preemptions)
+        for placement in self._plan.placements:
+            token = secrets.token_urlsafe(24)
+            _add(changes, observations.place(placement.job, now=now, shares=placement.shares, token=token))
+        victims: defaultdict[str, list[str]] = defaultdict(list)
+        for preemption in self._plan.preemptions:
+            by = preemption.by
+            victims[by.job_id].append(preemption.victim.job_id)
+            message = f"makes room for a job of priority {by.priority}"
+            _add(changes, stopping.preempt(preemption.victim, now=now, message=message))
+        for job_id, preempted in victims.items():
+            _add(changes, stopping.make_room(ahead.jobs[job_id], now=now, victims=preempted))
+
+    def _drain(self, epoch: int, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
+        """Clear nodes that are drained by force, and say which nodes are empty."""
+        drainage = drain(ahead)
+        for eviction in drainage.evictions:
+            job, node = eviction.job, eviction.node
+            why = f"node {node.node_id} is drained" + (f": {node.drain_reason}" if node.drain_reason else "")
+            if changes.get(job.job_id) is None or changes[job.job_id].job == job:
+                _add(changes, stopping.preempt(job, now=now, message=why, grace_s=node.drain_grace_s))
+        if drainage.empty:
+
+            def work(connection: Connection) -> None:
+                leases.check(connection, _EVERYTHING, epoch)
+                for node_id in drainage.empty:
+                    nodes.drained(connection, _EVERYTHING, node_id, now)
+
+            self._database.write_now(work)
+            with self._database.read() as connection:
+                self._catch_up_with_cluster(connection)
+
+    def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
+        """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
+        wanted = list(changes)
+        if not wanted:
+            return
+
+        def work(connection: Connection) -> list[Job]:
+            leases.check(connection, _EVERYTHING, epoch)
+            return [job for change in wanted if (job := _apply(connection, change)) is not None]
+
+        try:
+            applied = self._database.write_now(work)
+            for change in wanted:
+                del self._uncommitted[change.job.job_id]
+        except (NotLeaderError, StoreUnavailableError):
+            raise
+        except Exception:
+            _log.exception("a commit failed; its changes are committed one by one, and the view is built anew")
+            applied = self._commit_singly(epoch, wanted)
+            self._rebuild_view()
+        self._view = self._view.with_jobs(applied)
+        if len(applied) < len(wanted):
+            self.hint("")
+
+    def _commit_singly(self, epoch: int, wanted: list[Change]) -> list[Job]:
+        """Commit each change in a transaction of its own: one that fails is its own job's trouble."""
+        applied = []
+        for change in wanted:
+
+            def work(connection: Connection, change: Change = change) -> Job | None:
+                leases.check(connection, _EVERYTHING, epoch)
+                return _apply(connection, change)
+
+            job_id = change.job.job_id
+            try:
+                if (job := self._database.write_now(work)) is not None:
+                    applied.append(job)
+                del self._uncommitted[job_id]
+            except (NotLeaderError, StoreUnavailableError):
+                raise
+            except Exception:
+                _log.exception("a change of job %s cannot be committed", job_id)
+                self._uncommitted[job_id] += 1
+                before = self._view.holding.get(job_id)
+                if before is not None:
+                    self._next_looks[f"{job_id}.{before.live.number}"] = time.monotonic() + FAILED_WAIT_S
+        return applied
+
+    def _last_use(self) -> Mapping[str, float]:
+        if not any(job.is_service for job in self._view.holding.values()):
+            return {}
+        with self._database.read() as connection:
+            return activity.all(connection, _EVERYTHING)
+
+
+def _apply(connection: Connection, change: Change) -> Job | None:
+    """Store a change, and prune what it makes too many; the job afterwards, or None when somebody else was first."""
+    if not jobs.apply(connection, _EVERYTHING, change):
+        return None
+    return prune(connection, change.job) if change.checkpoints else change.job
+
+
+def _add(changes: dict[str, Change], change: Change | None) -> None:
+    """One more change of a job; it was decided on what the one before it made of the job."""
+    if change is not None:
+        earlier = changes.get(change.job.job_id)
+        changes[change.job.job_id] = merge(earlier, change) if earlier else change

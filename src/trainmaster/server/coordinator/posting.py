@@ -1,0 +1,239 @@
+"""One delivery to a webhook: what is sent, how it is signed, and where it may go.
+
+A name is resolved once for each delivery; its addresses are checked, and the connection goes to what was checked. No
+redirect is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from trainmaster import __version__
+from trainmaster.protocol.addresses import is_public
+from trainmaster.server.core.job import Event, Job
+
+TIMEOUT_S = 10.0
+"""For one delivery, from the look-up of the name to the first line of the answer."""
+MAX_URL_LENGTH = 2048
+
+
+class DeliveryError(Exception):
+    """A delivery that did not arrive; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What is sent for one event."""
+
+    event_id: str
+    """The same however often it is sent."""
+    body: bytes
+
+
+def message_of(event_id: int, event: Event, job: Job) -> Message:
+    """What is told of a change of status."""
+    status = str(event.to_status)
+    return _message(
+        str(event_id),
+        kind=f"job.{status.lower()}",
+        at=event.at,
+        account_id=job.account_id,
+        job={
+            "job_id": job.job_id,
+            "name": job.name,
+            "handle": job.handle,
+            "labels": dict(job.labels),
+            "queue": job.queue,
+            "kind": job.workload_kind,
+            "status": status,
+            "previous_status": event.from_status,
+            "reason": event.reason,
+            "message": event.message,
+            "attempt": event.attempt,
+        },
+    )
+
+
+def trial(event_id: str, account_id: str, now: float) -> Message:
+    """What is sent to see whether a webhook works."""
+    return _message(event_id, kind="test", at=now, account_id=account_id, job=None)
+
+
+def headers_of(message: Message, secret: str, now: float) -> dict[str, str]:
+    """The headers of a delivery, with its signature."""
+    timestamp = str(int(now))
+    digest = hmac.new(secret.encode(), timestamp.encode() + b"." + message.body, hashlib.sha256).hexdigest()
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": f"trainmaster/{__version__}",
+        "X-Trainmaster-Event": message.event_id,
+        "X-Trainmaster-Timestamp": timestamp,
+        "X-Trainmaster-Signature": f"v1={digest}",
+    }
+
+
+def url_problem(url: str, *, private_addresses: bool) -> str | None:
+    """What is wrong with a webhook's address, as far as it can be told without a look at the network."""
+    if len(url) > MAX_URL_LENGTH:
+        return f"has more than {MAX_URL_LENGTH} characters"
+    if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\<>"'):
+        return "has characters that no URL has"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        return "is no URL"
+    if parts.scheme not in ("http", "https"):
+        return "must begin with http:// or https://"
+    if not host or port == 0:
+        return "names no host that could be reached"
+    if "@" in parts.netloc:
+        return "must not hold a user or a password: deliveries are signed instead"
+    if parts.fragment:
+        return "must not have a fragment"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return None if private_addresses or is_public(address) else _not_public(host)
+
+
+class Poster:
+    """Sends messages, from one event loop."""
+
+    def __init__(self, *, private_addresses: bool, ca: Path | None, timeout_s: float) -> None:
+        self._private_addresses = private_addresses
+        self._ca = ca
+        self._timeout_s = timeout_s
+        self._clients: dict[str, httpx.AsyncClient] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
+        """Send a message; the status of the answer, which is a good one.
+
+        Raises:
+            DeliveryError: it did not arrive, or was not taken.
+        """
+        problem = url_problem(url, private_addresses=self._private_addresses)
+        if problem is not None:
+            raise DeliveryError(f"the url {problem}")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status = await self._post(httpx.URL(url), message.body, headers)
+        except TimeoutError:
+            raise DeliveryError(f"no answer within {self._timeout_s:g} s") from None
+        if 300 <= status < 400:
+            raise DeliveryError(f"answered with {status}; redirects are not followed")
+        if not 200 <= status < 300:
+            raise DeliveryError(f"answered with {status}")
+        return status
+
+    async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
+        addresses = await self._resolve(url)
+        client = self._client(url.scheme)
+        sent: dict[str, Any] = {
+            "content": body,
+            "headers": {**headers, "Host": url.netloc.decode()},
+            "extensions": {"sni_hostname": url.host} if url.scheme == "https" else {},
+        }
+        problem = ""
+        for address in addresses:
+            try:
+                async with client.stream("POST", url.copy_with(host=address), **sent) as answer:
+                    return answer.status_code
+            except httpx.ConnectError as error:
+                problem = f"cannot be reached: {error}"
+            except httpx.HTTPError as error:
+                raise DeliveryError(f"broke off: {error or type(error).__name__}") from None
+        raise DeliveryError(problem)
+
+    async def _resolve(self, url: httpx.URL) -> list[str]:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            addresses = await asyncio.wrap_future(_look_up(url.host, port))
+        except (OSError, UnicodeError) as error:
+            raise DeliveryError(f"{url.host} has no address: {error}") from None
+        allowed = [
+            address
+            for address in addresses
+            if self._private_addresses or is_public(ipaddress.ip_address(address.partition("%")[0]))
+        ]
+        if not allowed:
+            raise DeliveryError(f"the url {_not_public(url.host)}")
+        return allowed
+
+    def _client(self, scheme: str) -> httpx.AsyncClient:
+        client = self._clients.get(scheme)
+        if client is None:
+            # Reading the system's certificates takes a while; whoever has no use for them need not wait.
+            verify: ssl.SSLContext | bool = self._trust() if scheme == "https" else False
+            transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_keepalive_connections=0))
+            client = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False, follow_redirects=False)
+            self._clients[scheme] = client
+        return client
+
+    def _trust(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._ca is not None:
+            context.load_verify_locations(self._ca)
+        return context
+
+
+def _look_up(host: str, port: int) -> Future[list[str]]:
+    """The addresses of a host; asked for by a thread that nobody waits for, as a name server may never answer."""
+    answer: Future[list[str]] = Future()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except (OSError, UnicodeError) as error:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+            return
+        if answer.set_running_or_notify_cancel():
+            answer.set_result(addresses)
+
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    return answer
+
+
+def _message(event_id: str, *, kind: str, at: float, account_id: str, job: Mapping[str, Any] | None) -> Message:
+    document = {
+        "event_id": event_id,
+        "type": kind,
+        "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z"),
+        "account_id": account_id,
+        "job": job,
+    }
+    return Message(event_id=event_id, body=json.dumps(document, separators=(",", ":")).encode())
+
+
+def _not_public(host: str) -> str:
+    return f"leads to {host}, which is no public address; the setting webhook_private_addresses allows such"

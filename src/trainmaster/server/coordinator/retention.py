@@ -1,0 +1,351 @@
+"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches, orphans; and the
+records of sessions that ended.
+
+What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
+by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
+between is made good by the next who does. A job whose files cannot be looked at is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from trainmaster.protocol import account_files
+from trainmaster.server.coordinator.checkpoints import left_beside
+from trainmaster.server.coordinator.launching import checkpoints_homes
+from trainmaster.server.core import commands, retention
+from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.doors.tinker import records as tinker
+from trainmaster.server.doors.tinker.records import Leftover
+from trainmaster.server.settings.settings import Settings
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
+from trainmaster.server.store import blobs, checkpoints, jobs
+from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_EVERYTHING = Scope.everything()
+
+ORPHAN_AGE_S = 24 * 3600.0
+"""What belongs to no job is left alone for so long: a restored database may still learn of it."""
+
+_JOB_DIRECTORY = re.compile(r"job-[0-9a-z]{1,64}")
+_SPOOLED = re.compile(r"(job-[0-9a-z]{1,64})\.(\d{1,9})\.\d{1,6}")
+_GOING = ".going-"
+"""Directories with this in front are out of sight, and about to be removed."""
+_BATCH = 500
+FAILED = "failed"
+"""Of a `Collected`: nothing goes, because something is wrong; its name says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Something that goes, or would."""
+
+    what: str
+    """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a `session`, of a
+    `training run` or of a `sampler`; or `failed`."""
+    name: str
+    size_bytes: int
+
+
+def keep_from_settings(settings: Settings) -> Keep:
+    """How long this server keeps things."""
+    return Keep(
+        runs_s=settings.keep_runs_s,
+        checkpoints_s=settings.keep_checkpoints_s,
+        deleted_s=settings.keep_deleted_s,
+        caches_s=settings.keep_caches_s,
+        sessions_s=settings.keep_sessions_s,
+        blobs_s=settings.blob_keep_s,
+    )
+
+
+class Collector:
+    """Collects on one server's roots."""
+
+    def __init__(self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None) -> None:
+        self._database = database
+        self._roots = roots
+        self._keep = keep
+        self._spool = spool
+        self._told: set[str] = set()
+        """What was said to stay, once."""
+
+    def collect(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
+        """Take out of sight whatever may go, and tell of it; with `dry_run` only tell."""
+        if self._keep.runs_s or self._keep.checkpoints_s or self._keep.deleted_s:
+            for _, job in self._directories():
+                if job is None:
+                    continue
+                if retention.deletion_expired(job, self._keep, now=now):
+                    yield from self._alone(job.job_id, self._deleted(job, now, dry_run=dry_run))
+                else:
+                    yield from self._alone(job.job_id, self._checkpoints(job, now, dry_run=dry_run))
+                    yield from self._alone(job.job_id, self._runs(job, now, dry_run=dry_run))
+        yield from self._caches(now, dry_run=dry_run)
+        yield from self._blobs(now, dry_run=dry_run)
+        yield from self._sessions(now, dry_run=dry_run)
+
+    def expire(self, now: float) -> Iterator[Collected]:
+        """Take checkpoints out of sight that were to go by themselves by now, and tell of them."""
+        with self._database.read() as connection:
+            jobs_with_some = {each.job_id for each in checkpoints.overdue(connection, _EVERYTHING, now)}
+
+        for job_id in sorted(jobs_with_some):
+            yield from self._alone(job_id, self._expire(job_id, now))
+
+    def _expire(self, job_id: str, now: float) -> Iterator[Collected]:
+        def work(connection: Connection) -> list[Checkpoint]:
+            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+            overdue = checkpoints.overdue(connection, _EVERYTHING, now, job_id=job_id)
+            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in overdue])
+            doomed = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
+            left = left_beside(connection, job, doomed)
+            change = retention.expire_checkpoints(job, doomed, others=left, now=now)
+            if change is None or not jobs.apply(connection, _EVERYTHING, change):
+                return []
+            checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in doomed])
+            return doomed
+
+        for gone in self._database.write_now(work):
+            yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
+
+    def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
+        """The same with directories of jobs that nobody knows of, and that nobody touched for a day."""
+        for name, job in self._directories():
+            if job is None:
+                yield from self._alone(name, self._orphans(name, now, dry_run=dry_run))
+
+    def _alone(self, name: str, found: Iterator[Collected]) -> Iterator[Collected]:
+        """What is found of one job; its trouble does not keep the others from being collected."""
+        try:
+            yield from found
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("%s cannot be collected: %s", name, error, exc_info=not isinstance(error, OSError))
+            yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
+
+    def sweep(self) -> None:
+        """Remove what is out of sight."""
+        for root in (RUNS, ARTIFACTS):
+            for name in account_files.directories_in(self._roots.path(root, "")):
+                if name.startswith(_GOING):
+                    self._remove(Location(root=root, path=name))
+        with self._database.read() as connection:
+            hidden = checkpoints.hidden(connection, _EVERYTHING)
+        for checkpoint in hidden:
+            try:
+                self._remove_checkpoint(checkpoint)
+            except OSError as error:
+                _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
+
+    def _remove(self, location: Location) -> None:
+        try:
+            self._roots.remove(location)
+        except OSError as error:
+            if location.path not in self._told:
+                _log.warning("%s cannot be removed, and keeps its room on the disk: %s", location.uri, error)
+                self._told.add(location.path)
+
+    def purge_checkpoints(self, job_id: str) -> None:
+        """Remove what lies outside the directory of a job that is purged, unless somebody goes on from it.
+
+        Raises:
+            OSError: something could not be removed.
+        """
+        with self._database.read() as connection:
+            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+            if job.workload_kind != JOB_CLASS:
+                return
+            own = checkpoints.of_job(connection, _EVERYTHING, job_id)
+            in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in own])
+        for checkpoint in own:
+            if checkpoint.checkpoint_id not in in_use:
+                self._remove_files(checkpoint)
+
+    def _remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._remove_files(checkpoint)
+        self._database.write_now(lambda connection: checkpoints.drop(connection, _EVERYTHING, checkpoint))
+
+    def _remove_files(self, checkpoint: Checkpoint) -> None:
+        with self._database.read() as connection:
+            job = jobs.get(connection, _EVERYTHING, checkpoint.job_id, deleted=True)
+            others = checkpoints.overlapping(connection, _EVERYTHING, checkpoint)
+            if job.workload_kind == JOB_CLASS:
+                others += checkpoints.elsewhere(connection, Scope(job.account_id), checkpoint)
+        if retention.owns_files(checkpoint, others, root=ARTIFACTS, homes=checkpoints_homes(job)):
+            aside = f"{_GOING}{secrets.token_hex(8)}"
+            if self._roots.move(Location(root=ARTIFACTS, path=checkpoint.path), aside):
+                self._roots.remove(Location(root=ARTIFACTS, path=aside))
+
+    def _directories(self) -> Iterator[tuple[str, Job | None]]:
+        """All directories of jobs by their names, with the jobs that are known."""
+        names = {
+            name
+            for root in (RUNS, ARTIFACTS)
+            for name in account_files.directories_in(self._roots.path(root, ""))
+            if _JOB_DIRECTORY.fullmatch(name)
+        }
+        ordered = sorted(names)
+        for start in range(0, len(ordered), _BATCH):
+            batch = ordered[start : start + _BATCH]
+            with self._database.read() as connection:
+                known = {job.job_id: job for job in jobs.load(connection, _EVERYTHING, batch)}
+            yield from ((name, known.get(name)) for name in batch)
+
+    def _runs(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        location = Location(root=RUNS, path=job.job_id)
+        if not retention.runs_expired(job, self._keep, now=now) or not self._is_there(location):
+            return
+        size = self._roots.size_of(location)
+
+        def work(connection: Connection) -> bool:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            # A service may have been resumed, and have a new attempt in there.
+            if not retention.runs_expired(fresh, self._keep, now=now):
+                return False
+            change = retention.expire_runs(fresh, now=now)
+            return change is not None and jobs.apply(connection, _EVERYTHING, change) and self._take(location)
+
+        if dry_run or self._database.write_now(work):
+            yield Collected(what="run directory", name=job.job_id, size_bytes=size)
+
+    def _checkpoints(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        def decide(connection: Connection, fresh: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
+            present = checkpoints.of_job(connection, _EVERYTHING, fresh.job_id)
+            scope = Scope(fresh.account_id)
+            in_use = checkpoints.users(connection, scope, [c.checkpoint_id for c in present])
+            doomed = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)
+            return doomed, retention.without(present, doomed)
+
+        def work(connection: Connection) -> list[Checkpoint]:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            doomed, left = decide(connection, fresh)
+            change = retention.expire_checkpoints(fresh, doomed, others=left, now=now)
+            if change is None or not jobs.apply(connection, _EVERYTHING, change):
+                return []
+            checkpoints.hide(connection, _EVERYTHING, fresh, [c.checkpoint_id for c in doomed])
+            return doomed
+
+        if not self._keep.checkpoints_s or not retention.ended_before(job, now - self._keep.checkpoints_s):
+            return
+        with self._database.read() as connection:
+            doomed, _ = decide(connection, job)
+        if doomed and not dry_run:
+            doomed = self._database.write_now(work)
+        for checkpoint in doomed:
+            yield Collected(what="checkpoint", name=checkpoint.checkpoint_id, size_bytes=checkpoint.size_bytes)
+
+    def _deleted(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Have a deleted job purged, unless another one goes on from a checkpoint of it."""
+        with self._database.read() as connection:
+            names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
+            if checkpoints.users(connection, Scope(job.account_id), names):
+                return
+        size = sum(self._roots.size_of(Location(root=root, path=job.job_id)) for root in (RUNS, ARTIFACTS))
+
+        def work(connection: Connection) -> bool:
+            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
+            change = commands.delete(fresh, now=now, purge=True)
+            return change is not None and jobs.apply(connection, _EVERYTHING, change)
+
+        if dry_run or self._database.write_now(work):
+            yield Collected(what="deleted job", name=job.job_id, size_bytes=size)
+
+    def _orphans(self, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        for root in (RUNS, ARTIFACTS):
+            location = Location(root=root, path=name)
+            if not self._is_there(location) or self._newest(location) > now - ORPHAN_AGE_S:
+                continue
+            size = self._roots.size_of(location)
+            if dry_run or self._take(location):
+                yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
+
+    def _caches(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """What couriers left whose attempt has ended: nobody will ever come for it."""
+        if self._spool is None or not self._keep.caches_s:
+            return
+        for name in account_files.directories_in(self._spool):
+            yield from self._alone(name, self._cache(self._spool, name, now, dry_run=dry_run))
+
+    def _cache(self, spool: Path, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        named = _SPOOLED.fullmatch(name)
+        if named is None or account_files.newest_in(spool, name) > now - self._keep.caches_s:
+            return
+        with self._database.read() as connection:
+            job = next(iter(jobs.load(connection, _EVERYTHING, [named[1]])), None)
+        if job is not None and job.attempt is not None and job.attempt.number <= int(named[2]):
+            return
+        size = account_files.size_of(spool, name)
+        if not dry_run:
+            account_files.remove(spool, name)
+        yield Collected(what="cache", name=name, size_bytes=size)
+
+    def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
+        before = now - self._keep.blobs_s
+        with self._database.read() as connection:
+            unused = blobs.unused(connection, _EVERYTHING, before)
+        for blob in unused:
+
+            def work(connection: Connection, blob: Blob = blob) -> bool:
+                # Inside the transaction: nobody can upload the same content between the two.
+                if not blobs.delete(connection, _EVERYTHING, blob, before):
+                    return False
+                self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
+                return True
+
+            if dry_run or self._database.write_now(work):
+                yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
+
+    def _sessions(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """Forget Tinker sessions that ended, but for runs that saved something."""
+        if not self._keep.sessions_s:
+            return
+        before = now - self._keep.sessions_s
+        after: str | None = ""
+        while after is not None:
+
+            def work(connection: Connection, after: str = after) -> list[Leftover]:
+                gone, _ = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
+                for each in gone:
+                    tinker.forget(connection, _EVERYTHING, each)
+                return gone
+
+            with self._database.read() as connection:
+                gone, last = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
+            if gone and not dry_run:
+                gone = self._database.write_now(work)
+            for each in gone:
+                for what, names in (
+                    ("sampler", each.sampler_ids),
+                    ("training run", each.model_ids),
+                    ("session", (each.session_id,) if each.whole else ()),
+                ):
+                    yield from (Collected(what=what, name=name, size_bytes=0) for name in names)
+            after = last
+
+    def _take(self, location: Location) -> bool:
+        """Take a directory out of sight; False when somebody else did."""
+        return self._roots.move(location, f"{_GOING}{location.path}-{secrets.token_hex(4)}")
+
+    def _is_there(self, location: Location) -> bool:
+        return account_files.exists(self._roots.path(location.root, ""), location.path)
+
+    def _newest(self, location: Location) -> float:
+        return account_files.newest_in(self._roots.path(location.root, ""), location.path)

@@ -1,0 +1,102 @@
+"""The training runtimes that an operator put beside the server: YAML files in the shape of Kubeflow's.
+
+The server hands them out as they are, and decides nothing by them: clients read them. So they are looked at when they
+are asked for, a new file counts at once, and a broken one is told to whoever asks instead of keeping the server down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.plain_yaml import parse_yaml_documents
+from trainmaster.server.core.errors import NotFoundError
+
+SUFFIXES = (".yaml", ".yml")
+KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeDocument:
+    """One runtime."""
+
+    name: str
+    kind: str
+    file: str
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFile:
+    """A file of which something cannot be used."""
+
+    file: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeFiles:
+    """What a directory has."""
+
+    runtimes: tuple[RuntimeDocument, ...] = ()
+    broken: tuple[BrokenFile, ...] = ()
+
+    def get(self, name: str) -> RuntimeDocument:
+        """The runtime of a name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        for runtime in self.runtimes:
+            if runtime.name == name:
+                return runtime
+        broken = "".join(f"; {each.file} cannot be used: {each.message}" for each in self.broken)
+        raise NotFoundError(f"there is no runtime {name} on this server{broken}")
+
+
+def load_runtimes(directory: Path) -> RuntimeFiles:
+    """The runtimes of a directory, in the order of the files; one that is not there has none."""
+    found: dict[str, RuntimeDocument] = {}
+    broken: list[BrokenFile] = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix not in SUFFIXES:
+            continue
+        for number, document in enumerate(_documents(path, broken), start=1):
+            try:
+                runtime = _runtime(document, path.name)
+                if runtime is not None and runtime.name in found:
+                    raise ValueError(f"metadata.name: {found[runtime.name].file} has a {runtime.name} already")
+                if runtime is not None:
+                    found[runtime.name] = runtime
+            except ValueError as error:
+                broken.append(BrokenFile(file=path.name, message=f"document {number}: {error}"))
+    return RuntimeFiles(runtimes=tuple(found.values()), broken=tuple(broken))
+
+
+def _documents(path: Path, broken: list[BrokenFile]) -> list[Any]:
+    try:
+        return [each for each in parse_yaml_documents(path.read_text(encoding="utf-8"), path.name) if each is not None]
+    except (OSError, ValueError) as error:  # YamlError is a ValueError
+        broken.append(BrokenFile(file=path.name, message=str(error)))
+        return []
+
+
+def _runtime(document: Any, file: str) -> RuntimeDocument | None:
+    """What has to be right for it to be handed out; the rest is its reader's. None: it is something else."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError(f"kind: must be {' or '.join(KINDS)}")
+    if kind not in KINDS:
+        return None
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError("metadata.name: is required")
+    try:
+        plain = json.loads(json.dumps(document, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be written as JSON: {error}") from error
+    return RuntimeDocument(name=name, kind=kind, file=file, document=plain)

@@ -1,0 +1,245 @@
+"""Reading run directories: from what workers and ranks wrote to a `Sight` for the pure core."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainmaster.protocol.disks import disk_is_full
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.rundir import (
+    RunDirectory,
+    beat_document,
+    endpoint_document,
+    events_stream,
+    exit_document,
+    metrics_stream,
+    worker_stream,
+)
+from trainmaster.server.coordinator.launching import checkpoints_homes
+from trainmaster.server.coordinator.streams import Streams, note
+from trainmaster.server.core import reported
+from trainmaster.server.core.job import Attempt, Job, Progress
+from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.states import Desired
+from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE
+from trainmaster.server.storage import ARTIFACTS, URI, Location, Roots
+
+_OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
+"""What a rank may report; everything else is its worker's to say."""
+_MAX_ETA_S = 1e10
+_OVER = (Liveness.GONE, Liveness.REBOOTED, Liveness.REVOKED)
+LOOKS_AFTER_END = 8
+"""Looks at a node that has ended, while it has more reports than one look takes: some 2,000 reports of a single rank. A
+job that reports as it should has a handful left, or a few hundred after the server was away for a day."""
+Endpoint = Callable[[int, str, int], str | None]
+IDENTITY = ("project", "group", "name")
+"""What the path of a job class's checkpoints begins with."""
+
+
+def look(
+    job: Job,
+    directory: RunDirectory,
+    liveness: Sequence[Liveness],
+    *,
+    ranks_per_node: int,
+    roots: Roots,
+    endpoint: Endpoint,
+) -> Sight:
+    """What is new about the current attempt.
+
+    Args:
+        job: whose attempt it is.
+        directory: its run directory.
+        liveness: of each node.
+        ranks_per_node: how many report.
+        roots: where checkpoints may lie.
+        endpoint: tells from a node, and the host and port that its worker names, where its service is reached.
+
+    `liveness` must have been taken before the call: a worker that was found gone has written all it
+    ever will, so nothing that it said can be missed here.
+    """
+    streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
+    nodes = [
+        _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
+        for node, alive in enumerate(liveness)
+    ]
+    if streams.skipped_bytes:
+        nodes[0] = replace(nodes[0], records=[*nodes[0].records, _told_of_skipping(streams)])
+    # After the exit of node 0 was looked for: they are complete when that is there.
+    metrics = streams.newest(metrics_stream(0, 0))
+    return Sight(
+        attempt=job.live.number,
+        nodes=nodes,
+        offsets=streams.offsets,
+        progress=_progress(job.progress, metrics),
+        behind=streams.behind,
+    )
+
+
+def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
+    """When the workers of an attempt last said that they live: the time of the one that has been silent for longest."""
+    times = []
+    for node in range(len(attempt.shares)):
+        if node not in attempt.exits:
+            with contextlib.suppress(OSError):  # no sign of life, as without the file
+                beat = directory.document(beat_document(node)) or {}
+                times.append(reported.number(beat.get("t")) or 0.0)
+    return min(times, default=None)
+
+
+def _look_at_node(
+    job: Job,
+    directory: RunDirectory,
+    node: int,
+    alive: Liveness,
+    ranks_per_node: int,
+    streams: Streams,
+    roots: Roots,
+    reached: Endpoint,
+) -> NodeSight:
+    attempt = job.live
+    # The exit is written last: read it before the streams, and they are complete when it is there.
+    ended = directory.document(exit_document(node)) if node not in attempt.exits else None
+    own = [worker_stream(node), *(events_stream(node, rank) for rank in _ranks(node, ranks_per_node))]
+    said = [streams.fresh(stream, of_rank=stream != own[0]) for stream in own]
+    over = ended is not None or alive in _OVER
+    if over and any(each.behind for each in said):
+        # Its end would cut off what it said before: that is read first, but not for long. Others wait for its room.
+        wanted = job.desired not in (Desired.STOP, Desired.DELETE)
+        if streams.reads_on_after_end(node, looks=LOOKS_AFTER_END if wanted else 0):
+            ended, alive = None, Liveness.UNKNOWN
+        else:
+            said = [
+                streams.skip_to_newest(stream, each) if each.behind else each
+                for stream, each in zip(own, said, strict=True)
+            ]
+    streams.behind |= any(each.behind for each in said)
+    notes = [each for of_stream in said for each in of_stream.notes]
+    # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
+    records = [record for record in said[0].records if record.get("type") != "checkpoint"]
+    for rank, of_rank in zip(_ranks(node, ranks_per_node), said[1:], strict=True):
+        found = (_located(record, rank, roots, job) for record in of_rank.records)
+        records += [located for located in found if located is not None]
+    records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
+    endpoint = None
+    # Over HTTP the document may arrive after the word that it is there.
+    unknown = node in attempt.started and job.endpoint is None
+    if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
+        endpoint = _endpoint(directory, node, reached)
+    if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
+        message = f"the worker of node {node} died without a word, and the disk of its run directory is full"
+        ended = {"reason": Reason.DISK_FULL, "message": message}
+    return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
+
+
+def _ranks(node: int, ranks_per_node: int) -> range:
+    return range(node * ranks_per_node, (node + 1) * ranks_per_node)
+
+
+def _told_of_skipping(streams: Streams) -> dict[str, Any]:
+    return {
+        "type": "reports_cut",
+        "message": f"the attempt ended with more reports than the server had read: {streams.skipped_bytes} bytes of "
+        "them were skipped, up to the newest; checkpoints and phases that they report are not registered",
+    }
+
+
+def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
+    """host:port of a service, once its worker says that it answers.
+
+    The gateway sends requests there in the server's name. So it is the backend that knows where: a worker must not lead
+    it to others whom the server can reach.
+    """
+    told = directory.document(endpoint_document(node))
+    if told is None:
+        return None
+    port = reported.whole(told.get("port"), low=1, high=65535)
+    return reached(node, str(told.get("host")), port) if port is not None else None
+
+
+def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[str, Any] | None:
+    """A rank's record as the core wants it; phases count from rank 0 alone."""
+    match record.get("type"):
+        case "phase" if rank != 0:
+            return None
+        case "checkpoint":
+            try:
+                location = _own_checkpoint(reported.exact_text(record.get("path")), job, roots)
+            except ValueError as error:
+                return note(f"a checkpoint was not registered: {error}", record.get("t"))
+            return {**record, "root": location.root, "path": location.path}
+        case kind if kind in _OF_RANKS:
+            return record
+        case _:
+            return None
+
+
+def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
+    """Where a checkpoint lies: in its job's directory for them, or on an object store.
+
+    What is registered is shown, fetched and removed with the rights of the server, on the word of the job. So it may
+    be nothing of another's, and nothing behind a link. What lies on an object store is only ever named.
+    """
+    if path.startswith("s3://"):
+        return Location(root=URI, path=path)
+    location = roots.locate(path)
+    home = next((home for home in checkpoints_homes(job) if location.path.startswith(f"{home}/")), None)
+    names = location.path.removeprefix(f"{home}/").split("/") if home else []
+    own = len(names) == 1
+    if job.workload_kind == JOB_CLASS:
+        # All classes of an account share a directory; their own are those below project, group and name.
+        own = len(names) > len(IDENTITY)
+    elif job.workload_kind == TRAINER_SERVICE:
+        # By what they are for, and by the names that clients give them.
+        own = len(names) >= 1
+    if location.root != ARTIFACTS or not own:
+        raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
+    return location
+
+
+def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progress | None:
+    """The last word of rank 0's metrics; None when it said nothing new."""
+    latest = None
+    for record in records:
+        latest = _advanced(latest or progress, record)
+    return latest
+
+
+def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
+    """Progress after one more report; what it does not say, or nobody could understand, stays."""
+
+    def or_before(told: float | None, before: float | None) -> float | None:
+        return before if told is None else told
+
+    step, total = reported.whole(record.get("step")), reported.whole(record.get("total_steps"))
+    step = progress.step if step is None else step
+    total = progress.total_steps if total is None else total
+    percent = reported.number(record.get("percent"), low=0.0, high=100.0)
+    if percent is None and step is not None and total:
+        percent = min(100.0, 100.0 * step / total)
+    return replace(
+        progress,
+        step=step,
+        total_steps=total,
+        epoch=or_before(reported.number(record.get("epoch")), progress.epoch),
+        percent=or_before(percent, progress.percent),
+        eta_s=or_before(reported.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S), progress.eta_s),
+        metrics=_merged(progress.metrics, reported.metrics(record.get("values"))),
+        step_at=or_before(reported.number(record.get("t")), progress.step_at)
+        if step != progress.step
+        else progress.step_at,
+    )
+
+
+def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
+    """The last value of each name; of too many names, those go that were known longest and are not told again."""
+    merged = {**before, **told}
+    surplus = len(merged) - reported.MAX_METRICS
+    if surplus > 0:
+        for name in [name for name in merged if name not in told][:surplus]:
+            del merged[name]
+    return merged

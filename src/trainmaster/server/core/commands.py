@@ -1,0 +1,149 @@
+"""What users ask of jobs that exist: cancel, pause, resume, edit, delete. Pure; the answer is a `Change`.
+
+Submitting and retrying make new jobs and are in `core.submission`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
+from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.machine import Draft
+from trainmaster.server.core.states import ACTIVE, TERMINAL, Action, Actor, Desired, Trigger, allowed_from
+from trainmaster.server.core.stopping import request_stop
+
+
+def cancel(job: Job, *, now: float, message: str = "") -> Change | None:
+    """End a job for good. One that runs is stopped first; asking twice changes nothing."""
+    check_allowed(job, Action.CANCEL)
+    draft = Draft(job, now)
+    if job.status not in ACTIVE:
+        draft.set(desired=Desired.STOP)
+        draft.move(Trigger.CANCEL, reason=Reason.CANCELLED, message=message)
+    elif job.desired in (Desired.RUN, Desired.PAUSE):
+        draft.set(desired=Desired.STOP)
+        request_stop(draft, StopCause.CANCEL, save=False)
+        if message:
+            draft.set(message=message)
+            draft.set_attempt(message=message)  # whatever the job says until it has stopped
+        draft.note("cancel_requested", actor=Actor.API, message=message or "cancel was asked for")
+    return draft.change()
+
+
+def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
+    """Park a running job; it is PAUSED once it has stopped.
+
+    Raises:
+        InvalidTransitionError: the job does not run, or is being stopped already.
+        ConflictError: it cannot save, and `save` was asked for.
+    """
+    check_allowed(job, Action.PAUSE)
+    if job.desired is not Desired.RUN:
+        raise InvalidTransitionError(
+            action=Action.PAUSE,
+            status=job.status,
+            allowed_from=sorted(allowed_from(Action.PAUSE, service=job.is_service)),
+            message=f"the job is being stopped already (wanted: {job.desired})",
+        )
+    if save and not job.can_save:
+        raise ConflictError(
+            "this workload has not shown that it can save; pause it without saving (save_checkpoint=false, or "
+            "--no-save), and it resumes from its last committed checkpoint, or from the start"
+        )
+    draft = Draft(job, now)
+    draft.set(desired=Desired.PAUSE)
+    request_stop(draft, StopCause.PAUSE, save=save)
+    draft.note("pause_requested", actor=Actor.API, message="pause was asked for", data={"save_checkpoint": save})
+    return draft.change()
+
+
+def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Change | None:
+    """Queue a parked job again, from `checkpoint` or else from its latest one; a service also after its end."""
+    check_allowed(job, Action.RESUME)
+    # A job that has saved nothing yet still goes on from what it was given.
+    inherited = job.resume_checkpoint_id if job.latest_checkpoint_id is None else None
+    chosen = checkpoint.checkpoint_id if checkpoint else job.own_checkpoint_id or inherited
+    draft = Draft(job, now)
+    draft.set(
+        desired=Desired.RUN,
+        resume_checkpoint_id=checkpoint.checkpoint_id if checkpoint else inherited,
+        queued_at=now,
+        not_before=0.0,
+        paused_at=None,
+        finished_at=None,
+        retries_used=0,
+        last_activity_at=None,
+    )
+    fresh = "starts again" if job.is_service else "has no checkpoint: starts again at step 0"
+    draft.move(
+        Trigger.RESUME,
+        message=f"resumes from checkpoint {chosen}" if chosen else fresh,
+        data={"checkpoint_id": chosen},
+    )
+    return draft.change()
+
+
+def edit(
+    job: Job,
+    *,
+    now: float,
+    priority: int | None = None,
+    queue: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Change | None:
+    """Change priority, queue or labels of a job that has not ended."""
+    check_allowed(job, Action.EDIT)
+    wanted: dict[str, Any] = {"priority": priority, "queue": queue, "labels": labels}
+    changes = {name: value for name, value in wanted.items() if value is not None and value != getattr(job, name)}
+    if not changes:
+        return None
+    spec = dict(job.spec)
+    if "labels" in changes:
+        spec["labels"] = dict(changes["labels"])
+    scheduling = {name: changes[name] for name in ("priority", "queue") if name in changes}
+    if scheduling:
+        spec["scheduling_config"] = {**spec.get("scheduling_config", {}), **scheduling}
+    if "priority" in changes and isinstance(spec.get("training_config"), dict):
+        spec["training_config"] = {name: v for name, v in spec["training_config"].items() if name != "priority"}
+    draft = Draft(job, now)
+    draft.set(**changes, spec=spec)
+    said = ", ".join(f"{name} is now {value}" for name, value in changes.items())
+    draft.note("edited", actor=Actor.API, message=said, data=changes)
+    return draft.change()
+
+
+def delete(job: Job, *, now: float, purge: bool = False) -> Change | None:
+    """Hide a job behind a tombstone; a live one is stopped first. `purge` also removes its files, also afterwards."""
+    draft = Draft(job, now)
+    if job.deleted_at is not None:
+        if purge and not job.purge:
+            draft.set(purge=True)
+            draft.note("purge_requested", actor=Actor.API, message="the files of the deleted job are to be removed")
+    elif job.status in ACTIVE:
+        if job.desired is Desired.DELETE and job.purge >= purge:
+            return None
+        draft.set(desired=Desired.DELETE, purge=purge or job.purge)
+        request_stop(draft, StopCause.DELETE, save=False)
+        draft.note("delete_requested", actor=Actor.API, message="deletion was asked for", data={"purge": purge})
+    else:
+        draft.set(desired=Desired.DELETE, purge=purge or job.purge)
+        if job.status not in TERMINAL:
+            draft.move(Trigger.CANCEL, reason=Reason.DELETED, message="the job was deleted")
+        bury(draft)
+    return draft.change()
+
+
+def bury(draft: Draft) -> None:
+    """Set the tombstone of a job that holds nothing any more."""
+    draft.set(deleted_at=draft.now)
+    draft.note("deleted", actor=Actor.API, message="the job was deleted", data={"purge": draft.job.purge})
+
+
+def check_allowed(job: Job, action: Action) -> None:
+    """Raise InvalidTransitionError unless the job's state allows the action."""
+    allowed = allowed_from(action, service=job.is_service)
+    if job.status not in allowed:
+        raise InvalidTransitionError(action=action, status=job.status, allowed_from=sorted(allowed))

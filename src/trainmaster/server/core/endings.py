@@ -1,0 +1,252 @@
+"""How attempts end, and where that sends their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
+from trainmaster.server.core.commands import bury
+from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
+from trainmaster.server.core.machine import Draft
+from trainmaster.server.core.reasons import CONSEQUENCES, Outcome
+from trainmaster.server.core.reported import ending
+from trainmaster.server.core.sight import Liveness, NodeSight
+from trainmaster.server.core.states import Actor, Desired, JobStatus, Trigger
+
+BACKOFF_S = 5.0
+BACKOFF_MAX_S = 300.0
+LAUNCH_BACKOFF_MAX_S = 60.0
+"""An engine that is back is noticed as soon."""
+MOST_UNCLAIMED_LAUNCHES = 3
+"""Launches in a row that no worker claims in time; then something is wrong that waiting does not mend."""
+
+
+def refuse_launch(
+    job: Job,
+    *,
+    now: float,
+    attempt: int,
+    message: str,
+    reason: Reason,
+    before: int = 0,
+    again_in_s: float | None = None,
+) -> Change | None:
+    """Take in that a backend could not launch an attempt that never began.
+
+    Args:
+        job: as it is.
+        now: the time.
+        attempt: its number.
+        message: why, in words.
+        reason: why.
+        before: launches of the job that were refused in a row until then; the next one waits the longer.
+        again_in_s: how long that is, where the backend knows better.
+    """
+    if job.attempt is None or job.attempt.number != attempt:
+        return None
+    draft = Draft(job, now)
+    draft.end_attempt(reason=reason, message=message)
+    if job.desired in (Desired.STOP, Desired.DELETE):
+        draft.move(Trigger.CANCEL, reason=reason, message=job.attempt.message or message)
+    elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
+        draft.move(Trigger.REFUSE, reason=reason, message=message)
+    else:
+        wait_s = min(backoff_s(before), LAUNCH_BACKOFF_MAX_S) if again_in_s is None else again_in_s
+        draft.set(not_before=now + wait_s)
+        draft.move(Trigger.UNPLACE, reason=reason, message=message)
+    if job.desired is Desired.DELETE:
+        bury(draft)
+    return draft.change()
+
+
+def tell_wait(job: Job, *, now: float, message: str) -> Change | None:
+    """Take in what a backend has to do before it can launch the current attempt."""
+    if job.status is not JobStatus.SCHEDULING or job.live.stop is not None or job.message == message:
+        return None
+    draft = Draft(job, now)
+    draft.set(message=message)
+    draft.note("launch_waits", actor=Actor.BACKEND, message=message)
+    return draft.change()
+
+
+def name_attempt(job: Job, *, now: float, handle: str) -> Change | None:
+    """Record what the backend's engine calls the current attempt."""
+    draft = Draft(job, now)
+    draft.set_attempt(handle=handle)
+    return draft.change()
+
+
+def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
+    """Take in that a node has ended: by its exit document, or because its worker is known to be gone."""
+    attempt = draft.job.live
+    if node in attempt.exits:
+        return
+    document: Mapping[str, Any] | None = seen.exit
+    if document is None:
+        match seen.liveness:
+            case Liveness.GONE:
+                document = {"reason": Reason.WORKER_LOST, "message": f"the worker of node {node} died without a word"}
+            case Liveness.REBOOTED:
+                document = {"reason": Reason.NODE_LOST, "message": f"the machine of node {node} was rebooted"}
+            case Liveness.REVOKED:
+                document = {"reason": Reason.NEVER_STARTED, "message": "withdrawn before it began"}
+            case _:
+                return
+    ended = ending(document, since=attempt.created_at, now=draft.now)
+    if ended["reason"] == Reason.WORKER_LOST and attempt.stop is not None and _missed_its_stop(attempt, draft.now):
+        # It was killed because it did not stop: that is how it ended, and no loss.
+        ended["reason"], ended["stop_cause"] = REASON_OF_STOP[attempt.stop], attempt.stop
+        ended["message"] = f"stopped ({attempt.stop}): its worker did not react within the grace period and was killed"
+    draft.set_attempt(
+        exits={**attempt.exits, node: ended},
+        # Where nobody heard that it had started, its end still says when.
+        started_at=ended.get("started_at") if attempt.started_at is None else attempt.started_at,
+    )
+
+
+def _missed_its_stop(attempt: Attempt, now: float) -> bool:
+    """Whether the grace period is over, or began by a clock that was set back since."""
+    return attempt.stop_at is not None and not attempt.stop_at <= now <= attempt.stop_at + attempt.stop_grace_s
+
+
+def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
+    """End the attempt when every node has; when one failed, have the others stopped.
+
+    `unclaimed_launches` is how many launches of the job in a row no worker claimed in time.
+    """
+    attempt = draft.job.live
+    failed = [node for node, ended in attempt.exits.items() if ended["reason"] != Reason.SUCCEEDED]
+    if len(attempt.exits) < len(attempt.shares):
+        if failed and attempt.stop is None:
+            draft.set_attempt(stop=StopCause.PEER, stop_save=False, stop_grace_s=5.0, stop_at=draft.now)
+        return
+    cause = _cause(attempt)
+    evidence = {
+        name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
+    }
+    # What the last node held was free no earlier.
+    ended_at = max(float(ended["ended_at"]) for ended in attempt.exits.values())
+    reason, message = Reason(cause["reason"]), str(cause["message"])
+    gives_up = reason is Reason.NEVER_STARTED and unclaimed_launches >= MOST_UNCLAIMED_LAUNCHES
+    if gives_up:
+        message = f"no worker started in {unclaimed_launches} launches in a row"
+    _finish(draft, reason, message, evidence, ended_at, gives_up=gives_up)
+
+
+def unclaimed_launches(job: Job, attempts: Iterable[Attempt]) -> int:
+    """How many launches in a row no worker claimed in time since the job was queued or resumed, with the current one.
+
+    One that was withdrawn for another reason, or refused, neither counts nor breaks the row.
+
+    Args:
+        job: which one.
+        attempts: all that it has had.
+    """
+    earlier = [each for each in attempts if each.number < job.live.number and each.created_at >= (job.queued_at or 0.0)]
+    count = 0
+    for attempt in [job.live, *sorted(earlier, key=lambda each: each.number, reverse=True)]:
+        if len(attempt.claimed) == len(attempt.shares):
+            break
+        if attempt.reason in (None, Reason.NEVER_STARTED) and attempt.stop in (None, StopCause.PEER):
+            count += 1
+    return count
+
+
+def _cause(attempt: Attempt) -> Mapping[str, Any]:
+    """The exit that explains the attempt's end: the first failure that no peer caused.
+
+    A node that never started explains the stop of its peers, and why the success of the others is none; but it
+    explains no other failure.
+    """
+
+    def rank(ended: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
+        return (
+            ended["reason"] == Reason.SUCCEEDED,
+            ended.get("stop_cause") == StopCause.PEER,
+            ended["reason"] == Reason.NEVER_STARTED,
+            float(ended["ended_at"]),
+        )
+
+    return min(attempt.exits.values(), key=rank)
+
+
+def _finish(
+    draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any], ended_at: float, *, gives_up: bool
+) -> None:
+    """End the attempt and send the job where the reason, the user's wish and the budgets lead.
+
+    `gives_up`: an attempt that never started is the last one.
+    """
+    job = draft.job
+    unwanted = job.desired in (Desired.STOP, Desired.DELETE)
+    if unwanted and reason is Reason.NEVER_STARTED:
+        # It is not placed again, as that reason would promise.
+        reason = Reason.DELETED if job.desired is Desired.DELETE else Reason.CANCELLED
+    outcome = CONSEQUENCES[reason].outcome
+    cancelled = unwanted and outcome is not Outcome.COMPLETED
+    if job.status is JobStatus.SCHEDULING and outcome is not Outcome.NOT_STARTED and not cancelled:
+        draft.move(Trigger.LAUNCH)
+    draft.end_attempt(reason=reason, message=message, evidence=evidence, ended_at=ended_at)
+    if cancelled:
+        # Whoever cancelled it may have said why; the attempt keeps how it ended.
+        draft.move(Trigger.CANCEL, reason=reason, message=job.live.message or message, data=evidence)
+    elif outcome is Outcome.COMPLETED:
+        draft.move(Trigger.COMPLETE, reason=reason, message=message)
+    elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):
+        _park(draft, reason, message)
+    elif outcome is Outcome.NOT_STARTED and gives_up:
+        last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
+        draft.move(last, reason=reason, message=message)
+    elif outcome is Outcome.NOT_STARTED:
+        # No budget is charged: nothing failed that ran. The other nodes of a gang may have begun already.
+        draft.set(not_before=draft.now + BACKOFF_S)
+        again = Trigger.UNPLACE if draft.edge(Trigger.UNPLACE) is not None else Trigger.RETRY
+        draft.move(again, reason=reason, message=message)
+    elif outcome is Outcome.PREEMPTED:
+        _finish_preempted(draft, reason, message)
+    elif outcome is Outcome.TRANSIENT and may_retry(job):
+        wait_s = backoff_s(job.retries_used)
+        draft.set(retries_used=job.retries_used + 1, not_before=draft.now + wait_s)
+        draft.move(
+            Trigger.RETRY,
+            reason=reason,
+            message=f"{message}; try {job.retries_used + 1} of {job.max_retries} in {wait_s:.0f} s",
+            data=evidence,
+        )
+    else:
+        draft.move(Trigger.FAIL, reason=reason, message=message, data=evidence)
+    if job.desired is Desired.DELETE:
+        bury(draft)
+
+
+def _park(draft: Draft, reason: Reason, message: str) -> None:
+    if draft.edge(Trigger.PARK) is None and draft.edge(Trigger.TRAIN) is not None:
+        draft.move(Trigger.TRAIN)
+    if draft.edge(Trigger.PARK) is not None:
+        draft.move(Trigger.PARK, reason=reason, message=message, data={"checkpoint_id": draft.job.latest_checkpoint_id})
+    else:
+        # Exporting had begun before the pause took effect: nothing to park, so it goes on from its checkpoint.
+        draft.set(desired=Desired.RUN)
+        draft.move(Trigger.RETRY, reason=reason, message="was exporting; is queued again instead of being paused")
+
+
+def _finish_preempted(draft: Draft, reason: Reason, message: str) -> None:
+    job = draft.job
+    again = job.max_retries > 0 and not job.is_service and job.preemptions_used < PREEMPTION_BUDGET
+    if again:
+        draft.set(preemptions_used=job.preemptions_used + 1)
+        draft.move(Trigger.RETRY, reason=reason, message=message or "preempted; queued again")
+    else:
+        draft.move(Trigger.PREEMPT, reason=reason, message=message)
+
+
+def may_retry(job: Job) -> bool:
+    """Whether the budget for transient failures allows another attempt."""
+    # A service's users must learn that its state is gone: it is resumed by them, never behind their backs.
+    return not job.is_service and job.retries_used < job.max_retries
+
+
+def backoff_s(tries: int) -> float:
+    """How long to wait before another try."""
+    return float(min(BACKOFF_S * 2 ** min(tries, 10), BACKOFF_MAX_S))

@@ -1,0 +1,184 @@
+"""Every error that Trainmaster raises on purpose.
+
+    TrainmasterError
+    ├── SpecError                    the request has a wrong shape or value
+    ├── RefusedError                 the request is well-formed, and we will not do it
+    ├── ForbiddenError               the server's policy does not allow it
+    ├── NotFoundError                no such thing, or not yours to see
+    │   └── JobNotFoundError
+    ├── ConflictError                not now
+    │   ├── InvalidTransitionError   not in the job's present state
+    │   ├── HandleTakenError         another job of the account has this handle
+    │   ├── IdempotencyMismatchError one idempotency key, two different requests
+    │   ├── StaleWriteError          somebody else changed the job first
+    │   └── DoubleBookedError        the resources are held by another attempt, or no node has them
+    ├── NotLeaderError               this server does not lead (any more)
+    ├── StoreUnavailableError        the database is locked, full, broken or out of reach; try again
+    └── NewerVersionError            written by a newer version of Trainmaster
+        ├── NewerSpecError
+        └── NewerDatabaseError
+
+The first line of a class's docstring is its default message. `code` is what clients branch on; which
+HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a request, and where."""
+
+    field: str
+    message: str
+
+
+class TrainmasterError(Exception):
+    """Something went wrong."""
+
+    code = "INTERNAL"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").splitlines()[0])
+
+    @property
+    def message(self) -> str:
+        """What to tell the user."""
+        return str(self.args[0])
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The fields that are to blame, if any."""
+        return ()
+
+
+class SpecError(TrainmasterError):
+    """The request is not valid."""
+
+    code = "VALIDATION_ERROR"
+
+    def __init__(self, problems: Sequence[Problem], message: str | None = None) -> None:
+        super().__init__(message or _first_of(problems))
+        self._problems = tuple(problems)
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The fields that are to blame."""
+        return self._problems
+
+
+class RefusedError(TrainmasterError):
+    """The request is refused."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str | None = None, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self._problems = tuple(problems)
+
+    @classmethod
+    def because(cls, problems: Sequence[Problem]) -> Self:
+        """Of fields that are to blame."""
+        return cls(_first_of(problems), problems)
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The fields that are to blame, if any."""
+        return self._problems
+
+
+class ForbiddenError(TrainmasterError):
+    """This server does not allow that."""
+
+    code = "FORBIDDEN"
+
+
+class NotFoundError(TrainmasterError):
+    """There is no such thing."""
+
+    code = "NOT_FOUND"
+
+
+class JobNotFoundError(NotFoundError):
+    """There is no such job."""
+
+    code = "JOB_NOT_FOUND"
+
+
+class ConflictError(TrainmasterError):
+    """That cannot be done now."""
+
+    code = "CONFLICT"
+
+
+class InvalidTransitionError(ConflictError):
+    """The job's state does not allow that."""
+
+    code = "INVALID_STATE_TRANSITION"
+
+    def __init__(self, *, action: str, status: str, allowed_from: Sequence[str], message: str | None = None) -> None:
+        allowed = ", ".join(allowed_from)
+        super().__init__(message or f"cannot {action} a job that is {status}; possible from {allowed}")
+        self.action = action
+        self.status = status
+        self.allowed_from = tuple(allowed_from)
+
+
+class HandleTakenError(ConflictError):
+    """Another job of this account has that handle."""
+
+    code = "HANDLE_TAKEN"
+
+
+class IdempotencyMismatchError(ConflictError):
+    """This Idempotency-Key was used before, with a different request."""
+
+    code = "IDEMPOTENCY_KEY_REUSED"
+
+
+class StaleWriteError(ConflictError):
+    """The job was changed by somebody else in the meantime; try again."""
+
+    code = "STALE_WRITE"
+
+
+class DoubleBookedError(ConflictError):
+    """Another attempt holds these resources."""
+
+    code = "DOUBLE_BOOKED"
+
+
+class NotLeaderError(TrainmasterError):
+    """This server does not lead."""
+
+    code = "NOT_LEADER"
+
+
+class StoreUnavailableError(TrainmasterError):
+    """The database cannot be used now; try again."""
+
+    code = "UNAVAILABLE"
+
+
+class NewerVersionError(TrainmasterError):
+    """This was written by a newer version of Trainmaster; upgrade this one."""
+
+    code = "NEWER_VERSION"
+
+
+class NewerSpecError(NewerVersionError):
+    """This job was stored by a newer version of Trainmaster; upgrade this server."""
+
+
+class NewerDatabaseError(NewerVersionError):
+    """This database belongs to a newer version of Trainmaster; upgrade this server."""
+
+
+def _first_of(problems: Sequence[Problem]) -> str:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{first.field}: {first.message}{more}"

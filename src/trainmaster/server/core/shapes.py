@@ -1,0 +1,251 @@
+"""Training shapes: named, versioned sets of machines on which a trainer was tried. Operators write them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, Strict, model_validator
+
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.fields import Broken, Count, Flag, Matches, Model, Name, Names, Scalar, Text, refuse
+from trainmaster.server.core.suggest import choice_message
+
+ANYBODYS = "fireworks"
+"""Shapes are the operator's, and found in every account; clients also ask for them in this one."""
+LATEST = "latest"
+"""Stands for the latest version that is validated."""
+
+_REFERENCE = re.compile(r"accounts/([^/]+)/trainingShapes/([^/]+)(?:/versions/([^/]+))?")
+_LABEL = Matches(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "has 1 to 63 lower-case letters, digits and dashes")
+
+
+class TrainerMode(StrEnum):
+    """What trainers of a shape are for."""
+
+    POLICY = "POLICY_TRAINER"  # the weights themselves
+    LORA = "LORA_TRAINER"  # adapters, or the weights themselves
+    FORWARD_ONLY = "FORWARD_ONLY"  # forward passes alone
+
+
+class Sharding(Model):
+    """How a model is spread over the GPUs of a shape; replicas beside each other need nothing here."""
+
+    pipeline_parallelism: Count = Field(default=1, description="Stages of a pipeline.")
+    tensor_parallelism: Count = Field(default=1, description="Parts of each matrix.")
+    context_parallelism: Count = Field(default=1, description="Parts of each sequence.")
+    expert_parallelism: Count = Field(default=1, description="Parts of each mixture of experts.")
+
+
+class ShapeVersion(Model):
+    """One version of a shape."""
+
+    version: Annotated[Scalar, _LABEL] = Field(description="Its name among the versions.")
+    validated: Flag = Field(default=True, description="Whether it may be launched without asking for it by name.")
+    trainer_mode: TrainerMode = Field(default=TrainerMode.LORA, description="What its trainers are for.")
+    base_models: Names = Field(default=(), description="The models that it is for; empty: any.")
+    region: Name | None = Field(default=None, description="The label `region=...` of the nodes that it runs on.")
+    accelerator_type: Name | None = Field(default=None, description="Such as NVIDIA_H100_80GB, or H100.")
+    accelerator_count: Annotated[int, Strict(), Field(ge=0, le=1024)] = Field(
+        default=0, description="GPUs of each node; 0: the CPU."
+    )
+    node_count: Count = Field(default=1, description="Nodes of the gang.")
+    cpu_cores: Count | None = Field(default=None, description="Least cores of each node.")
+    image_tag: Name | None = Field(default=None, description="The trainer's image, where the backend runs images.")
+    max_context_length: Count = Field(description="The longest sequence in tokens.")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="Of the base model.")
+    sharding: Sharding = Field(default_factory=Sharding, description="How a model is spread over the GPUs.")
+    deployment_shape: Text | None = Field(default=None, description="The deployment shape that belongs to it.")
+    deployment_image_tag: Name | None = Field(default=None, description="The image of that deployment.")
+
+    @property
+    def unusable(self) -> str | None:
+        """Why no trainer can run on it as it is; None when one can."""
+        split = {name: count for name, count in self.sharding if count > 1}
+        if split:
+            said = ", ".join(f"{name} {count}" for name, count in split.items())
+            return f"it wants {said}, and this version only runs replicas beside each other; use 1"
+        return None
+
+
+class Shape(Model):
+    """A shape with its versions, the latest last."""
+
+    name: Annotated[str, _LABEL] = Field(description="In its address.")
+    description: Text | None = Field(default=None, description="For people.")
+    versions: Annotated[tuple[ShapeVersion, ...], Field(min_length=1, max_length=1024)] = Field(
+        description="The latest last."
+    )
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        names = [each.version for each in self.versions]
+        refuse(
+            Broken(("versions", index, "version"), f"'{name}' is there twice, or stands for another")
+            for index, name in enumerate(names)
+            if name in names[:index] or name == LATEST
+        )
+        return self
+
+    @property
+    def latest(self) -> ShapeVersion | None:
+        """The latest version that is validated and can be run."""
+        return next((each for each in reversed(self.versions) if each.validated and not each.unusable), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a client calls a shape, or a version of one."""
+
+    account_id: str
+    shape: str
+    version: str | None
+
+    @staticmethod
+    def read(text: str) -> Reference:
+        """The reference of a text.
+
+        Raises:
+            SpecError: it is none.
+        """
+        found = _REFERENCE.fullmatch(text)
+        if found is None:
+            message = "is not accounts/ACCOUNT/trainingShapes/SHAPE, with or without /versions/VERSION"
+            raise SpecError([Problem(field="trainingShape", message=message)])
+        return Reference(account_id=found[1], shape=found[2], version=found[3])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A version of a shape, to be launched."""
+
+    shape: str
+    version: ShapeVersion
+
+    def name_for(self, account_id: str) -> str:
+        """How an account calls it."""
+        return f"accounts/{account_id}/trainingShapes/{self.shape}/versions/{self.version.version}"
+
+
+BUILT_IN = (
+    Shape(
+        name="cpu",
+        description="One process on the CPU of any node.",
+        versions=(ShapeVersion(version="1", max_context_length=32768, precision="float32"),),
+    ),
+    Shape(
+        name="one-gpu",
+        description="One process on one GPU of any kind.",
+        versions=(ShapeVersion(version="1", accelerator_count=1, max_context_length=32768),),
+    ),
+)
+"""What every server has; a file of the same name takes the place of one. No cores are booked: see docs/fireworks.md."""
+
+
+class Shapes:
+    """All shapes of a server."""
+
+    def __init__(self, written: Sequence[Shape] = ()) -> None:
+        self._shapes: Mapping[str, Shape] = {shape.name: shape for shape in (*BUILT_IN, *written)}
+
+    def __iter__(self) -> Iterator[Shape]:
+        """By name."""
+        return iter(sorted(self._shapes.values(), key=lambda shape: shape.name))
+
+    def get(self, name: str) -> Shape:
+        """A shape by its name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        found = self._shapes.get(name)
+        if found is None:
+            raise NotFoundError(choice_message("training shape", name, sorted(self._shapes)))
+        return found
+
+    def version(self, name: str, version: str) -> ShapeVersion:
+        """A version of a shape; `latest` stands for the latest validated one.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        shape = self.get(name)
+        latest = (shape.latest,) if shape.latest is not None else ()
+        among = latest if version == LATEST else (each for each in shape.versions if each.version == version)
+        found = next(iter(among), None)
+        if found is None:
+            raise NotFoundError(f"training shape {name} has no version {version}")
+        return found
+
+    def named(self, reference: Reference) -> Chosen:
+        """What a reference stands for; without a version, the latest validated one.
+
+        Raises:
+            NotFoundError: there is no such shape or version.
+        """
+        version = self.version(reference.shape, reference.version or LATEST)
+        return Chosen(shape=reference.shape, version=version)
+
+    def choose(
+        self,
+        *,
+        gpus: bool,
+        base_model: str,
+        max_context_length: int | None = None,
+        region: str | None = None,
+        image_tag: str | None = None,
+        lora_rank: int = 0,
+        forward_only: bool = False,
+    ) -> Chosen | None:
+        """The smallest shape that is good enough, where the client leaves the choice to us; None when none is.
+
+        Args:
+            gpus: whether there is any GPU; where there is one, trainers belong there.
+            base_model: the model's name.
+            max_context_length: the longest sequence; None: whatever the shape has.
+            region: where it has to be; None: anywhere. A shape without a region can be anywhere.
+            image_tag: the image that it has to have; None: any. A shape without one runs any.
+            lora_rank: of its adapters; 0: the weights themselves.
+            forward_only: whether it only has to do forward passes.
+        """
+        fitting = [
+            Chosen(shape=shape.name, version=latest)
+            for shape in self
+            if (latest := shape.latest) is not None
+            and (latest.accelerator_count > 0) == gpus
+            and (not latest.base_models or base_model in latest.base_models)
+            and latest.max_context_length >= (max_context_length or 0)
+            and _agree(region, latest.region)
+            and _agree(image_tag, latest.image_tag)
+            and refused_mode(latest, lora_rank=lora_rank, forward_only=forward_only) is None
+        ]
+        return min(fitting, key=_size, default=None)
+
+
+def refused_mode(version: ShapeVersion, *, lora_rank: int, forward_only: bool) -> str | None:
+    """Why a shape is not for such a trainer; None when it is."""
+    match version.trainer_mode:
+        case TrainerMode.FORWARD_ONLY if not forward_only:
+            return "the shape is for forward passes alone; set forward_only, or take another shape"
+        case TrainerMode.POLICY if lora_rank:
+            return "the shape is for training the weights themselves; set lora_rank to 0, or take another shape"
+        case _:
+            return None
+
+
+def _agree(wanted: str | None, given: str | None) -> bool:
+    return wanted is None or given is None or wanted == given
+
+
+def _size(chosen: Chosen) -> tuple[int, int, bool, str]:
+    version = chosen.version
+    # Of equals, one that is for this very model, and then any order that is always the same.
+    return (
+        version.accelerator_count * version.node_count,
+        version.max_context_length,
+        not version.base_models,
+        chosen.shape,
+    )

@@ -1,0 +1,176 @@
+"""`SubmitJobRequest`: a declared job, as every door hands it in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Self, TypeVar
+
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainmaster.server.core.fields import (
+    MAX_RANKS_PER_NODE,
+    NO_OTHER_KEYS,
+    Broken,
+    Matches,
+    Model,
+    Name,
+    Scalar,
+    refuse,
+)
+from trainmaster.server.core.spec.data import DataConfig
+from trainmaster.server.core.spec.output import OutputConfig
+from trainmaster.server.core.spec.resources import ResourceConfig
+from trainmaster.server.core.spec.scheduling import SchedulingConfig
+from trainmaster.server.core.spec.training import TrainingConfig
+from trainmaster.server.core.training.support import unavailable
+from trainmaster.server.core.training.types import LORA_TYPES
+from trainmaster.server.core.workloads.registry import AnyWorkload
+from trainmaster.server.core.workloads.trainer import TrainerSpec, is_training
+
+ConfigT = TypeVar("ConfigT", bound="TrainingConfig | DataConfig | None")
+
+RESERVED_LABELS = ("system/", "type")
+"""Labels that the server sets itself: everything below the first, and exactly the second."""
+SHARED_FIELDS = frozenset({"priority", "max_retries"})
+"""In training_config and in scheduling_config alike; a job has one value of each."""
+
+
+def _free_label(key: str) -> str:
+    prefix, exact = RESERVED_LABELS
+    if key == exact or key.startswith(prefix):
+        raise PydanticCustomError("rule", f"the label '{exact}' and the prefix '{prefix}' are reserved; choose another")
+    return key
+
+
+LabelKey = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=63),
+    Matches(r"[A-Za-z0-9._/-]+", "a label's key has letters, digits, '.', '_', '/' and '-'"),
+    AfterValidator(_free_label),
+]
+LabelValue = Annotated[Scalar, Field(max_length=256)]
+MAX_LABELS = 64
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_LABELS, json_schema_extra=NO_OTHER_KEYS)]
+Handle = Annotated[
+    str,
+    Matches(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+        "has 1 to 63 lower-case letters, digits and dashes, and no dash at either end",
+    ),
+]
+
+
+class SubmitJobRequest(Model):
+    """A job: its name, what runs, and what it needs."""
+
+    name: Name = Field(description="For people; need not be unique.")
+    handle: Handle | None = Field(default=None, description="A name of your choice that is unique in your account.")
+    labels: Labels = Field(default_factory=dict, description="For finding jobs again.")
+    workload: AnyWorkload | None = Field(
+        default=None, description="What runs; without it, training_config and data_config say so."
+    )
+    backend: Name | None = Field(default=None, description="Where it runs; the server's default when null.")
+    training_config: TrainingConfig | None = Field(
+        default=None, validate_default=True, description="Which model is trained, and how. Required without a workload."
+    )
+    data_config: DataConfig | None = Field(
+        default=None, validate_default=True, description="The training data. Required without a workload."
+    )
+    resource_config: ResourceConfig = Field(
+        default_factory=ResourceConfig, description="What the job needs of its machines."
+    )
+    output_config: OutputConfig = Field(
+        default_factory=OutputConfig, description="Where results go, and how checkpoints are kept."
+    )
+    scheduling_config: SchedulingConfig = Field(
+        default_factory=SchedulingConfig, description="How the queue treats the job."
+    )
+
+    @property
+    def priority(self) -> int:
+        """The one effective priority."""
+        return self.scheduling_config.priority
+
+    @property
+    def max_retries(self) -> int:
+        """The one effective cap on automatic new attempts."""
+        return self.scheduling_config.max_retries
+
+    @property
+    def resume_from_checkpoint(self) -> str | None:
+        """The checkpoint that the first attempt starts from: the workload's, or the training's."""
+        named = self.workload.resume_from_checkpoint if self.workload else None
+        return named or (self.training_config.resume_from_checkpoint if self.training_config else None)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes of a training: a job whose workload is left to its training_config."""
+        training = self.training_config
+        named = training.framework.distributed.world_size if training else None
+        return named or self.resource_config.gpu_count or self.resource_config.node_count
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node of a training."""
+        return self.world_size // self.resource_config.node_count
+
+    @field_validator("training_config", "data_config")
+    @classmethod
+    def _given_without_a_workload(cls, value: ConfigT, info: ValidationInfo) -> ConfigT:
+        # A workload that is there but wrong is absent from info.data, and is reported for itself.
+        if value is None and "workload" in info.data and is_training(info.data["workload"]):
+            raise PydanticCustomError("rule", "required, unless a workload says what runs")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self._broken())
+        if self.training_config is not None:
+            self._unify(self.training_config)
+        return self
+
+    def _broken(self) -> Iterator[Broken]:
+        training = self.training_config
+        if training and is_training(self.workload) and unavailable(training.framework.type, training.training_type):
+            return  # the workload's kind refuses it for that, beside which nothing else matters
+        if self.output_config.merge_lora and (training is None or training.training_type not in LORA_TYPES):
+            yield Broken(("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out")
+        if training is not None:
+            yield from self._broken_twice(training)
+            yield from self._broken_ranks(training)
+
+    def _broken_twice(self, training: TrainingConfig) -> Iterator[Broken]:
+        scheduling = self.scheduling_config
+        for name in sorted(scheduling.model_fields_set & training.model_fields_set & SHARED_FIELDS):
+            canonical, alias = getattr(scheduling, name), getattr(training, name)
+            if canonical != alias:
+                message = f"is {alias}, but scheduling_config.{name} is {canonical}; set one of them"
+                yield Broken(("training_config", name), message)
+
+    def _broken_ranks(self, training: TrainingConfig) -> Iterator[Broken]:
+        world_size = training.framework.distributed.world_size
+        gpu_count, node_count = self.resource_config.gpu_count, self.resource_config.node_count
+        field: tuple[str, ...] = ("training_config", "framework", "distributed", "world_size")
+        if world_size is None:
+            field = ("resource_config", "gpu_count")
+        if world_size is not None and gpu_count and world_size != gpu_count:
+            yield Broken(field, f"is {world_size}, but resource_config.gpu_count is {gpu_count}; they must be equal")
+        elif world_size is not None and world_size % node_count:
+            yield Broken(field, f"must be divisible by resource_config.node_count ({node_count})")
+        elif is_training(self.workload) and self.ranks_per_node > MAX_RANKS_PER_NODE:
+            yield Broken(field, f"gives {self.ranks_per_node} ranks on a node; the most is {MAX_RANKS_PER_NODE}")
+        elif isinstance(self.workload, TrainerSpec) and self.workload.ranks_per_node not in (1, self.ranks_per_node):
+            message = "follows from training_config.framework.distributed.world_size; leave it out"
+            yield Broken(("workload", "ranks_per_node"), message)
+
+    def _unify(self, training: TrainingConfig) -> None:
+        """Give both places of a shared field its one value, so that whoever reads either is right."""
+        scheduling = self.scheduling_config
+        values = {
+            name: getattr(scheduling if name in scheduling.model_fields_set else training, name)
+            for name in SHARED_FIELDS
+        }
+        # The model is frozen for everybody else; it is still being made here.
+        self.__dict__["training_config"] = training.model_copy(update=values)
+        self.__dict__["scheduling_config"] = scheduling.model_copy(update=values)

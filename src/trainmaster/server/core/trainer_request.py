@@ -1,0 +1,200 @@
+"""What a client of the Fireworks door asks for, as a job. Pure.
+
+There are three ways to say where a trainer runs: by a training shape, which nothing of the request may override; by
+hand; or not at all, and the smallest shape that is good enough is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.server.core.errors import Problem, RefusedError
+from trainmaster.server.core.resources import REGION
+from trainmaster.server.core.shapes import Chosen, ShapeVersion, refused_mode
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.workloads.trainer_service import KIND
+
+PURPOSE = "purpose"
+MANAGED_BY = "managed_by"
+"""Labels of the job that hold what the client says of it."""
+
+_ACCELERATOR = re.compile(r"(?:NVIDIA|AMD)_([A-Z0-9]+)(?:_([0-9]+)GB)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedTrainer:
+    """A trainer, in the words of its client."""
+
+    job_id: str
+    base_model: str
+    lora_rank: int = 0
+    learning_rate: float | None = None
+    gradient_accumulation_steps: int = 1
+    max_context_length: int | None = None
+    forward_only: bool = False
+    extra_args: tuple[str, ...] = ()
+    display_name: str | None = None
+    inactivity_timeout_s: float = 0.0
+    disable_inactivity_cleanup: bool = False
+    preemptible: bool = False
+    purpose: str | None = None
+    managed_by: str | None = None
+    reservation_target: str | None = None
+    replica_count: int = 1
+    # Where it runs: by hand alone.
+    region: str | None = None
+    accelerator_type: str | None = None
+    accelerator_count: int | None = None
+    node_count: int | None = None
+    custom_image_tag: str | None = None
+
+
+def by_hand(wanted: WantedTrainer) -> SubmitJobRequest:
+    """The job of a trainer whose client says itself where it runs.
+
+    Raises:
+        RefusedError: it names an image, which shapes alone may have.
+    """
+    if wanted.custom_image_tag is not None:
+        message = "trainers run with the packages of this server, and in no image of their own; leave it out"
+        raise RefusedError.because([Problem(field="trainingConfig.customImageTag", message=message)])
+    node_count = wanted.node_count or 1
+    count = wanted.accelerator_count
+    if count is None and wanted.accelerator_type is not None:
+        count = 1
+    return _request(
+        wanted,
+        _resources(wanted, accelerator_type=wanted.accelerator_type, count=count, node_count=node_count),
+        region=wanted.region,
+        workload={
+            "max_context_length": wanted.max_context_length,
+            "accelerator_type": wanted.accelerator_type,
+        },
+    )
+
+
+def on_shape(wanted: WantedTrainer, chosen: Chosen, *, account_id: str, chosen_by_us: bool = False) -> SubmitJobRequest:
+    """The job of a trainer on a training shape.
+
+    Args:
+        wanted: what is asked for.
+        chosen: the version of the shape.
+        account_id: whose job it is.
+        chosen_by_us: the client left the choice to us, so that what it says of the place was what we went by.
+
+    Raises:
+        RefusedError: the request overrides the shape, or the shape is not for such a trainer.
+    """
+    version = chosen.version
+    problems = list(_not_for(wanted, version))
+    if not chosen_by_us:
+        problems += _overriding(wanted, version)
+    if problems:
+        raise RefusedError.because(problems)
+    resources = _resources(
+        wanted,
+        accelerator_type=version.accelerator_type,
+        count=version.accelerator_count,
+        node_count=version.node_count,
+    )
+    if version.cpu_cores is not None:
+        resources["cpu_cores"] = version.cpu_cores
+    return _request(
+        wanted,
+        resources,
+        region=version.region or wanted.region,
+        workload={
+            "max_context_length": wanted.max_context_length or version.max_context_length,
+            "accelerator_type": version.accelerator_type,
+            "precision": version.precision,
+            "training_shape": chosen.name_for(account_id),
+        },
+    )
+
+
+def accelerator(name: str) -> tuple[str, int | None]:
+    """A GPU's type and least memory in MB by the name that a client has for it.
+
+    >>> accelerator("NVIDIA_H100_80GB"), accelerator("H200")
+    (('H100', 76293), ('H200', None))
+    """
+    found = _ACCELERATOR.fullmatch(name)
+    if found is None:
+        return name, None
+    # A maker's GB are 10^9 bytes, and drivers keep some for themselves.
+    return found[1], int(found[2]) * 10**9 >> 20 if found[2] else None
+
+
+def _resources(
+    wanted: WantedTrainer, *, accelerator_type: str | None, count: int | None, node_count: int
+) -> dict[str, Any]:
+    # Each replica has nodes of its own.
+    nodes = node_count * wanted.replica_count
+    resources: dict[str, Any] = {"node_count": nodes, "gpu_count": None if count is None else count * nodes}
+    if accelerator_type is not None:
+        resources["gpu_type"], resources["gpu_memory_min_mb"] = accelerator(accelerator_type)
+    return resources
+
+
+def _request(
+    wanted: WantedTrainer, resources: dict[str, Any], *, region: str | None, workload: dict[str, Any]
+) -> SubmitJobRequest:
+    labels = {PURPOSE: wanted.purpose, MANAGED_BY: wanted.managed_by}
+    return parse_submit(
+        {
+            "name": wanted.display_name or wanted.job_id,
+            "handle": wanted.job_id,
+            "labels": {name: value for name, value in labels.items() if value},
+            "workload": {
+                "kind": KIND,
+                "base_model": wanted.base_model,
+                "lora_rank": wanted.lora_rank,
+                "learning_rate": wanted.learning_rate,
+                "gradient_accumulation_steps": wanted.gradient_accumulation_steps,
+                "forward_only": wanted.forward_only,
+                "extra_args": wanted.extra_args,
+                "inactivity_timeout_s": wanted.inactivity_timeout_s,
+                "disable_inactivity_cleanup": wanted.disable_inactivity_cleanup,
+                **workload,
+            },
+            "resource_config": resources,
+            "scheduling_config": {
+                "preemptible": wanted.preemptible,
+                "required_capabilities": [f"{REGION}{region}"] if region else [],
+                **({"queue": wanted.reservation_target} if wanted.reservation_target else {}),
+            },
+        }
+    )
+
+
+def _not_for(wanted: WantedTrainer, version: ShapeVersion) -> Iterator[Problem]:
+    field = "trainingShape"
+    if version.unusable is not None:
+        yield Problem(field=field, message=f"cannot be honoured: {version.unusable}")
+    refused = refused_mode(version, lora_rank=wanted.lora_rank, forward_only=wanted.forward_only)
+    if refused is not None:
+        yield Problem(field=field, message=refused)
+    if version.base_models and wanted.base_model not in version.base_models:
+        yield Problem(
+            field=field, message=f"is not for {wanted.base_model}; it is for {', '.join(version.base_models)}"
+        )
+    if wanted.max_context_length is not None and wanted.max_context_length > version.max_context_length:
+        message = f"is {wanted.max_context_length}, and the shape has {version.max_context_length}"
+        yield Problem(field="trainingConfig.maxContextLength", message=message)
+
+
+def _overriding(wanted: WantedTrainer, version: ShapeVersion) -> Iterator[Problem]:
+    said = {
+        # A shape that is for no region in particular leaves that to the client.
+        "trainingConfig.region": (wanted.region, version.region or wanted.region),
+        "trainingConfig.acceleratorType": (wanted.accelerator_type, version.accelerator_type),
+        "trainingConfig.acceleratorCount": (wanted.accelerator_count, version.accelerator_count),
+        "trainingConfig.customImageTag": (wanted.custom_image_tag, version.image_tag),
+        "nodeCount": (wanted.node_count, version.node_count),
+    }
+    for field, (asked, given) in said.items():
+        if asked is not None and asked != given:
+            yield Problem(field=field, message="comes from the training shape and cannot be overridden; leave it out")

@@ -1,0 +1,321 @@
+"""The hyperparameters of the built-in trainers: one table, read for each training type.
+
+Requests have them as text. Here each has a kind, bounds, a default and a meaning; what is not in the table is refused,
+with the nearest name that is. The documentation is made from the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from trainmaster.server.core.errors import Problem, RefusedError
+from trainmaster.server.core.suggest import nearest, shown
+from trainmaster.server.core.training.support import FIELD
+from trainmaster.server.core.training.types import LORA_TYPES, TrainingType
+from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
+
+ALL_LINEAR = "all-linear"
+"""Every linear layer of the model but its output."""
+_COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE})
+"""The types that may train on a part of each row."""
+_MAX_PROBLEMS = 100
+"""Who has more has no use for the rest."""
+
+_ROWS = (
+    Hyperparameter(
+        name="learning_rate",
+        kind=Kind.NUMBER,
+        default=2e-5,
+        defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5},
+        above=0,
+        meaning="The highest learning rate, after the warm-up.",
+    ),
+    Hyperparameter(
+        name="num_train_epochs",
+        kind=Kind.NUMBER,
+        default=3.0,
+        defaults={TrainingType.CONTINUED_PRETRAIN: 1.0},
+        above=0,
+        meaning="How often the data is gone through; a part of a pass is fine.",
+    ),
+    Hyperparameter(
+        name="max_steps",
+        kind=Kind.INTEGER,
+        default=-1,
+        minimum=-1,
+        meaning="Ends after so many optimizer steps, whatever num_train_epochs says; -1: it says.",
+    ),
+    Hyperparameter(
+        name="warmup_steps",
+        kind=Kind.STEPS_OR_SHARE,
+        default=0.03,
+        minimum=0,
+        meaning="Steps in which the learning rate rises from 0; below 1, that share of all steps.",
+    ),
+    Hyperparameter(
+        name="lr_scheduler_type",
+        kind=Kind.CHOICE,
+        default="linear",
+        choices=(
+            "linear",
+            "cosine",
+            "cosine_with_restarts",
+            "polynomial",
+            "constant",
+            "constant_with_warmup",
+            "inverse_sqrt",
+        ),
+        meaning="How the learning rate changes after the warm-up.",
+    ),
+    Hyperparameter(
+        name="weight_decay", kind=Kind.NUMBER, default=0.0, minimum=0, meaning="Pull of the weights towards 0."
+    ),
+    Hyperparameter(
+        name="adam_beta1", kind=Kind.NUMBER, default=0.9, minimum=0, below=1, meaning="Decay of the first moment."
+    ),
+    Hyperparameter(
+        name="adam_beta2", kind=Kind.NUMBER, default=0.999, minimum=0, below=1, meaning="Decay of the second moment."
+    ),
+    Hyperparameter(
+        name="adam_epsilon", kind=Kind.NUMBER, default=1e-8, above=0, meaning="Added to the second moment's root."
+    ),
+    Hyperparameter(
+        name="max_grad_norm",
+        kind=Kind.NUMBER,
+        default=1.0,
+        minimum=0,
+        meaning="Gradients with a greater norm are scaled down to it; 0: they are not.",
+    ),
+    Hyperparameter(
+        name="optim",
+        kind=Kind.CHOICE,
+        default="adamw_torch_fused",
+        choices=("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
+        meaning="The optimizer.",
+    ),
+    Hyperparameter(
+        name="logging_steps", kind=Kind.INTEGER, default=10, minimum=1, meaning="Steps between reports of the metrics."
+    ),
+    Hyperparameter(
+        name="eval_strategy",
+        kind=Kind.CHOICE,
+        default=None,
+        choices=("no", "steps", "epoch"),
+        meaning="When the validation data is evaluated. Left out: after each epoch where there is any, else no.",
+    ),
+    Hyperparameter(
+        name="eval_steps",
+        kind=Kind.INTEGER,
+        default=None,
+        minimum=1,
+        meaning="Steps between evaluations, with eval_strategy steps. Left out: as many as between checkpoints.",
+    ),
+    Hyperparameter(
+        name="gradient_checkpointing",
+        kind=Kind.FLAG,
+        default=True,
+        meaning="Compute activations anew in the backward pass, instead of keeping them: slower, in less memory.",
+    ),
+    Hyperparameter(
+        name="mixed_precision",
+        kind=Kind.CHOICE,
+        default="auto",
+        choices=("auto", "no", "bf16", "fp16"),
+        meaning="The number format of the computation; auto is bf16 on a GPU that has it, else no.",
+    ),
+    Hyperparameter(
+        name="attn_implementation",
+        kind=Kind.CHOICE,
+        default=None,
+        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        meaning="What computes attention. Left out: what transformers chooses, but for packed samples on a GPU kernels "
+        "that skip what samples do not see of each other.",
+    ),
+    Hyperparameter(name="torch_compile", kind=Kind.FLAG, default=False, meaning="Compile the model before training."),
+    Hyperparameter(
+        name="neftune_noise_alpha",
+        kind=Kind.NUMBER,
+        default=None,
+        above=0,
+        meaning="Strength of noise that is added to the embeddings. Left out: none.",
+    ),
+    Hyperparameter(
+        name="padding_free",
+        kind=Kind.FLAG,
+        default=False,
+        meaning="Lay the samples of a batch end to end, without padding; needs attention that knows their ends.",
+    ),
+    Hyperparameter(
+        name="use_liger_kernel",
+        kind=Kind.FLAG,
+        default=False,
+        meaning="Use the kernels of the package liger-kernel.",
+    ),
+    Hyperparameter(
+        name="tracker",
+        kind=Kind.CHOICE,
+        default="none",
+        choices=("none", "trackio"),
+        meaning="Where metrics are mirrored to.",
+    ),
+    Hyperparameter(
+        name="tracker_project",
+        kind=Kind.TEXT,
+        default=None,
+        meaning="The tracker's project. Left out: trainmaster.",
+    ),
+    Hyperparameter(
+        name="completion_only_loss",
+        kind=Kind.FLAG,
+        default=True,
+        defaults={TrainingType.FULL_FINETUNE: False},
+        types=_COMPLETIONS,
+        meaning="Train on completions alone, where rows have prompts and completions.",
+    ),
+    Hyperparameter(
+        name="assistant_only_loss",
+        kind=Kind.FLAG,
+        default=True,
+        defaults={TrainingType.FULL_FINETUNE: False},
+        types=_COMPLETIONS,
+        meaning="Train on what the assistant says alone, where rows are conversations.",
+    ),
+    Hyperparameter(
+        name="lora_r", kind=Kind.INTEGER, default=16, minimum=1, types=LORA_TYPES, meaning="The adapter's rank."
+    ),
+    Hyperparameter(
+        name="lora_alpha",
+        kind=Kind.NUMBER,
+        default=32.0,
+        above=0,
+        types=LORA_TYPES,
+        meaning="The adapter counts lora_alpha / lora_r times.",
+    ),
+    Hyperparameter(
+        name="lora_dropout",
+        kind=Kind.NUMBER,
+        default=0.0,
+        minimum=0,
+        below=1,
+        types=LORA_TYPES,
+        meaning="Share of the adapter's inputs that is dropped.",
+    ),
+    Hyperparameter(
+        name="lora_target_modules",
+        kind=Kind.NAMES,
+        default=ALL_LINEAR,
+        choices=(ALL_LINEAR,),
+        types=LORA_TYPES,
+        meaning=f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear ones but the "
+        "output.",
+    ),
+    Hyperparameter(
+        name="lora_bias",
+        kind=Kind.CHOICE,
+        default="none",
+        choices=("none", "all", "lora_only"),
+        types=LORA_TYPES,
+        meaning="Which biases are trained.",
+    ),
+    Hyperparameter(
+        name="use_rslora",
+        kind=Kind.FLAG,
+        default=False,
+        types=LORA_TYPES,
+        meaning="Count the adapter lora_alpha / √lora_r times.",
+    ),
+    Hyperparameter(
+        name="use_dora",
+        kind=Kind.FLAG,
+        default=False,
+        types=LORA_TYPES,
+        meaning="Train the magnitude of the weights apart from their direction.",
+    ),
+    Hyperparameter(
+        name="modules_to_save",
+        kind=Kind.NAMES,
+        default=None,
+        types=LORA_TYPES,
+        meaning="Modules that are trained and saved whole, beside the adapter.",
+    ),
+    Hyperparameter(
+        name="lora_init",
+        kind=Kind.FLAG_OR_CHOICE,
+        default=True,
+        # PEFT has more; those change the base model, so that the adapter alone would be of no use.
+        choices=("gaussian", "orthogonal"),
+        types=LORA_TYPES,
+        meaning="How the adapter begins: true leaves the model as it is; false makes it random, for tests.",
+    ),
+)
+HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType({row.name: row for row in _ROWS})
+
+ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "lr": "learning_rate",
+        "epochs": "num_train_epochs",
+        "num_epochs": "num_train_epochs",
+        "warmup_ratio": "warmup_steps, which takes a share below 1",
+        "lr_scheduler": "lr_scheduler_type",
+        "optimizer": "optim",
+        "bf16": "mixed_precision",
+        "fp16": "mixed_precision",
+        "r": "lora_r",
+        "rank": "lora_r",
+        "alpha": "lora_alpha",
+        "target_modules": "lora_target_modules",
+        "report_to": "tracker",
+        "batch_size": "data_config.batch_size",
+        "per_device_train_batch_size": "data_config.batch_size",
+        "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
+        "max_seq_length": "data_config.max_seq_length",
+        "max_length": "data_config.max_seq_length",
+        "packing": "data_config.preprocess.packing",
+        "seed": "data_config.seed",
+        "dataloader_num_workers": "data_config.num_workers",
+        "save_strategy": "output_config.checkpoint.save_strategy",
+        "save_steps": "output_config.checkpoint.save_steps",
+        "save_total_limit": "output_config.checkpoint.save_total_limit",
+        "metric_for_best_model": "output_config.checkpoint.metric_for_best_model",
+    }
+)
+"""Names that other programs have for something, and ours."""
+
+
+def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) -> dict[str, Value]:
+    """All hyperparameters of a training type: what was given as typed values, and defaults for the rest.
+
+    Raises:
+        RefusedError: one is not known, or its value cannot be read; they are named, up to a hundred of them.
+    """
+    table = hyperparameters_of(training_type)
+    values = {name: known.default_for(training_type) for name, known in table.items()}
+    problems: list[Problem] = []
+    for name, text in given.items():
+        if len(problems) == _MAX_PROBLEMS:
+            break  # to look for the nearest name takes time
+        if name not in table:
+            problems.append(Problem(field=f"{FIELD}.{shown(name)}", message=_unknown(name, training_type)))
+            continue
+        try:
+            values[name] = table[name].read(text)
+        except ValueError as error:
+            problems.append(Problem(field=f"{FIELD}.{name}", message=str(error)))
+    if problems:
+        raise RefusedError.because(problems)
+    return values
+
+
+def hyperparameters_of(training_type: TrainingType) -> dict[str, Hyperparameter]:
+    """The hyperparameters that a training type has, by their names."""
+    return {name: known for name, known in HYPERPARAMETERS.items() if training_type in known.types}
+
+
+def _unknown(name: str, training_type: TrainingType) -> str:
+    if (elsewhere := ELSEWHERE.get(name)) is not None:
+        return f"unknown hyperparameter; use {elsewhere}"
+    if (known := HYPERPARAMETERS.get(name)) is not None:
+        return f"is for {', '.join(sorted(known.types))}, and this is {training_type}; leave it out"
+    near = nearest(name, hyperparameters_of(training_type))
+    return f"unknown hyperparameter; did you mean '{near}'?" if near else "unknown hyperparameter; leave it out"

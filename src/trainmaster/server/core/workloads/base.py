@@ -1,0 +1,211 @@
+"""What the specs of all workload kinds share, and how it becomes part of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+
+from pydantic import Field, Strict, model_validator
+
+from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.packages import PACKAGES_FILE
+from trainmaster.protocol.secrets import reference_to, variable_secret
+from trainmaster.server.core.fields import (
+    MAX_RANKS_PER_NODE,
+    AbsolutePath,
+    Broken,
+    Environment,
+    Flag,
+    Image,
+    Model,
+    RelativePath,
+    Sha256,
+    Text,
+    refuse,
+)
+from trainmaster.server.core.workloads.container_options import ContainerOptions, VolumeSpec, wish_from
+from trainmaster.server.core.workloads.initializers import (
+    INPUT_FILE,
+    Initializers,
+    initializers_text,
+    initializing_steps,
+    prepared_paths,
+)
+from trainmaster.server.core.workloads.packages import ENVIRONMENT, IndexUrls, Requirements, packages_text
+
+if TYPE_CHECKING:
+    from trainmaster.server.core.spec.submit import SubmitJobRequest
+
+DEFAULT_GRACE_S = 30.0
+"""Long enough for a small job to save, short enough that a cancel does not feel ignored."""
+MAX_GRACE_S = 86_400.0
+
+ExitCode = Annotated[int, Strict(), Field(ge=1, le=255)]
+
+
+class ShippedFile(Model):
+    """A file that the client uploaded by content; it is put into the working directory."""
+
+    path: RelativePath = Field(description="Relative to the working directory.")
+    sha256: Sha256 = Field(description="Digest of the content, as it was uploaded.")
+    executable: Flag = Field(default=False, description="Whether it may be executed.")
+
+
+class WorkloadSpec(Model):
+    """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
+
+    kind: str = Field(description="Which kind of workload it is.")
+    image: Image | None = Field(
+        default=None,
+        description="The container image that it runs in, on a backend that runs images. Null: the backend's own "
+        "choice, which is none on `local`.",
+    )
+    volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=256)] = Field(
+        default=(), description="What the container sees beside the job's own directories; needs a backend of images."
+    )
+    container: ContainerOptions | None = Field(
+        default=None, description="More about the container, on a backend that runs images."
+    )
+    environment: Environment = Field(
+        default_factory=dict,
+        repr=False,
+        description="Variables for the process; they win over training_config.environment. Values are sealed, and "
+        "never shown.",
+    )
+    working_directory: AbsolutePath | None = Field(
+        default=None, description="Absolute, on the node; a fresh directory when null."
+    )
+    remove_working_directory: Flag = Field(
+        default=False, description="Remove the fresh directory when it has ended. Logs and results lie elsewhere."
+    )
+    ranks_per_node: Annotated[int, Strict(), Field(ge=1, le=MAX_RANKS_PER_NODE)] = Field(
+        default=1, description="Processes on each node."
+    )
+    can_save: Flag | None = Field(
+        default=None, description="Whether it saves when asked to stop. Null: once it has said so itself."
+    )
+    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=None, description=f"Between being asked to stop and being killed; {DEFAULT_GRACE_S:g} when null."
+    )
+    retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
+        default=(), description="Exit codes that count as transient failures."
+    )
+    resume_from_checkpoint: Text | None = Field(
+        default=None,
+        description="Id of a committed checkpoint to start from, of any job of the account. A training names it in "
+        "training_config.",
+    )
+    files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
+        default=(), description="Files that were uploaded for this job."
+    )
+
+    @model_validator(mode="after")
+    def _files_apart(self) -> Self:
+        if self.files:
+            refuse(_clashes(self.files))
+        return self
+
+
+class InitializedSpec(WorkloadSpec):
+    """A workload of the user's own, for which a dataset and a model can be fetched before it runs."""
+
+    initializers: Initializers | None = Field(
+        default=None, description="What is fetched first, each in a step of its own, for the processes to find."
+    )
+
+
+class PackagedSpec(InitializedSpec):
+    """A workload of the user's own that may need Python packages beyond those of the worker."""
+
+    packages: Requirements = Field(
+        default=(),
+        description="Installed before it runs, into an environment that jobs with the same packages share; as pip "
+        "takes them, such as `einops>=0.8`.",
+    )
+    index_urls: IndexUrls = Field(
+        default=(),
+        description="Where packages come from: the first is the index, the others are further ones. The worker's own "
+        "settings when empty.",
+    )
+
+
+def initializers_of(workload: WorkloadSpec | None) -> Initializers | None:
+    """What is fetched before a workload runs, of whichever kind it is."""
+    return workload.initializers if isinstance(workload, InitializedSpec) else None
+
+
+SpecT = TypeVar("SpecT", bound=WorkloadSpec)
+
+
+def spec_of(request: SubmitJobRequest, kind: type[SpecT]) -> SpecT:
+    """The request's workload, as the kind's own class."""
+    if not isinstance(request.workload, kind):
+        raise TypeError(f"a {type(request.workload).__module__} workload was given to {kind.__module__}")
+    return request.workload
+
+
+def launch_of(
+    request: SubmitJobRequest,
+    spec: WorkloadSpec,
+    *steps: Step,
+    lifetime: Lifetime = Lifetime.BATCH,
+    port_environment: str | None = None,
+    readiness: Readiness | None = None,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+    reports_phases: bool = False,
+) -> Launch:
+    """The launch of a workload: its steps, with all that the kinds have in common."""
+    training = request.training_config
+    variables = {**training.environment, **spec.environment} if training else spec.environment
+    if isinstance(spec, PackagedSpec) and spec.packages:
+        steps = (ENVIRONMENT, *steps)
+        inputs = {**inputs, PACKAGES_FILE: packages_text(spec.packages, spec.index_urls)}
+    if (initializers := initializers_of(spec)) is not None:
+        steps = (*initializing_steps(initializers), *steps)
+        inputs = {**inputs, INPUT_FILE: initializers_text(initializers, variables)}
+    return Launch(
+        kind=spec.kind,
+        steps=steps,
+        image=spec.image,
+        volumes=tuple(volume.compiled() for volume in spec.volumes),
+        container=wish_from(spec.container),
+        secrets={name: reference_to(variable_secret(name)) for name in variables},
+        inputs=dict(inputs),
+        prepared=prepared_paths(initializers) if initializers is not None else {},
+        blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
+        working_directory=spec.working_directory,
+        remove_working_directory=spec.remove_working_directory and spec.working_directory is None,
+        ranks_per_node=spec.ranks_per_node,
+        lifetime=lifetime,
+        port_environment=port_environment,
+        readiness=readiness,
+        reports_phases=reports_phases,
+        can_save=spec.can_save,
+        grace_s=DEFAULT_GRACE_S if spec.grace_period_s is None else spec.grace_period_s,
+        retry_exit_codes=spec.retry_exit_codes,
+    )
+
+
+def directories_above(paths: Iterable[str]) -> set[str]:
+    """All directories that some plain relative paths lead through."""
+    found: set[str] = set()
+    for path in paths:
+        above = path.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return found
+
+
+def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
+    paths = {file.path for file in files}
+    both = paths & directories_above(paths)
+    seen: set[str] = set()
+    for index, file in enumerate(files):
+        if file.path in seen:
+            yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
+        seen.add(file.path)
+        above = min(both & directories_above([file.path]), default=None) if both else None
+        if above:
+            yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")

@@ -1,0 +1,114 @@
+"""The `function` workload: a Python function, sent as its source, and called once on each rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, Strict, StringConstraints, model_validator
+
+from trainmaster.protocol import function_runner, mpi_nodes
+from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
+from trainmaster.protocol.launch import Launch, Step
+from trainmaster.server.core.fields import Broken, JsonObject, Matches, refuse
+from trainmaster.server.core.workloads.base import PackagedSpec, launch_of, spec_of
+
+if TYPE_CHECKING:
+    from trainmaster.server.core.spec.submit import SubmitJobRequest
+
+KIND = "function"
+MAX_SOURCE = 128 << 10
+"""In characters. A larger program goes into files."""
+MAX_ARGUMENTS = 256 << 10
+"""In characters, as JSON. They are stored with the job; data goes into files."""
+
+CALL = Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
+
+Source = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_SOURCE),
+    Matches(r"[^\x00]*", "must not hold a NUL character"),
+]
+FunctionName = Annotated[
+    str, StringConstraints(max_length=256), Matches(r"[^\W\d]\w*", "must be the name of a function")
+]
+
+
+TuplePath = Annotated[
+    tuple[Annotated[str, Strict()] | Annotated[int, Strict()], ...], Field(min_length=1, max_length=64)
+]
+
+
+class FunctionSpec(PackagedSpec):
+    """A Python function; what it returns on rank 0 is kept as `result.json` among the job's results."""
+
+    kind: Literal["function"]
+    source: Source = Field(description="The text of a Python module that defines it.")
+    name: FunctionName = Field(description="What it is called in that module.")
+    arguments: JsonObject = Field(
+        default_factory=dict,
+        description="It is called with these as keywords; with the one object, where it takes no such keywords.",
+    )
+
+    tuples: Annotated[tuple[TuplePath, ...], Field(max_length=10_000)] = Field(
+        default=(),
+        description='Which lists of the arguments are tuples in Python: the way to each, such as `["shape"]` or '
+        '`["rows", 0]`, inner ones first.',
+    )
+
+    @model_validator(mode="after")
+    def _arguments_in_bounds(self) -> Self:
+        refuse(_wrong_arguments(self.arguments))
+        refuse(_wrong_tuples(self.arguments, self.tuples))
+        return self
+
+
+Spec = FunctionSpec
+
+
+def validate(request: SubmitJobRequest) -> None:
+    """Nothing beyond the fields: the source is checked in a process with limits (`coordinator.source_checks`)."""
+
+
+def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
+    """One step: the runner, beside which lie the function and how to call it."""
+    spec = spec_of(request, FunctionSpec)
+    inputs = {
+        RUNNER_FILE: _text_of(function_runner),
+        SOURCE_FILE: spec.source,
+        CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments, "tuples": spec.tuples}) + "\n",
+    }
+    if request.resource_config.node_count > 1:
+        inputs[MPI_FILE] = _text_of(mpi_nodes)
+    return launch_of(request, spec, CALL, inputs=inputs)
+
+
+@functools.cache
+def _text_of(module: ModuleType) -> str:
+    return inspect.getsource(module)
+
+
+def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:
+    try:
+        length = len(json.dumps(arguments, allow_nan=False))
+    except ValueError:
+        yield Broken(("arguments",), "JSON has no infinite numbers, and none that is not a number")
+    else:
+        if length > MAX_ARGUMENTS:
+            yield Broken(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
+
+
+def _wrong_tuples(arguments: JsonObject, paths: Iterable[tuple[str | int, ...]]) -> Iterator[Broken]:
+    for index, path in enumerate(paths):
+        found: Any = arguments
+        try:
+            for step in path:
+                found = found[step]
+        except (LookupError, TypeError):
+            found = None
+        if not isinstance(found, list):
+            yield Broken(("tuples", index), "leads to no list of the arguments")

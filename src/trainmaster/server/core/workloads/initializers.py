@@ -1,0 +1,334 @@
+"""`workload.initializers`: a dataset and a model that are fetched before anything of the job runs, each in a step of
+its own. The ranks find them as the directories that DATASET_PATH and MODEL_PATH name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SecretStr,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from trainmaster.protocol import environment
+from trainmaster.protocol.launch import Gang, Size, Step
+from trainmaster.protocol.secrets import reference_to
+from trainmaster.server.core.fields import Broken, Image, Matches, Model, Positive, Text, refuse
+from trainmaster.server.core.quantities import quantity
+from trainmaster.server.core.training.sources import hub_name
+
+INPUT_FILE = "initializers.json"
+"""Among a launch's inputs: what the steps are to fetch, without secrets."""
+OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
+"""Weights again in other forms than *.safetensors; of a model they are left out unless the job says otherwise."""
+SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
+"""The fields that are sealed, and the variables in which the step finds their values."""
+_STORED = "stored"
+_LEAST_MEMORY = 16 << 20
+_NOT_FETCHED = ("type", "image", "timeout_s")
+"""Fields that say how it is fetched, and not what."""
+
+
+def _hub_uri(value: str) -> str:
+    if not value.startswith("hf://") or hub_name(value) is None:
+        raise PydanticCustomError(
+            "rule", "must be hf://owner/name, hf://name or hf://owner/name/path, each with @revision or not"
+        )
+    return value
+
+
+def _memory(value: str, info: ValidationInfo) -> str:
+    if info.context == _STORED:
+        return value  # taken before there was this rule
+    if value.endswith("m"):
+        raise PydanticCustomError("rule", "must be in bytes, and m is a thousandth of one; for mebibytes write Mi")
+    if quantity(value) < _LEAST_MEMORY:
+        raise PydanticCustomError("rule", "must be at least 16Mi; a number without a unit is one of bytes")
+    return value
+
+
+def _cores(value: str, info: ValidationInfo) -> str:
+    if info.context != _STORED and not quantity(value):
+        raise PydanticCustomError("rule", "must be more than 0")
+    return value
+
+
+def _printable(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().isprintable():
+        raise PydanticCustomError("rule", "must be one line, without control characters")
+    return value
+
+
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+Patterns = Annotated[tuple[Text, ...], Field(max_length=1024)]
+HubUri = Annotated[Text, AfterValidator(_hub_uri)]
+S3Uri = Annotated[Text, Matches(r"s3://[^/]+(/.*)?", "must be s3://bucket/prefix")]
+TableUri = Annotated[Text, Matches(r"cache://[^/]+/[^/]+", "must be cache://schema/table")]
+MetadataLocation = Annotated[
+    Text, Matches(r"(s3://[^/]+|file://)?/.+", "must be s3://bucket/path or an absolute path of the table's metadata")
+]
+Endpoint = Annotated[Text, Matches(r"https?://[^/].*", "must be an http or https URL")]
+Quantity = Annotated[
+    Text, Matches(r"[0-9]+(\.[0-9]+)?(m|k|K|M|G|T|Ki|Mi|Gi|Ti)?", "must be a quantity, such as 2, 500m or 4Gi")
+]
+Cores = Annotated[Quantity, AfterValidator(_cores)]
+Memory = Annotated[Quantity, AfterValidator(_memory)]
+
+
+class InitializerSpec(Model):
+    """What is fetched. Each type adds fields of its own."""
+
+    type: str = Field(description="Where it is fetched from.")
+    storage_uri: Text = Field(description="What is fetched.")
+    image: Image | None = Field(
+        default=None,
+        description="A container image that fetches it, on a backend that runs images: by its own command, as "
+        "Kubeflow's initializers do. Null: our own initializer, where the job runs.",
+    )
+    timeout_s: Positive | None = Field(
+        default=None, description="How long that may take before it is ended. Null: as long as it likes."
+    )
+
+
+class HubInitializer(InitializerSpec):
+    """A repository of the Hugging Face Hub, or a part of one."""
+
+    type: Literal["huggingface"] = Field(description="The Hugging Face Hub.")
+    storage_uri: HubUri = Field(
+        description="hf://owner/name or hf://name, with /path for a part of it, and @revision at its end."
+    )
+    ignore_patterns: Patterns | None = Field(default=None, description="Files to leave out, such as *.bin.")
+    access_token: Secret | None = Field(
+        default=None, description="For the Hub; HF_TOKEN of the environment when null. Sealed, and never shown."
+    )
+
+
+class S3Initializer(InitializerSpec):
+    """An object, or all objects below a prefix."""
+
+    type: Literal["s3"] = Field(description="An object store.")
+    storage_uri: S3Uri = Field(description="s3://bucket/prefix.")
+    ignore_patterns: Patterns | None = Field(default=None, description="Objects to leave out, such as *.bin.")
+    endpoint: Endpoint | None = Field(
+        default=None, description="Of the store; AWS_ENDPOINT_URL of the environment, or AWS, when null."
+    )
+    access_key_id: Secret | None = Field(
+        default=None, description="AWS_ACCESS_KEY_ID of the environment when null. Sealed, and never shown."
+    )
+    secret_access_key: Secret | None = Field(
+        default=None, description="AWS_SECRET_ACCESS_KEY of the environment when null. Sealed, and never shown."
+    )
+    region: Text | None = Field(default=None, description="Of the bucket.")
+    role_arn: Text | None = Field(default=None, description="A role to assume with these keys.")
+
+    @model_validator(mode="after")
+    def _whole_keys(self) -> Self:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
+            refuse([Broken((missing,), "required: a key has two halves; give both, or neither")])
+        return self
+
+
+class CacheInitializer(InitializerSpec):
+    """An Iceberg table as columnar shards on local disk, which jobs share."""
+
+    type: Literal["cache"] = Field(description="A table of Iceberg.")
+    storage_uri: TableUri = Field(description="cache://schema/table: what the table is called.")
+    image: Image | None = Field(
+        default=None,
+        description="A container image with trainmaster[cache], in which a gang of containers writes the shards, on a "
+        "backend that runs images. Null: processes where the job runs.",
+    )
+    metadata_loc: MetadataLocation = Field(description="The table's metadata: a *.metadata.json.")
+    num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
+        description="Shards, each written by a process of its own."
+    )
+    head_cpu: Cores | None = Field(default=None, description="Of the process that reads the table's metadata.")
+    head_mem: Memory | None = Field(default=None, description="Of that process.")
+    worker_cpu: Cores | None = Field(default=None, description="Of each process that writes a shard.")
+    worker_mem: Memory | None = Field(default=None, description="Of each of them.")
+    iam_role: Text | None = Field(default=None, description="A role to assume, to read the table on S3.")
+
+
+class HubModelInitializer(HubInitializer):
+    """A model of the Hugging Face Hub."""
+
+    ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Files to leave out.")
+
+
+class S3ModelInitializer(S3Initializer):
+    """A model below a prefix."""
+
+    ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Objects to leave out.")
+
+
+class _ByType:
+    """Reads whichever of these classes a document's `type` names; an error is at the field itself."""
+
+    def __init__(self, *classes: type[InitializerSpec]) -> None:
+        self._classes = {get_args(each.model_fields["type"].annotation)[0]: each for each in classes}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        choices = {name: each.__pydantic_core_schema__ for name, each in self._classes.items()}
+        return handler(core_schema.tagged_union_schema(choices, "type"))
+
+    def _read(self, value: object, info: ValidationInfo) -> InitializerSpec:
+        if isinstance(value, InitializerSpec):
+            return value
+        if not isinstance(value, dict):
+            raise ValidationError.from_exception_data("initializer", [InitErrorDetails(type="dict_type", input=value)])
+        named = value.get("type")
+        if named is None:
+            refuse([Broken(("type",), f"required; choices: {', '.join(self._classes)}")])
+        found = self._classes.get(named) if isinstance(named, str) else None
+        if found is None:
+            expected = ", ".join(f"'{known}'" for known in self._classes)
+            details = InitErrorDetails(type="literal_error", loc=("type",), input=named, ctx={"expected": expected})
+            raise ValidationError.from_exception_data("initializer", [details])
+        extra: Literal["ignore", "forbid"] = "ignore" if info.context == _STORED else "forbid"
+        return found.model_validate(value, extra=extra, context=info.context)
+
+
+class Initializers(Model):
+    """What is fetched before the job's own processes start."""
+
+    dataset: Annotated[InitializerSpec, _ByType(HubInitializer, S3Initializer, CacheInitializer)] | None = Field(
+        default=None, description="Its directory is DATASET_PATH in the job's processes."
+    )
+    model: Annotated[InitializerSpec, _ByType(HubModelInitializer, S3ModelInitializer)] | None = Field(
+        default=None, description="Its directory is MODEL_PATH in the job's processes."
+    )
+
+    def named(self) -> Iterator[tuple[str, InitializerSpec]]:
+        """What there is, by its part: `dataset`, `model`; in the order of the steps."""
+        for part in PARTS:
+            if (spec := getattr(self, part)) is not None:
+                yield part, spec
+
+
+PARTS: Mapping[str, str] = {"dataset": "DATASET_PATH", "model": "MODEL_PATH"}
+"""Each part, and the variable that names its directory to the ranks."""
+
+
+def secret_values(initializers: Initializers) -> dict[str, str]:
+    """The values of the sealed fields, by the secrets' names. Of a stored request these are references."""
+    return {
+        secret_name(part, field): value.get_secret_value()
+        for part, spec in initializers.named()
+        for field in SECRETS
+        if (value := getattr(spec, field, None)) is not None
+    }
+
+
+def conceal(initializers: Initializers, document: dict[str, Any], shown: Callable[[str], str]) -> None:
+    """Put what is shown of secrets into the plain form of initializers, in the place of their values."""
+    for part, spec in initializers.named():
+        for field in SECRETS:
+            if getattr(spec, field, None) is not None:
+                document[part][field] = shown(secret_name(part, field))
+
+
+def secret_name(part: str, field: str) -> str:
+    """The name of the secret that holds the value of a field."""
+    return f"{part}_initializer_{field}"
+
+
+def initializing_steps(initializers: Initializers) -> tuple[Step, ...]:
+    """A step for each, those with images of their own first; its secrets are given to it alone."""
+    steps = (
+        _foreign_step(part, spec) if spec.image is not None and spec.type != "cache" else _own_step(part, spec)
+        for part, spec in initializers.named()
+    )
+    return tuple(sorted(steps, key=lambda step: step.image is None))
+
+
+def _own_step(part: str, spec: InitializerSpec) -> Step:
+    """Our own initializer; for a table, of which there is no other, also in an image of its own."""
+    return Step(
+        name=f"{part}-initializer",
+        # Whatever the job ships: without -P, a file of that name would be imported in the module's place, and without
+        # -s what lies in the home, which may be the working directory.
+        argv=("-s", "-P", "-m", "trainmaster.training.initializing", part),
+        python=True,
+        secrets=_sealed(part, spec, SECRETS),
+        timeout_s=spec.timeout_s,
+        image=spec.image,
+        gang=_gang(spec) if spec.image is not None and isinstance(spec, CacheInitializer) else None,
+    )
+
+
+def _gang(spec: CacheInitializer) -> Gang:
+    """Who writes a table's shards; the step is their head."""
+    return Gang(
+        count=spec.num_data_nodes,
+        argv=("-s", "-P", "-m", "trainmaster.training.tables.writing"),
+        size=_size(spec.worker_cpu, spec.worker_mem),
+        head=_size(spec.head_cpu, spec.head_mem),
+    )
+
+
+def _size(cpu: str | None, memory: str | None) -> Size:
+    return Size(
+        cpu_cores=None if cpu is None else quantity(cpu), memory_bytes=None if memory is None else int(quantity(memory))
+    )
+
+
+def _foreign_step(part: str, spec: InitializerSpec) -> Step:
+    """An image's own command, which is told what to fetch as Kubeflow tells it: each field that has a value is a
+    variable.
+    """
+    # There Kubeflow's images leave what they fetch, whether they look at OUTPUT_PATH or not.
+    target = f"{environment.WORKSPACE}/{part}"
+    fields = spec.model_dump(mode="json", exclude={*_NOT_FETCHED, *SECRETS}, exclude_none=True)
+    return Step(
+        name=f"{part}-initializer",
+        argv=(),
+        environment={
+            **{name.upper(): ",".join(value) if isinstance(value, list) else value for name, value in fields.items()},
+            "OUTPUT_PATH": target,
+        },
+        secrets=_sealed(part, spec, {field: field.upper() for field in SECRETS}),
+        timeout_s=spec.timeout_s,
+        image=spec.image,
+        outputs={target: part},
+    )
+
+
+def _sealed(part: str, spec: InitializerSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """The references to a part's secrets, by the variables in which its step finds their values."""
+    return {
+        variable: reference_to(secret_name(part, field))
+        for field, variable in variables.items()
+        if getattr(spec, field, None) is not None
+    }
+
+
+def initializers_text(initializers: Initializers, variables: Mapping[str, str]) -> str:
+    """The input file of the steps: each part without its secrets, and which endpoints the job itself has set."""
+    document: dict[str, Any] = {
+        part: spec.model_dump(mode="json", exclude={"image", "timeout_s", *SECRETS})
+        for part, spec in initializers.named()
+    }
+    # What a job sets them to is checked as any URL that it names.
+    named = [name for name in environment.ENDPOINTS if name in variables]
+    return json.dumps({**document, "endpoints_of_the_job": named}, indent=2) + "\n"
+
+
+def prepared_paths(initializers: Initializers) -> dict[str, str]:
+    """The variables of the ranks, and what they name below the prepared directory."""
+    return {PARTS[part]: part for part, _ in initializers.named()}

@@ -1,0 +1,248 @@
+"""The `trainer` workload: what training_config and data_config declare, done by a built-in trainer.
+
+A job without a workload has this one. With framework CUSTOM a script of the user's own takes the trainer's place; it
+finds the same data and the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+from trainmaster.protocol.launch import Launch, Step
+from trainmaster.server.core.errors import Problem, RefusedError, SpecError
+from trainmaster.server.core.suggest import choice_message, shown
+from trainmaster.server.core.training.document import TRAINING_FILE, training_document, training_text
+from trainmaster.server.core.training.loading import refused_arguments
+from trainmaster.server.core.training.options import refused_fields, refused_options
+from trainmaster.server.core.training.sources import (
+    SOURCE_TYPES,
+    ModelSource,
+    data_path,
+    file_path,
+    fixed_part,
+    model_source,
+    scheme_of,
+)
+from trainmaster.server.core.training.support import FRAMEWORKS, MEASURED, unavailable
+from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType
+from trainmaster.server.core.workloads.base import WorkloadSpec, directories_above, launch_of, spec_of
+
+if TYPE_CHECKING:
+    from trainmaster.server.core.spec.data import DataConfig
+    from trainmaster.server.core.spec.output import OutputConfig
+    from trainmaster.server.core.spec.submit import SubmitJobRequest
+    from trainmaster.server.core.spec.training import BaseModelConfig, TrainingConfig
+
+KIND = "trainer"
+_RUN = ("-P", "-m")
+"""A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
+_GUARDED = ("-s", *_RUN)
+"""With tokens: no packages from the user's home either, which the account's jobs can write to."""
+PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.preparing"), python=True, tokens=True)
+"""Fetches model and data, and makes rows of tokens of them; once for each node."""
+FETCH = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.fetching"), python=True, tokens=True)
+"""Fetches alone, for a script of the user's own."""
+RESULT = "model"
+"""The directory of the result in the job's output."""
+TRAIN = Step(name="train", argv=(*_RUN, "trainmaster.training"), python=True)
+
+_EXPORTS = ("safetensors", "adapter")
+_BACKENDS = ("nccl", "gloo")
+_MAX_PROBLEMS = 100
+"""Of one kind: to look for the nearest name takes time."""
+
+
+class TrainerSpec(WorkloadSpec):
+    """What training_config and data_config declare. Only needed to ship files, or to set what kinds have in common."""
+
+    kind: Literal["trainer"]
+
+
+Spec = TrainerSpec
+
+
+def is_training(workload: WorkloadSpec | None) -> bool:
+    """Whether what runs is said by training_config and data_config."""
+    return workload is None or isinstance(workload, TrainerSpec)
+
+
+def validate(request: SubmitJobRequest) -> None:
+    """Check what the tables say: training type, framework, hyperparameters, results."""
+    training, data = configs_of(request)
+    if (why := unavailable(training.framework.type, training.training_type, ranks=request.world_size)) is not None:
+        raise RefusedError(why)
+    problems = [*_not_available(request, training, data), *_not_possible(request, training, data)]
+    if problems:
+        raise RefusedError.because(problems)
+    check_shipped(request)
+
+
+def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
+    """Two steps: prepare model and data, then train."""
+    spec = spec_of(request, TrainerSpec)
+    if spec.can_save is None:
+        spec = spec.model_copy(update={"can_save": True})
+    return launch_of(request, spec, PREPARE, TRAIN, inputs={TRAINING_FILE: training_text(request)}, reports_phases=True)
+
+
+def configs_of(request: SubmitJobRequest) -> tuple[TrainingConfig, DataConfig]:
+    """The two configs that every training has."""
+    if request.training_config is None or request.data_config is None:
+        raise ValueError("a training has a training_config and a data_config")
+    return request.training_config, request.data_config
+
+
+def local_paths(request: SubmitJobRequest) -> Iterator[tuple[str, str]]:
+    """Every field of a training that names a file or a directory to read, and its path."""
+    training, data = configs_of(request)
+    if training.framework.custom_script_path is not None:
+        yield "training_config.framework.custom_script_path", training.framework.custom_script_path
+    for field, name in models_from(ModelSource.LOCAL, training.base_model, data):
+        yield field, file_path(name) or name
+    for index, source in enumerate(data.sources):
+        if (path := data_path(source.path, source.type)) is not None:
+            yield f"data_config.sources[{index}].path", path
+
+
+def models_from(source: ModelSource, base: BaseModelConfig | None, data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Every field that names a model or a tokenizer which comes from there, and what it says."""
+    if base is not None and model_source(base.model_id, base.source) is source:
+        yield "training_config.base_model.model_id", base.model_id
+    tokenizers = {
+        "training_config.base_model.tokenizer_id": base.tokenizer_id if base else None,
+        "data_config.preprocess.tokenizer_id": data.preprocess.tokenizer_id,
+    }
+    for field, name in tokenizers.items():
+        if name is not None and model_source(name) is source:
+            yield field, name
+
+
+def result_uri(output: OutputConfig) -> str | None:
+    """Where a trainer puts its result beside the job's own output; None where the job names no place."""
+    if output.output_path is None:
+        return None
+    place = output.output_path.removeprefix("file://")
+    return f"{place.rstrip('/')}/{output.output_model_name}" if output.output_model_name else place
+
+
+def check_shipped(request: SubmitJobRequest) -> None:
+    """See that relative paths name shipped files; with a working directory they may lie there.
+
+    Raises:
+        SpecError: some do not; all of them are named.
+    """
+    workload = request.workload
+    if workload is not None and workload.working_directory is not None:
+        return
+    files = {file.path for file in workload.files} if workload is not None else set()
+    shipped = files | directories_above(files) | ({"."} if files else set())
+    problems = [
+        Problem(
+            field=field,
+            message=f"there is no such file: '{path}' was looked for among the shipped files. `trainmaster submit` "
+            "sends along what lies beside the job file; otherwise ship it in workload.files, or give an absolute path "
+            "on the server",
+        )
+        for field, path in local_paths(request)
+        if not path.startswith("/") and not _is_shipped(path, shipped)
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _is_shipped(path: str, shipped: Set[str]) -> bool:
+    """Whether a path is shipped; of a pattern, whether something is where its matches would lie."""
+    return str(PurePosixPath(path)) in shipped or (
+        ".." not in path.split("/") and str(PurePosixPath(fixed_part(path))) in shipped
+    )
+
+
+def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
+    """What has its place among the fields, and nobody does it yet."""
+    output, framework = request.output_config, training.framework
+    if output.export_format not in _EXPORTS:
+        working = _EXPORTS if training.training_type in LORA_TYPES and not output.merge_lora else _EXPORTS[:1]
+        message = f"{output.export_format} is not available in this version; use {' or '.join(working)}"
+        yield Problem(field="output_config.export_format", message=message)
+    if output.push_to_hub:
+        message = "is not available in this version; upload what `trainmaster download` fetches"
+        yield Problem(field="output_config.push_to_hub", message=message)
+    for index, source in enumerate(data.sources):
+        if source.type is not None and source.type.lower() not in SOURCE_TYPES:
+            message = choice_message("type", source.type, SOURCE_TYPES)
+            yield Problem(field=f"data_config.sources[{index}].type", message=message)
+    known = FRAMEWORKS[framework.type]
+    where = "training_config.framework.distributed"
+    strategy = framework.distributed.strategy
+    if strategy is not None and strategy not in known.strategies:
+        message = f"'{strategy}' is not one of framework {framework.type}: use {known.strategies[0]}, or leave it out"
+        yield Problem(field=f"{where}.strategy", message=message)
+    if framework.distributed.backend not in _BACKENDS:
+        message = f"is not available with built-in trainers; use {' or '.join(_BACKENDS)}"
+        yield Problem(field=f"{where}.backend", message=message)
+    refused = refused_options(framework.type, framework.config, framework.distributed.config)
+    for field, message in islice(refused, _MAX_PROBLEMS):
+        yield Problem(field=f"training_config.{field}", message=message)
+    for name, message in islice(refused_fields(data.preprocess.field_mapping), _MAX_PROBLEMS):
+        yield Problem(field=f"data_config.preprocess.field_mapping.{name}", message=message)
+
+
+def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
+    """What contradicts itself."""
+    output = request.output_config
+    if output.export_format == "adapter":
+        if training.training_type not in LORA_TYPES:
+            message = f"adapter is for LORA, and this is {training.training_type}; use safetensors"
+            yield Problem(field="output_config.export_format", message=message)
+        elif output.merge_lora:
+            message = "an adapter that is merged into the model is none any more; set one of the two"
+            yield Problem(field="output_config.merge_lora", message=message)
+    if training.framework.type is FrameworkType.FSDP and request.world_size < 2:
+        message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use HF_TRAINER"
+        yield Problem(field="training_config.framework.distributed.world_size", message=message)
+    for field, options in (
+        ("training_config.base_model.model_kwargs", training.base_model.model_kwargs),
+        ("data_config.preprocess.tokenizer_config", data.preprocess.tokenizer_config),
+    ):
+        for name, instead in refused_arguments(options):
+            yield Problem(field=f"{field}.{shown(name)}", message=instead)
+    for field, name in models_from(ModelSource.HUGGINGFACE, training.base_model, data):
+        if scheme_of(name) is None and name.count("/") > 1:
+            message = (
+                f"there is no such directory: '{shown(name)}'. A name on the Hub is owner/name; `trainmaster submit` "
+                "looks for paths beside the job file; otherwise give an absolute path on the server"
+            )
+            yield Problem(field=field, message=message)
+    place = output.output_path
+    if place is not None and scheme_of(place) != "s3" and not (file_path(place) or "").startswith("/"):
+        message = "must be an absolute path on the server, or an s3:// URI"
+        yield Problem(field="output_config.output_path", message=message)
+    if ".." in (output.output_model_name or "").split("/"):
+        yield Problem(field="output_config.output_model_name", message="must not contain '..'")
+    yield from _without_validation(request, data)
+
+
+def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator[Problem]:
+    strategy = training_document(request)["training_config"]["hyperparameters"]["eval_strategy"]
+    metric = request.output_config.checkpoint.metric_for_best_model or ""
+    remedy = "there is no validation data: set data_config.validation_split"
+    if metric and metric.removeprefix("eval_") not in MEASURED:
+        evaluates = data.validation_split and strategy != "no"
+        known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in MEASURED]
+        message = choice_message("metric", metric, known)
+        yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
+        metric = ""
+    if data.validation_split:
+        if strategy == "no" and metric.startswith("eval_"):
+            message = f"'{metric}' is measured by evaluations, and hyperparameters.eval_strategy is no"
+            yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
+        return
+    if strategy != "no":
+        message = f"is {strategy}, and {remedy}, or leave this out"
+        yield Problem(field="training_config.hyperparameters.eval_strategy", message=message)
+    if metric.startswith("eval_"):
+        message = f"is {metric}, and {remedy}, or take a metric of the training, such as loss"
+        yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)

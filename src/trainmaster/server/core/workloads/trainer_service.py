@@ -1,0 +1,147 @@
+"""The `trainer_service` workload: a base model that is held in memory and trained on request, over HTTP.
+
+Its clients decide every loss, batch and step. Each rank runs two processes in one step, a front and an engine
+(`trainmaster.trainer_service`); what they are to do is in `service.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
+from trainmaster.server.core.errors import Problem, RefusedError, SpecError
+from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
+from trainmaster.server.core.workloads.base import MAX_GRACE_S, launch_of, spec_of
+from trainmaster.server.core.workloads.service import Serving
+from trainmaster.server.core.workloads.trainer_arguments import Said, Wrong, read_arguments
+
+if TYPE_CHECKING:
+    from trainmaster.server.core.spec.submit import SubmitJobRequest
+
+KIND = "trainer_service"
+SERVICE_FILE = "service.json"
+"""Among the inputs of the launch."""
+SERVE = Step(name="main", argv=("-P", "-m", "trainmaster.trainer_service"), python=True)
+"""A module of ours, whatever lies in the working directory."""
+HEALTH = "/api/v1/healthz"
+READY_WITHIN_S = 3600.0
+"""A large model is read from a slow disk."""
+SAVE_ALL_WITHIN_S = 300.0
+"""Dozens of models may be loaded. One that has saved them ends at once, so that the rest of the time is not waited."""
+MAX_LORA_RANK = 1024
+
+
+class Mode(StrEnum):
+    """What the models of a service may do."""
+
+    LORA = "lora"
+    FULL = "full"
+    FORWARD_ONLY = "forward_only"
+
+
+class TrainerServiceSpec(Serving):
+    """A base model behind the Tinker protocol; `fireworks-ai` and `tinker` are its clients."""
+
+    kind: Literal["trainer_service"]
+    base_model: Text = Field(description="As its clients call it: one of the server's model aliases, for one.")
+    model_path: AbsolutePath | None = Field(
+        default=None,
+        description="A directory on the server with a transformers checkpoint; null: what the server knows under the "
+        "name base_model.",
+    )
+    aliases: Names = Field(default=(), description="Other names by which its clients may ask for the base model.")
+    lora_rank: Annotated[int, Strict(), Field(ge=0, le=MAX_LORA_RANK)] = Field(
+        default=0, description="The rank of adapters, and the highest that may be asked for; 0: the weights themselves."
+    )
+    max_context_length: Count | None = Field(
+        default=None, description="The longest sequence in tokens; null: what the model was made for."
+    )
+    learning_rate: Positive | None = Field(default=None, description="Of an optim_step that names none.")
+    gradient_accumulation_steps: Count = Field(default=1, description="So many optim_steps make one.")
+    forward_only: Flag = Field(default=False, description="Only forward passes: a frozen reference model.")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
+    )
+    extra_args: Arguments = Field(default=(), description="Arguments of the trainer process; unknown ones are refused.")
+    training_shape: Text | None = Field(default=None, description="The training shape that the rest comes from.")
+    accelerator_type: Name | None = Field(
+        default=None, description="As it was asked for; resource_config says what that means here."
+    )
+    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=SAVE_ALL_WITHIN_S,
+        description="Between being asked to stop and being killed; all its models are saved then, one after another.",
+    )
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What `extra_args` say, by the names that the service has for it; what is wrong is left out."""
+        return {said.option.name: said.value for said in read_arguments(self.extra_args) if isinstance(said, Said)}
+
+    @property
+    def mode(self) -> Mode:
+        """What its models may do."""
+        if self.forward_only or self.options.get("forward_only"):
+            return Mode.FORWARD_ONLY
+        return Mode.LORA if self.lora_rank else Mode.FULL
+
+
+Spec = TrainerServiceSpec
+
+
+def validate(request: SubmitJobRequest) -> None:
+    """The arguments are known, and one process runs on each GPU."""
+    spec = spec_of(request, TrainerServiceSpec)
+    problems = [
+        Problem(field=f"workload.extra_args[{wrong.index}]", message=wrong.message)
+        for wrong in read_arguments(spec.extra_args)
+        if isinstance(wrong, Wrong)
+    ]
+    if problems:
+        raise RefusedError.because(problems)
+    gpus = _gpus_per_node(request)
+    if gpus and spec.ranks_per_node not in (1, gpus):
+        message = f"follows from the GPUs of a node, which are {gpus}; leave it out"
+        raise SpecError([Problem(field="workload.ranks_per_node", message=message)])
+
+
+def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
+    """One step in each rank; node 0 answers."""
+    spec = spec_of(request, TrainerServiceSpec)
+    ranks = _gpus_per_node(request) or spec.ranks_per_node
+    return launch_of(
+        request,
+        spec.model_copy(update={"ranks_per_node": ranks, "can_save": spec.can_save is not False}),
+        SERVE,
+        lifetime=Lifetime.SERVICE,
+        port_environment="PORT",
+        readiness=Readiness(path=HEALTH, timeout_s=READY_WITHIN_S, first_node_only=True),
+        inputs={SERVICE_FILE: json.dumps(service_document(spec), indent=1)},
+    )
+
+
+def service_document(spec: TrainerServiceSpec) -> dict[str, Any]:
+    """What the service is told: `trainmaster.trainer_service.configuration` reads it."""
+    options = dict(spec.options)
+    options.pop("forward_only", None)
+    return {
+        "base_model": spec.base_model,
+        "model_path": spec.model_path or "",
+        "aliases": list(spec.aliases),
+        "mode": spec.mode,
+        "lora_rank": spec.lora_rank,
+        "max_context_length": spec.max_context_length,
+        "learning_rate": spec.learning_rate,
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
+        "precision": spec.precision,
+        **options,
+    }
+
+
+def _gpus_per_node(request: SubmitJobRequest) -> int:
+    resources = request.resource_config
+    return (resources.gpu_count or 0) // resources.node_count

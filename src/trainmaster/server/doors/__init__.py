@@ -1,0 +1,1 @@
+"""Foreign APIs that clients of other services speak: one folder for each."""

@@ -1,0 +1,321 @@
+"""Trainer jobs: make, show, list, delete, resume, cancel. `rlorTrainerJobs` in the words of the clients."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.server.core.errors import (
+    HandleTakenError,
+    InvalidTransitionError,
+    JobNotFoundError,
+    NotFoundError,
+    Problem,
+    RefusedError,
+    SpecError,
+)
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.shapes import ANYBODYS, Chosen, Reference
+from trainmaster.server.core.spec import SubmitJobRequest, parse
+from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
+from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
+from trainmaster.server.core.workloads.trainer_service import KIND
+from trainmaster.server.doors.fireworks.routes.door import door_of
+from trainmaster.server.doors.fireworks.routes.finding import (
+    AccountPath,
+    Filter,
+    PageSize,
+    PageToken,
+    ReadMask,
+    ResourcePath,
+    answer,
+    listing,
+    own,
+    page_size,
+    trainer_job,
+)
+from trainmaster.server.doors.fireworks.wire.filtering import Comparison, masked, read_filter, read_order
+from trainmaster.server.doors.fireworks.wire.jobs import MEMBERS, NO_DEPLOYMENTS, CreateJobBody, job_document
+from trainmaster.server.doors.fireworks.wire.states import IDLE_AFTER_S, RUNS, state_of
+from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.errors import ServiceNotReadyError
+from trainmaster.server.http.params import PlainText
+from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.routing import StrictRoute
+from trainmaster.server.store import activity, jobs, nodes
+from trainmaster.server.store.listing import MAX_PAGE_SIZE, JobQuery, page
+from trainmaster.server.store.scope import Scope
+
+router = APIRouter(
+    prefix="/v1/accounts/{account_id}/rlorTrainerJobs",
+    route_class=StrictRoute,
+    include_in_schema=False,
+    tags=["fireworks"],
+)
+
+RETRY_AFTER_S = 2
+DELETED_WITHIN_S = 20.0
+"""A trainer gets ten seconds to end by itself; clients wait thirty for an answer."""
+KNOWN_WITHIN_S = 3.0
+"""The end of a trainer is on record within a second, where all is well."""
+LOOK_EVERY_S = 0.05
+ORDERS: Mapping[str, str] = {
+    "name": "handle",
+    "displayName": "name",
+    "createTime": "created_at",
+    "updateTime": "updated_at",
+}
+"""The members that a list can be ordered by, and what the store calls them."""
+_THEIR_WORDS = {
+    "handle": "rlorTrainerJobId",
+    "name": "displayName",
+    "scheduling_config.queue": "reservationTarget",
+    "workload.extra_args": "trainingConfig.extraArgs",
+    "workload.base_model": "trainingConfig.baseModel",
+    "workload.max_context_length": "trainingConfig.maxContextLength",
+    "page_token": "pageToken",
+}
+"""Fields of a job and of a list, by what the clients call them."""
+
+
+@router.post("")
+async def create(
+    request: Request,
+    principal: Manager,
+    context: Context,
+    account_id: AccountPath,
+    job_id: Annotated[PlainText, Query(alias="rlorTrainerJobId")] = "",
+    training_shape: Annotated[PlainText, Query(alias="trainingShape")] = "",
+    skip_validations: Annotated[bool, Query(alias="skipValidations")] = False,
+    deployment_id: Annotated[PlainText, Query(alias="deploymentId")] = "",
+) -> Response:
+    """Make a trainer; it is queued and started from then on. An id that was ever used is refused with 409."""
+    scope = own(principal, account_id)
+    body = parse(CreateJobBody, parse_json(await read_body(request)))
+    if not body.service_mode:
+        raise RefusedError("serviceMode: only trainers in service mode are made here; set it to true")
+    if deployment_id:
+        raise RefusedError(f"deploymentId: {NO_DEPLOYMENTS}")
+    wanted = body.wanted(job_id or f"rlor-{secrets.token_hex(6)}")
+
+    def prepare(connection: Connection) -> SubmitJobRequest:
+        _require_new(connection, scope, wanted.job_id)
+        if training_shape:
+            reference = Reference.read(training_shape)
+            own(principal, reference.account_id, ANYBODYS)
+            chosen = context.shapes.named(reference)
+            if not chosen.version.validated and not skip_validations:
+                message = f"version {chosen.version.version} is not validated; launch it with skip_validations"
+                raise RefusedError.because([Problem(field="trainingShape", message=message)])
+            return on_shape(wanted, chosen, account_id=account_id)
+        if skip_validations:
+            return by_hand(wanted)
+        return on_shape(wanted, _choose(connection, context, wanted), account_id=account_id, chosen_by_us=True)
+
+    try:
+        submission = await context.models.looked_up(await context.read(prepare), account_id)
+        made = context.commands.submit(scope, submission, created_by=principal.name)
+        outcome = await asyncio.wrap_future(made)
+    except SpecError as error:
+        raise SpecError(_in_their_words(error.problems)) from None
+    except RefusedError as error:
+        if not error.problems:
+            raise
+        raise RefusedError.because(_in_their_words(error.problems)) from None
+    return answer(job_document(outcome.job))
+
+
+@router.get("")
+async def list_jobs(
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    filter: Filter = "",  # noqa: A002 - the protocol's name
+    order_by: Annotated[PlainText, Query(alias="orderBy")] = "",
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> Response:
+    """List trainers; those that nobody used for a while are IDLE here."""
+    scope = own(principal, account_id)
+    conditions = read_filter(filter, MEMBERS)
+    order = read_order(order_by, ORDERS, "name")
+    now = context.clock()
+
+    def find(connection: Connection) -> tuple[list[dict[str, Any]], str | None]:
+        return _page(connection, scope, conditions, order, page_size(asked), token, now)
+
+    try:
+        entries, following = await context.read(find)
+    except SpecError as error:
+        raise SpecError(_in_their_words(error.problems)) from None
+    return listing("rlorTrainerJobs", [masked(each, read_mask) for each in entries], following)
+
+
+@router.get("/{job_id}")
+async def show(
+    request: Request,
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    job_id: ResourcePath,
+    read_mask: ReadMask = "",
+) -> Response:
+    """Show a trainer. One that was deleted is shown as such: its checkpoints are still there.
+
+    One that has died a moment ago is on record as running. Clients believe that, and fail when they learn more: so it
+    is asked, and what became of it waited for.
+    """
+    scope = own(principal, account_id)
+
+    def find() -> tuple[Job, str | None]:
+        with context.database.read() as connection:
+            job = trainer_job(connection, scope, job_id)
+        explained = context.explainer.explain(scope, job, now=context.clock()).explanation
+        return job, explained.message if explained is not None else None
+
+    until = time.monotonic() + KNOWN_WITHIN_S
+    while True:
+        job, reason = await run_in_threadpool(find)
+        answers = state_of(job) != RUNS or await door_of(request).answers(job)
+        if answers or time.monotonic() > until:
+            return answer(masked(job_document(job, waits_for=reason, answers=answers), read_mask))
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+@router.delete("/{job_id}")
+async def delete(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+    """Delete a trainer; one that runs is stopped first. Its id is not given out again, and its checkpoints stay.
+
+    The answer comes when it is gone, or when that takes long: clients that ask next find no half-dead one.
+    """
+    scope = own(principal, account_id)
+    until = time.monotonic() + DELETED_WITHIN_S
+    while True:
+        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        if job.deleted_at is not None or time.monotonic() > until:
+            return answer({})
+        if job.desired is not Desired.DELETE:
+            await asyncio.wrap_future(context.commands.delete(scope, job.job_id))
+        else:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+@router.post("/{job_id}:resume")
+async def resume(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+    """Start a trainer again, as a new attempt; one that waits or runs stays as it is."""
+    scope = own(principal, account_id)
+    while True:
+        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        _require_not_deleted(job)
+        if job.status in WAITING | ACTIVE:
+            if job.desired is not Desired.RUN or (job.attempt is not None and job.attempt.stop is not None):
+                raise ServiceNotReadyError("the trainer is being stopped; try again soon", retry_after_s=RETRY_AFTER_S)
+            return answer(job_document(job))
+        try:
+            outcome = await asyncio.wrap_future(context.commands.resume(scope, job.job_id))
+        except InvalidTransitionError:
+            continue  # somebody else was quicker
+        return answer(job_document(outcome.job))
+
+
+@router.post("/{job_id}:cancel")
+async def cancel(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+    """Stop a trainer without saving; it can be resumed."""
+    scope = own(principal, account_id)
+    job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+    _require_not_deleted(job)
+    if job.status is not JobStatus.CANCELLED:
+        await asyncio.wrap_future(context.commands.cancel(scope, job.job_id))
+    return answer({})
+
+
+@router.post("/{job_id}:executeTrainStep")
+async def execute(principal: Manager, account_id: AccountPath, job_id: ResourcePath) -> Response:
+    """Refused: the steps of a trainer in service mode are its client's."""
+    own(principal, account_id)
+    raise RefusedError(f"{job_id} is in service mode: train it with FiretitanServiceClient, step by step")
+
+
+def _require_new(connection: Connection, scope: Scope, handle: str) -> None:
+    try:
+        job = jobs.by_handle(connection, scope, handle)
+    except JobNotFoundError:
+        return
+    said = "was deleted, and keeps its id for its checkpoints" if job.deleted_at is not None else "is there already"
+    raise HandleTakenError(f"trainer {handle} {said}")
+
+
+def _require_not_deleted(job: Job) -> None:
+    if job.deleted_at is not None:
+        raise NotFoundError(f"trainer {job.handle or job.job_id} was deleted; make a new one")
+
+
+def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) -> Chosen:
+    has_gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
+    chosen = context.shapes.choose(
+        gpus=has_gpus,
+        base_model=wanted.base_model,
+        max_context_length=wanted.max_context_length,
+        region=wanted.region,
+        image_tag=wanted.custom_image_tag,
+        lora_rank=wanted.lora_rank,
+        forward_only=wanted.forward_only,
+    )
+    if chosen is None:
+        raise RefusedError(
+            f"no training shape of this server {'with' if has_gpus else 'without'} GPUs is for such a trainer: look at "
+            "trainingShapes, and name one; or say yourself where it runs, with skip_validations"
+        )
+    return chosen
+
+
+def _page(
+    connection: Connection,
+    scope: Scope,
+    conditions: Sequence[Comparison],
+    order: str,
+    size: int,
+    token: str,
+    now: float,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """A page of those jobs that meet the conditions."""
+    used = activity.all(connection, scope)
+    found: list[dict[str, Any]] = []
+    following: str | None = token or None
+    while True:
+        query = JobQuery(kinds=(KIND,), order_by=order, page_size=MAX_PAGE_SIZE, page_token=following)
+        part = page(connection, scope, query)
+        for job in part.jobs:
+            document = job_document(job, idle=_is_idle(job, used.get(job.job_id), now))
+            if all(condition.holds(document) for condition in conditions):
+                if len(found) == size:
+                    return found, following
+                found.append(document)
+            following = query.token_after(job)
+        following = part.next_page_token
+        if following is None:
+            return found, None
+
+
+def _is_idle(job: Job, used_at: float | None, now: float) -> bool:
+    last = max(used_at or 0.0, job.last_activity_at or 0.0)
+    return now - last > IDLE_AFTER_S
+
+
+def _in_their_words(problems: Sequence[Problem]) -> list[Problem]:
+    def renamed(field: str) -> str:
+        for ours, theirs in _THEIR_WORDS.items():
+            if field == ours or field.startswith(f"{ours}["):
+                return theirs + field.removeprefix(ours)
+        return field
+
+    return [Problem(field=renamed(problem.field), message=problem.message) for problem in problems]

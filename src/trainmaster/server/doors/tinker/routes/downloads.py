@@ -1,0 +1,175 @@
+"""Downloads of saved weights: signed URLs for them, and what those lead to. They need no trainer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from trainmaster.server.core.errors import NotFoundError, RefusedError
+from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.doors.tinker.answers import ok
+from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
+from trainmaster.server.doors.tinker.names import WeightsPath
+from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.signed_urls import ARCHIVE, FILES, GOOD_FOR_S, require_signed, url_of
+from trainmaster.server.doors.tinker.wire import instant
+from trainmaster.server.http.artifacts import MANIFEST, Artifact, Place, checkpoint_place, files, open_file
+from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
+from trainmaster.server.http.context import ApiContext, context_of
+from trainmaster.server.http.routes.artifacts import FileStream, part_of
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store.scope import Scope
+
+_ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
+MAX_FILES = 10_000
+"""Of a checkpoint that is downloaded: all of them are held in memory."""
+_CHUNK_BYTES = 1 << 20
+_COMPLETE = "checkpoint_complete"
+"""An empty file that clients look for in an archive."""
+_END = bytes(2 * tarfile.BLOCKSIZE)
+
+router = APIRouter(prefix=SIGNED_PATHS.rstrip("/"), include_in_schema=False)
+
+
+@answer("GET", f"{_ONE}/archive", KeyScope.VIEW, note="a signed URL of a tar file, good for an hour")
+async def archive(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """The URL of an archive of saved weights."""
+    checkpoint, account_id = await _readable(request, door, principal)
+    expires = int(door.context.clock()) + GOOD_FOR_S
+    url = url_of(request, door.context.vault.sealer, account_id, checkpoint, ARCHIVE, expires)
+    return ok({"url": url, "expires": instant(expires)})
+
+
+@answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, note="a signed URL of each file, good for an hour")
+async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """The URLs of the files of saved weights."""
+    checkpoint, account_id = await _readable(request, door, principal)
+    place = await _place(door.context, Scope(account_id), checkpoint.job_id, checkpoint.checkpoint_id)
+    expires = int(door.context.clock()) + GOOD_FOR_S
+    sealer = door.context.vault.sealer
+
+    def sign() -> dict[str, str]:
+        names = [_name(each) for each in _all_files(place)]
+        return {
+            name: url_of(request, sealer, account_id, checkpoint, f"{FILES}/{name}", expires)
+            for name in names
+            if name != MANIFEST
+        }
+
+    return ok({"urls": await run_in_threadpool(sign), "expires": instant(expires)})
+
+
+@router.get("/{job_id}/{checkpoint_id}/archive")
+@guard
+async def download_archive(request: Request, job_id: str, checkpoint_id: str) -> Response:
+    """All files of a checkpoint as a tar file, written as it is read; nothing of it is kept in memory."""
+    context = context_of(request)
+    account_id = require_signed(request, context.vault.sealer, context.clock())
+    place = await _place(context, Scope(account_id), job_id, checkpoint_id)
+    found = await run_in_threadpool(_all_files, place)
+    headers = {
+        "Content-Length": str(await run_in_threadpool(_archive_size, found)),
+        "Content-Disposition": f'attachment; filename="{quote(checkpoint_id)}.tar"',
+    }
+    return StreamingResponse(_archived(place, found), media_type="application/x-tar", headers=headers)
+
+
+@router.get("/{job_id}/{checkpoint_id}/files/{name:path}")
+@guard
+async def download_file(request: Request, job_id: str, checkpoint_id: str, name: str) -> Response:
+    """One file of a checkpoint, or a part of it with `Range`."""
+    context = context_of(request)
+    account_id = require_signed(request, context.vault.sealer, context.clock())
+    place = await _place(context, Scope(account_id), job_id, checkpoint_id)
+    opened = await run_in_threadpool(open_file, [place], place.prefix + name)
+    try:
+        begin, end = part_of(request, opened.artifact)
+    except BaseException:
+        os.close(opened.descriptor)
+        raise
+    return FileStream(opened, begin, end)
+
+
+async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
+    """The checkpoint that an address names, if it is the account's own or public; and whose it is."""
+    run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
+    found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
+    checkpoint = found.checkpoint
+    if checkpoint.root != ARTIFACTS:
+        raise RefusedError(f"{path_of(checkpoint)} lies on an object store: fetch it from {checkpoint.path}")
+    return checkpoint, found.run.account_id
+
+
+async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> Place:
+    """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
+
+    def find(connection: Connection) -> list[Checkpoint]:
+        job = jobs.get(connection, scope, job_id, deleted=True)
+        return checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
+
+    for found in await context.read(find):
+        if found.root == ARTIFACTS:
+            return checkpoint_place(context.roots, found.checkpoint_id, found.path)
+    raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
+
+
+def _all_files(place: Place) -> list[Artifact]:
+    """The files of a checkpoint. Its job can put any number of them there."""
+    found = list(itertools.islice(files(place), MAX_FILES + 1))
+    if len(found) > MAX_FILES:
+        raise RefusedError(
+            f"the checkpoint has more than {MAX_FILES} files: list its job's artifacts, and fetch those you need"
+        )
+    return found
+
+
+def _archive_size(found: Sequence[Artifact]) -> int:
+    size = sum(len(_header(_name(each), each.size)) + _padded(each.size) for each in found)
+    return size + len(_header(_COMPLETE, 0)) + len(_END)
+
+
+async def _archived(place: Place, found: Sequence[Artifact]) -> AsyncIterator[bytes]:
+    for artifact in found:
+        yield _header(_name(artifact), artifact.size)
+        opened = await run_in_threadpool(open_file, [place], artifact.path)
+        try:
+            at = 0
+            while at < artifact.size:
+                wanted = min(_CHUNK_BYTES, artifact.size - at)
+                data = await run_in_threadpool(os.pread, opened.descriptor, wanted, at)
+                if not data:
+                    # The head of the answer said how long it is: the client sees that it broke off.
+                    raise OSError(f"{artifact.path} became shorter while it was sent")
+                at += len(data)
+                yield data
+        finally:
+            os.close(opened.descriptor)
+        yield bytes(_padded(artifact.size) - artifact.size)
+    yield _header(_COMPLETE, 0) + _END
+
+
+def _name(artifact: Artifact) -> str:
+    return artifact.path.removeprefix(artifact.place.prefix)
+
+
+def _header(name: str, size: int) -> bytes:
+    member: Any = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    header: bytes = member.tobuf(tarfile.PAX_FORMAT)
+    return header
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

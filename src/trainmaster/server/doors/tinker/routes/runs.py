@@ -1,0 +1,170 @@
+"""Training runs, and what they saved: listed, published, given an end, deleted. They need no trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trainmaster.server.coordinator import checkpoints
+from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.doors.tinker import records
+from trainmaster.server.doors.tinker.answers import ok, page_of, read
+from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
+from trainmaster.server.doors.tinker.names import WeightsPath
+from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.wire import NO_PROJECT, SetTtl, checkpoint_resource, run_resource
+from trainmaster.server.http.auth import Principal
+
+_RUNS_PAGE = 20
+_CHECKPOINTS_PAGE = 100
+_ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
+
+
+@answer("GET", "/training_runs", KeyScope.VIEW)
+async def list_training_runs(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """The account's runs, the newest first."""
+    limit, offset = page_of(request, _RUNS_PAGE)
+    project_id = request.query_params.get("project_id")
+
+    def question(connection: Connection) -> dict[str, Any]:
+        found, total = records.runs(connection, principal.scope, limit=limit, offset=offset, project_id=project_id)
+        saved: dict[str, list[Checkpoint]] = {}
+        for job_id in sorted({run.job_id for run in found if run.job_id is not None}):
+            for checkpoint in records.weights(connection, principal.scope, job_id=job_id):
+                saved.setdefault(str(checkpoint.attributes.get("model_id")), []).append(checkpoint)
+        return {
+            "training_runs": [run_resource(run, saved.get(run.model_id, ())) for run in found],
+            "cursor": {"offset": offset, "limit": limit, "total_count": total},
+        }
+
+    return ok(await door.context.read(question))
+
+
+@answer("GET", "/training_runs/{run_id}", KeyScope.VIEW)
+async def get_training_run(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """One run."""
+    run_id = str(request.path_params["run_id"])
+
+    def question(connection: Connection) -> dict[str, Any]:
+        run = records.get_run(connection, principal.scope, run_id)
+        return run_resource(run, records.weights_of_run(connection, principal.scope, run))
+
+    return ok(await door.context.read(question))
+
+
+@answer("GET", "/training_runs/{run_id}/checkpoints", KeyScope.VIEW)
+async def list_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """What a run saved, the newest first."""
+    run_id = str(request.path_params["run_id"])
+
+    def question(connection: Connection) -> dict[str, Any]:
+        run = records.get_run(connection, principal.scope, run_id)
+        saved = records.weights_of_run(connection, principal.scope, run)
+        return {"checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved]}
+
+    return ok(await door.context.read(question))
+
+
+@answer("GET", "/checkpoints", KeyScope.VIEW)
+async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """What all runs of the account saved, the newest first."""
+    limit, offset = page_of(request, _CHECKPOINTS_PAGE)
+    saved = await door.context.read(lambda connection: records.weights(connection, principal.scope))
+    return ok(
+        {
+            "checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],
+            "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)},
+        }
+    )
+
+
+@answer("GET", "/billing/usage/checkpoints/current", KeyScope.VIEW, note="without costs")
+async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """What all that runs saved takes on the disk."""
+    wanted = request.query_params.get("project_id")
+
+    def question(connection: Connection) -> list[tuple[str, int]]:
+        found = records.sessions(connection, principal.scope, limit=2**31 - 1)
+        projects = {session.session_id: session.project_id or NO_PROJECT for session in found}
+        return [
+            (projects.get(str(checkpoint.attributes.get("session_id")), NO_PROJECT), checkpoint.size_bytes)
+            for checkpoint in records.weights(connection, principal.scope)
+        ]
+
+    sizes: dict[str, list[int]] = {}
+    for project_id, size in await door.context.read(question):
+        if wanted in (None, project_id):
+            sizes.setdefault(project_id, []).append(size)
+    rows = [
+        {
+            "project_id": project_id,
+            "org_user_urn": principal.account_id,
+            "checkpoint_count": len(each),
+            "size_bytes": sum(each),
+            "size_gigabytes": sum(each) / 1e9,
+        }
+        for project_id, each in sorted(sizes.items())
+    ]
+    return ok({"data": rows})
+
+
+@answer("DELETE", _ONE, KeyScope.MANAGE)
+async def delete_checkpoint(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """Delete saved weights: at once from all lists, and soon from the disk."""
+    return await _command(request, door, principal, checkpoints.delete)
+
+
+@answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="every account of the server can load it then")
+async def publish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """Let others load saved weights."""
+    return await _command(request, door, principal, checkpoints.publish, public=True)
+
+
+@answer("DELETE", f"{_ONE}/publish", KeyScope.MANAGE)
+async def unpublish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """Let others load saved weights no more."""
+    return await _command(request, door, principal, checkpoints.publish, public=False)
+
+
+@answer("PUT", f"{_ONE}/ttl", KeyScope.MANAGE)
+async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    """Say when saved weights go by themselves."""
+    wanted = await read(request, SetTtl)
+    at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
+    return await _command(request, door, principal, checkpoints.expire_at, at=at)
+
+
+async def _command(
+    request: Request, door: TinkerDoor, principal: Principal, command: Callable[..., Future[Outcome]], **options: Any
+) -> Response:
+    """Carry a command on saved weights out; their job may have been deleted since."""
+    checkpoint = (await _own(request, door, principal)).checkpoint
+    done = command(
+        door.context.commands,
+        principal.scope,
+        checkpoint.job_id,
+        checkpoint.checkpoint_id,
+        deleted=True,
+        clock=door.context.clock,
+        **options,
+    )
+    await asyncio.wrap_future(done)
+    return ok({})
+
+
+async def _own(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
+    """The weights that an address names; others' are not there, public or not."""
+    run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
+    found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
+    if not principal.scope.admits(found.run.account_id):
+        raise NotFoundError(f"there are no weights {path_of(found.checkpoint)}")
+    return found

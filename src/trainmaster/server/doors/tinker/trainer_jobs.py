@@ -1,0 +1,274 @@
+"""Which job serves the models of plain Tinker clients, and starting it.
+
+There is one for each account, base model and mode. It is an ordinary job with a handle that follows from the model:
+made when the first model is asked for, used as long as it runs, resumed when it was parked for want of use or has
+ended. What is to be done follows from the job as it is; asking again does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmaster.protocol.reasons import Reason
+from trainmaster.server.coordinator.base_models import BaseModel, BaseModels
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.core.errors import (
+    HandleTakenError,
+    InvalidTransitionError,
+    JobNotFoundError,
+    RefusedError,
+    TrainmasterError,
+)
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.shapes import Chosen, Reference, Shapes
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
+from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
+from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK, Mode
+from trainmaster.server.doors.tinker.names import Category
+from trainmaster.server.store import jobs, nodes
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+MANAGED_BY = "tinker-door"
+"""The label of jobs that are made here."""
+ACTIVE_QUEUE = "active"
+PAUSED_CAPACITY = "paused_capacity"
+"""What clients call the state of a queue that moves, and of one that waits for machines."""
+UNWANTED = "every session that it was started for has ended before it began"
+"""What jobs say that were cancelled here."""
+TEMPERED = "--tempered-logprobs"
+_HANDLE_LENGTH = 63
+
+
+class TrainerFailedError(TrainmasterError):
+    """There is no trainer for this model, and waiting will not bring one."""
+
+    code = "TRAINER_FAILED"
+
+    def __init__(self, message: str, category: Category = Category.SERVER) -> None:
+        super().__init__(message)
+        self.category = category
+
+
+class TrainerLetGoError(TrainerFailedError):
+    """The trainer was cancelled while it waited, as nobody was known to want it; whoever does may ask anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the trainer of a model stands."""
+
+    job: Job | None
+    ready: bool = False
+    """It answers."""
+    begun: bool = False
+    """It was seen to run, to wait or to start: when it ends from now on, that is news."""
+
+
+class TinkerTrainers:
+    """Finds and starts trainers. Its methods wait for the database, and belong into threads."""
+
+    def __init__(
+        self,
+        database: Database,
+        commands: Commands,
+        models: BaseModels,
+        shapes: Shapes,
+        explainer: Explainer,
+        *,
+        shape: str = "",
+        tempered_logprobs: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what jobs are made with; `shape` names a training shape, and empty leaves the choice to us."""
+        self._tempered = tempered_logprobs
+        self._database = database
+        self._commands = commands
+        self._models = models
+        self._shapes = shapes
+        self._explainer = explainer
+        self._shape = shape
+        self._clock = clock
+
+    def model(self, name: str, account_id: str) -> BaseModel:
+        """The base model that an account means by a name.
+
+        Raises:
+            TrainerFailedError: there is none; says which there are.
+        """
+        found = self._models.find(name, account_id)
+        if found is None:
+            known = self._models.names
+            message = choice_message("base model", name, known) if known else f"this server has no base model {name!r}"
+            raise TrainerFailedError(message, Category.USER)
+        return found
+
+    def context_length(self, scope: Scope, base_model: str) -> int | None:
+        """The longest sequence that a client can have of a base model: that of the trainer that it has in the account,
+        or would get; None where no trainer can be made."""
+        try:
+            model = self.model(base_model, scope.account)
+            longest = model.require()
+            job = self._find(scope, handle_of(model, Mode.LORA))
+            if job is not None and job.workload_kind == KIND:
+                return int(job.spec["workload"].get("max_context_length") or longest)
+            return min(longest, self._chosen(scope.account, model, Mode.LORA, MAX_LORA_RANK).version.max_context_length)
+        except TrainmasterError:
+            return None
+
+    def stand(
+        self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, begun_job: str | None = None
+    ) -> Standing:
+        """See to it that a trainer runs, or will; say how far it is.
+
+        Args:
+            scope: of one account.
+            base_model: as its client calls it.
+            mode: what the trainer's models may do.
+            created_by: who asks.
+            begun_job: the job that was seen to have begun for the same request. It is not started a second time.
+
+        Raises:
+            TrainerFailedError: it cannot be started, or has ended since.
+            TrainerLetGoError: it was let go of since.
+        """
+        model = self.model(base_model, scope.account)
+        if begun_job is not None:
+            job = self._find(scope, begun_job)
+            if job is None:
+                raise TrainerFailedError(f"its trainer, job {begun_job}, was deleted")
+            return self._begun(job)
+        job = self._find(scope, handle_of(model, mode))
+        if job is None:
+            return self._submitted(scope, model, mode, created_by)
+        if job.workload_kind != KIND:
+            raise TrainerFailedError(
+                f"job {job.job_id} has the handle {job.handle} and is no trainer: delete it, or give it another handle",
+                Category.USER,
+            )
+        return self._resumed(scope, job) if _may_resume(job) else self._begun(job, stopping_is_news=False)
+
+    def let_go(self, scope: Scope, job_id: str) -> None:
+        """Cancel a job that waits for its turn; one that has begun may serve the next, and is parked by itself."""
+        job = self._find(scope, job_id)
+        if job is not None and job.workload_kind == KIND and job.status in WAITING:
+            # It may begin or end at the same moment, which is as well.
+            with contextlib.suppress(InvalidTransitionError, JobNotFoundError):
+                self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
+
+    def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
+        """What a model waits for: the state of its queue, as clients know it, and why."""
+        if job_id is None:
+            return PAUSED_CAPACITY, "its trainer is about to be started"
+        with self._database.read() as connection:
+            try:
+                job = jobs.get(connection, scope, job_id)
+            except JobNotFoundError:
+                return PAUSED_CAPACITY, f"its trainer, job {job_id}, was deleted"
+        if job.endpoint is not None:
+            return ACTIVE_QUEUE, None
+        told = f"its trainer, job {job.job_id}, is {job.status}"
+        why = self._explainer.explain(scope, job, now=self._clock()).explanation
+        return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
+
+    def _begun(self, job: Job, *, stopping_is_news: bool = True) -> Standing:
+        if job.status in ACTIVE and job.desired is not Desired.RUN:
+            # It will be resumed when it has stopped; until then nobody can.
+            return Standing(job=job, begun=stopping_is_news)
+        if job.status in ACTIVE | WAITING:
+            return Standing(job=job, ready=job.endpoint is not None, begun=True)
+        if job.status is JobStatus.CANCELLED and job.message == UNWANTED:
+            raise TrainerLetGoError(_ended(job))
+        raise TrainerFailedError(_ended(job))
+
+    def _submitted(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> Standing:
+        try:
+            request = self._request(scope.account, model, mode)
+            return self._begun(self._commands.submit(scope, request, created_by=created_by).result().job)
+        except HandleTakenError:
+            return Standing(job=None)  # somebody was faster; look again
+        except TrainerFailedError:
+            raise
+        except TrainmasterError as error:
+            whose = Category.USER if isinstance(error, RefusedError) else Category.SERVER
+            raise TrainerFailedError(f"its trainer cannot be made: {error.message}", whose) from None
+
+    def _resumed(self, scope: Scope, job: Job) -> Standing:
+        try:
+            return self._begun(self._commands.resume(scope, job.job_id).result().job)
+        except (InvalidTransitionError, JobNotFoundError):
+            return Standing(job=None)  # somebody was faster; look again
+        except TrainerFailedError:
+            raise
+        except TrainmasterError as error:
+            raise TrainerFailedError(f"its trainer, job {job.job_id}, cannot be resumed: {error.message}") from None
+
+    def _request(self, account_id: str, model: BaseModel, mode: Mode) -> SubmitJobRequest:
+        rank = MAX_LORA_RANK if mode is Mode.LORA else 0
+        wanted = WantedTrainer(
+            job_id=handle_of(model, mode),
+            base_model=model.name,
+            lora_rank=rank,
+            forward_only=mode is Mode.FORWARD_ONLY,
+            display_name=f"Tinker trainer of {model.name}"[:63],
+            managed_by=MANAGED_BY,
+            extra_args=(TEMPERED,) if self._tempered else (),
+        )
+        chosen = self._chosen(account_id, model, mode, rank)
+        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._shape)
+
+    def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> Chosen:
+        if self._shape:
+            return self._shapes.named(Reference(account_id=account_id, shape=self._shape, version=None))
+        with self._database.read() as connection:
+            gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
+        chosen = self._shapes.choose(
+            gpus=gpus, base_model=model.name, lora_rank=rank, forward_only=mode is Mode.FORWARD_ONLY
+        )
+        if chosen is None:
+            where = "a GPU" if gpus else "the CPU"
+            raise TrainerFailedError(f"no training shape of this server is for {model.name} in mode {mode} on {where}")
+        return chosen
+
+    def _find(self, scope: Scope, job_id: str) -> Job | None:
+        with self._database.read() as connection:
+            try:
+                return jobs.get(connection, scope, job_id)
+            except JobNotFoundError:
+                return None
+
+
+def handle_of(model: BaseModel, mode: Mode) -> str:
+    """The handle of the job that serves a model: named after its directory, which all of its names share."""
+    tail = f"{mode.replace('_', '-')}-{hashlib.sha256(os.fsencode(model.path)).hexdigest()[:8]}"
+    plain = re.sub(r"[^a-z0-9]+", "-", _directory_name(Path(model.path)).lower()).strip("-")
+    room = _HANDLE_LENGTH - len("tinker--") - len(tail)
+    return f"tinker-{plain[-room:].strip('-')}-{tail}" if plain else f"tinker-{tail}"
+
+
+def _directory_name(path: Path) -> str:
+    """What a directory is called; of a snapshot in the cache of the hub, what the model is called there."""
+    cached = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
+    return path.parent.parent.name.removeprefix("models--") if cached else path.name
+
+
+def _may_resume(job: Job) -> bool:
+    """Whether it stands still for a reason that the next model ends; who paused it by hand resumes it by hand."""
+    return job.status in TERMINAL or (job.status is JobStatus.PAUSED and job.reason is Reason.INACTIVE)
+
+
+def _ended(job: Job) -> str:
+    if job.status is JobStatus.PAUSED and job.reason is not Reason.INACTIVE:
+        return f"its trainer, job {job.job_id}, is paused; go on with `trainmaster resume {job.job_id}`"
+    why = ": ".join(part for part in (job.reason, job.message) if part)
+    return f"its trainer, job {job.job_id}, is {job.status}" + (f" ({why})" if why else "")

@@ -1,0 +1,277 @@
+"""Who is asking: API keys for people and programs, one token for each attempt's workers, another for its ranks.
+
+A key is known by its digest alone. A token is good for the routes of its attempt and for nothing else, and a
+key is not good there. A route is refused to everybody unless something of it checks who is asking: the application
+cannot be put together otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.core.keys import KeyScope, key_digest
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.http.errors import (
+    InsufficientScopeError,
+    InvalidTokenError,
+    RateLimitedError,
+    UnauthenticatedError,
+)
+from trainmaster.server.http.limits import FAILURES_AT_ONCE, FAILURES_PER_S, Buckets
+from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
+from trainmaster.server.store import keys
+from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store.scope import Scope
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""Answered to anybody."""
+TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
+"""Where an attempt's token may be what is sent; those routes check it themselves."""
+
+SIGNED_PATHS = "/api/v1/downloads/"
+"""Where the address itself is the credential: signed, and good for a while. Those routes check the signature."""
+
+AT_ONCE = 1000
+"""Requests of one key under way at the same time, where keys are limited: each stream that is followed is one. They
+cost a descriptor and some memory each, of which a machine has so many."""
+
+_REMEMBER_S = 5.0
+"""How long a key that another server revoked may go on working; a look-up on every request would cost more than the
+request."""
+_REMEMBER_MOST = 4096
+
+_log = logging.getLogger(__name__)
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Whom a key stands for."""
+
+    account_id: str
+    key_id: str
+    name: str
+    scopes: frozenset[str]
+
+    @property
+    def scope(self) -> Scope:
+        """What of the store it may see."""
+        return Scope(self.account_id)
+
+    @property
+    def reach(self) -> Scope:
+        """Whose accounts and keys it may see: those of all, if it runs the cluster."""
+        return Scope.everything() if KeyScope.CLUSTER_ADMIN in self.scopes else self.scope
+
+
+class Gate:
+    """Lets requests in, or raises."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._open = OPEN_PATHS | {METRICS_PATH} if context.open_metrics else OPEN_PATHS
+        self._known: dict[str, tuple[float, Principal]] = {}
+        self._strangers: dict[str, float] = {}
+        self._revocations = 0
+        limited = context.rate_limit_per_s > 0
+        self._rates = Buckets(context.rate_limit_per_s, context.rate_burst) if limited else None
+        self._mistakes = Buckets(FAILURES_PER_S, FAILURES_AT_ONCE) if limited else None
+        self._under_way: Counter[str] | None = Counter() if limited else None
+
+    async def admit(self, scope: Any, path: str) -> None:
+        """Find out who sends a request, and note it in the scope's state.
+
+        Raises:
+            UnauthenticatedError: it has no credentials, or wrong ones.
+            RateLimitedError: too many requests came with this key, or too many wrong credentials from this address.
+        """
+        if path in self._open or path.startswith(SIGNED_PATHS):
+            return
+        credential = _credential(scope["headers"])
+        if credential is None:
+            raise UnauthenticatedError
+        state = scope["state"]
+        state["credential"] = credential
+        by_token = path.startswith(TOKEN_PATHS)
+        principal = await self._principal(key_digest(credential), None if by_token else _peer(scope))
+        if principal is not None:
+            state["principal"] = principal
+            if self._rates is not None and (wait_s := self._rates.take(principal.key_id)):
+                raise RateLimitedError("too many requests with this key; slow down", wait_s)
+        elif not by_token:
+            raise InvalidTokenError
+
+    @contextlib.contextmanager
+    def under_way(self, principal: Principal | None) -> Iterator[None]:
+        """A request of somebody is under way until this ends.
+
+        Raises:
+            RateLimitedError: too many others of the same key are.
+        """
+        if self._under_way is None or principal is None:
+            yield
+            return
+        if self._under_way[principal.key_id] >= AT_ONCE:
+            raise RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
+        self._under_way[principal.key_id] += 1
+        try:
+            yield
+        finally:
+            self._under_way[principal.key_id] -= 1
+            if not self._under_way[principal.key_id]:
+                del self._under_way[principal.key_id]
+
+    async def whose(self, credential: str) -> Principal | None:
+        """Whom a key stands for that came inside a request; None when there is no such key."""
+        return await self._principal(key_digest(credential), None)
+
+    def forget(self, key_id: str) -> None:
+        """Let nobody in by what is remembered of a key: it was revoked."""
+        self._revocations += 1
+        for digest, (_, principal) in list(self._known.items()):
+            if principal.key_id == key_id:
+                del self._known[digest]
+
+    async def _principal(self, digest: str, peer: str | None) -> Principal | None:
+        """Whom a key stands for; None when there is no such key. An address that sends many of those has to wait."""
+        now = time.monotonic()
+        expires, principal = self._known.get(digest, (0.0, None))
+        if now < expires or now < self._strangers.get(digest, 0.0):
+            if principal is None and peer is not None:
+                self._mistaken(peer)
+            return principal
+        if principal is None and peer is not None:
+            self._refuse_guesses(peer)
+        revocations = self._revocations
+        try:
+            key = await self._context.read(lambda connection: keys.find_by_hash(connection, Scope.everything(), digest))
+        except StoreUnavailableError as error:
+            # What the database says is for those who run it, and nobody knows yet who is asking.
+            _log.warning("keys cannot be looked up: %s", error.message)
+            raise StoreUnavailableError("the database does not answer; try again") from None
+        if key is None:
+            self._known.pop(digest, None)
+            _remember(self._strangers, digest, now + _REMEMBER_S)
+            if peer is not None:
+                self._mistaken(peer)
+            return None
+        principal = _principal(key)
+        if revocations == self._revocations:  # else it may be this very key that was revoked while it was read
+            _remember(self._known, digest, (now + _REMEMBER_S, principal))
+        return principal
+
+    def _refuse_guesses(self, peer: str) -> None:
+        if self._mistakes is not None and (wait_s := self._mistakes.wait_s(peer)):
+            raise RateLimitedError("too many wrong credentials came from your address", wait_s)
+
+    def _mistaken(self, peer: str) -> None:
+        if self._mistakes is not None and (wait_s := self._mistakes.take(peer)):
+            raise RateLimitedError("too many wrong credentials came from your address", wait_s)
+
+
+def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
+    if len(memory) >= _REMEMBER_MOST:
+        memory.clear()
+    memory[digest] = what
+
+
+def _peer(scope: Any) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _principal(key: ApiKey) -> Principal:
+    return Principal(account_id=key.account_id, key_id=key.key_id, name=key.name, scopes=frozenset(key.scopes))
+
+
+def require(request: Request, scope: KeyScope) -> Principal:
+    """Whom the request's key stands for.
+
+    Raises:
+        InvalidTokenError: it has no key, but a worker's token.
+        InsufficientScopeError: the key lacks the scope.
+    """
+    principal: Principal | None = request.scope["state"]["principal"]
+    if principal is None:
+        raise InvalidTokenError
+    if scope not in principal.scopes:
+        raise InsufficientScopeError(f"this key lacks the scope '{scope}'")
+    return principal
+
+
+def credential_of(request: Request) -> str:
+    """What was sent to prove who is asking."""
+    credential: str = request.scope["state"]["credential"]
+    return credential
+
+
+def _credential(headers: list[tuple[bytes, bytes]]) -> str | None:
+    # X-API-Key comes first, so that the header Authorization can be meant for a service behind the gateway.
+    found = b""
+    for name, value in headers:
+        if name == b"x-api-key":
+            found = value
+            break
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            found = value[7:]
+    return found.strip().decode("latin-1") or None
+
+
+def guard(function: FunctionT) -> FunctionT:
+    """Mark what checks who is asking: a dependency of routes, or an endpoint that does so itself."""
+    function.__guard__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def refuse_unguarded(router: APIRouter) -> None:
+    """See to it that every route checks who is asking.
+
+    Raises:
+        RuntimeError: one does not, or is of a kind of which nobody can tell.
+    """
+    for route in router.routes:
+        called = [route.endpoint, *_calls(route.dependant)] if isinstance(route, APIRoute) else []
+        is_open = isinstance(route, APIRoute) and route.path in OPEN_PATHS
+        if not is_open and not any(hasattr(function, "__guard__") for function in called):
+            raise RuntimeError(f"{route} does not check who is asking; give it a Viewer, Manager or Admin")
+
+
+def _calls(dependant: Dependant) -> Iterator[Any]:
+    for needed in dependant.dependencies:
+        yield needed.call
+        yield from _calls(needed)
+
+
+@guard
+async def _viewer(request: Request) -> Principal:
+    return require(request, KeyScope.VIEW)
+
+
+@guard
+async def _manager(request: Request) -> Principal:
+    return require(request, KeyScope.MANAGE)
+
+
+@guard
+async def _admin(request: Request) -> Principal:
+    return require(request, KeyScope.CLUSTER_ADMIN)
+
+
+Viewer = Annotated[Principal, Depends(_viewer)]
+"""Somebody who may read, as a parameter of a route."""
+Manager = Annotated[Principal, Depends(_manager)]
+"""Somebody who may change things, as a parameter of a route."""
+Admin = Annotated[Principal, Depends(_admin)]
+"""Somebody who runs the cluster, as a parameter of a route."""

@@ -1,0 +1,273 @@
+"""Following what grows: logs, metrics, events, wishes. A thousand followers of one thing cost little more than one.
+
+A *source* is something that grows; equal sources are the same. One task looks at all sources that are followed, many
+times a second, and wakes the followers of those that have changed. A follower holds nothing but a cursor; what it is
+sent depends only on the cursor and on the last look, so that followers at the same cursor share one reading of the
+files and one encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
+from trainmaster.server.http.errors import InternalError
+from trainmaster.server.http.sse import HEARTBEAT, failed
+from trainmaster.server.store import events
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.1
+REST_FACTOR = 4.0
+"""After a look, rest so many times as long as it took: a thousand followed jobs must not take all of a core."""
+WAKE_S = 0.0002
+"""What it costs to send something to one follower, roughly; the next look waits until the last was passed on."""
+PASSING_EVERY_S = 1.0
+"""How often one follower is sent what passes: a progress bar may change many times a second."""
+HEARTBEAT_S = 10.0
+_SHARED_PIECES = 64
+"""How many readings of one source are kept between two looks; who is far behind reads for himself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What comes after a cursor: bytes to send, and the cursor after them."""
+
+    data: bytes
+    cursor: str
+    end: bool = False
+    """Nothing will ever follow."""
+    at_end: bool = False
+    """Nothing follows before the source changes again."""
+    passing: bytes = b""
+    """What is so now, and will be replaced: sent after the data, now and then, and not part of what a cursor counts."""
+
+
+class Watched(Protocol):
+    """Something that changes. Hashable; equal ones are the same. All methods run in threads."""
+
+    @property
+    def job_id(self) -> str | None:
+        """The job whose events tell of a change; None when any event does."""
+
+    def look(self, connection: Connection, before: Any, *, changed: bool) -> Any:
+        """What can be read now, as a value that differs when there is more than `before`.
+
+        Without `changed` nothing was written to the database since `before` was seen. The first time, `before` is
+        None.
+        """
+
+
+class Source(Watched, Protocol):
+    """Something that grows, and is read piece by piece."""
+
+    def read(self, sight: Any, cursor: str) -> Piece:
+        """What comes after a cursor, of what was seen."""
+
+
+class Followers:
+    """All followers of one server."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._watches: dict[Watched, _Watch] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+        self._data_version = -1
+        self._last_event = 0
+
+    def close(self) -> None:
+        """Break all streams off; clients come back to the next server with their cursors."""
+        self.closed = True
+        for watch in self._watches.values():
+            watch.wake()
+
+    async def follow(self, source: Source, cursor: str) -> AsyncGenerator[bytes, None]:
+        """What comes after a cursor and what will come, as a body of server-sent events."""
+        sent_at = time.monotonic()
+        passing, passing_at = b"", -PASSING_EVERY_S
+        try:
+            async with self.watching(source) as watch:
+                while not self.closed:
+                    changed = watch.changed
+                    piece = await watch.read(source, cursor)
+                    cursor = piece.cursor
+                    data, wait_s = piece.data, None
+                    if piece.passing != passing:
+                        wait_s = passing_at + PASSING_EVERY_S - time.monotonic()
+                        if wait_s <= 0:
+                            passing, passing_at, wait_s = piece.passing, time.monotonic(), None
+                            data += passing
+                    if data:
+                        sent_at = time.monotonic()
+                        yield data
+                    if piece.end:
+                        return
+                    if not piece.data or piece.at_end:
+                        if wait_s is None:
+                            await changed.wait()
+                        else:
+                            with contextlib.suppress(TimeoutError):
+                                await asyncio.wait_for(changed.wait(), wait_s)
+                        if time.monotonic() - sent_at >= HEARTBEAT_S:
+                            sent_at = time.monotonic()
+                            yield HEARTBEAT
+        except TrainmasterError as error:
+            yield failed(error)
+        except Exception:
+            _log.exception("%s cannot be followed any further", source)
+            yield failed(InternalError())
+
+    @contextlib.asynccontextmanager
+    async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
+        """Have a source looked at for as long as the block runs."""
+        watch = self._watches.get(source)
+        if watch is None:
+            watch = self._watches[source] = _Watch(source)
+        watch.followers += 1
+        try:
+            await watch.first_look(self._database)
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._keep_looking(), name="followers")
+            yield watch
+        finally:
+            watch.followers -= 1
+            if watch.followers == 0 and self._watches.get(source) is watch:
+                del self._watches[source]
+
+    async def _keep_looking(self) -> None:
+        # What was missed while nobody followed anything does not matter: each watch is looked at anew.
+        self._data_version = -1
+        for watch in self._watches.values():
+            watch.confirmed = False
+        all_woken_at = time.monotonic()
+        while self._watches and not self.closed:
+            try:
+                seen, took_s = await run_in_threadpool(self._look_at_all, list(self._watches.values()))
+            except StoreUnavailableError as error:
+                _log.warning("followers have to wait: %s", error)
+                seen, took_s = [], 1.0
+            woken = 0
+            for watch, sight in seen:
+                if sight != watch.sight:
+                    watch.sight = sight
+                    watch.wake()
+                    woken += watch.followers
+            if time.monotonic() - all_woken_at >= HEARTBEAT_S / 4:
+                all_woken_at = time.monotonic()
+                for watch in self._watches.values():
+                    watch.wake()
+            await asyncio.sleep(max(LOOK_EVERY_S, took_s * REST_FACTOR, woken * WAKE_S))
+
+    def _look_at_all(self, watches: Collection[_Watch]) -> tuple[list[tuple[_Watch, Any]], float]:
+        """What is to be seen of each source, and how long it took."""
+        began = time.monotonic()
+        version = self._data_version
+        now_version = self._database.data_version()
+        with self._database.read() as connection:
+            changed_jobs: Collection[str] = ()
+            last_event = self._last_event
+            if version == -1:
+                last_event = events.last_id(connection, Scope.everything())
+            elif now_version != version:
+                last_event, changed_jobs = events.changed_jobs(connection, Scope.everything(), last_event)
+                changed_jobs = frozenset(changed_jobs)
+            seen = []
+            for watch in watches:
+                job_id = watch.source.job_id
+                changed = not watch.confirmed or (bool(changed_jobs) if job_id is None else job_id in changed_jobs)
+                seen.append((watch, _look(watch.source, connection, watch.sight, changed=changed)))
+                watch.confirmed = True
+        self._data_version, self._last_event = now_version, last_event
+        return seen, time.monotonic() - began
+
+
+class _Watch:
+    """One source that is followed, as it was last seen."""
+
+    def __init__(self, source: Watched) -> None:
+        self.source = source
+        self.followers = 0
+        self.sight: Any = None
+        self.confirmed = False
+        """The sight is of a look at all: what happened after it will be noticed. The first one is a look apart."""
+        self.changed = asyncio.Event()
+        self._first: asyncio.Task[None] | None = None
+        self._pieces: dict[str, asyncio.Task[Piece]] = {}
+
+    async def first_look(self, database: Database) -> None:
+        """Look, unless that was done; once for all who begin to follow at the same time."""
+        if self._first is None:
+            self._first = asyncio.create_task(self._look(database))
+        await asyncio.shield(self._first)
+
+    async def _look(self, database: Database) -> None:
+        def look() -> Any:
+            with database.read() as connection:
+                return _look(self.source, connection, None, changed=True)
+
+        sight = await run_in_threadpool(look)
+        if self.sight is None:
+            self.sight = sight
+
+    def seen(self) -> Any:
+        """What was last seen.
+
+        Raises:
+            Exception: whatever the last look met.
+        """
+        if isinstance(self.sight, Exception):
+            raise self.sight
+        return self.sight
+
+    def wake(self) -> None:
+        """Have the followers look."""
+        self._pieces.clear()
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def read(self, source: Source, cursor: str) -> Piece:
+        """What comes after a cursor; read once for all who are there."""
+        task = self._pieces.get(cursor)
+        if task is None:
+            if len(self._pieces) >= _SHARED_PIECES:
+                self._pieces.clear()
+            reading = run_in_threadpool(source.read, self.seen(), cursor)
+            task = self._pieces[cursor] = asyncio.create_task(reading)
+            task.add_done_callback(_retrieve)
+        # One follower that leaves must not take the piece from the others.
+        return task.result() if task.done() else await asyncio.shield(task)
+
+
+def _look(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:
+    """What is to be seen, or the failure: one source that cannot be looked at must not hold up the others."""
+    try:
+        return source.look(connection, None if isinstance(before, Exception) else before, changed=changed)
+    except StoreUnavailableError:
+        raise
+    except Exception as error:
+        return error
+
+
+def _retrieve(task: asyncio.Task[Piece]) -> None:
+    """A failure was for those who waited; when all have left, nobody else needs to hear of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def followers_of(request: Request) -> Followers:
+    """The followers of the application that got the request."""
+    followers: Followers = request.app.state.followers
+    return followers

@@ -1,0 +1,186 @@
+"""Reading requests: bodies within bounds, JSON, idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from trainmaster.protocol.nesting import is_deeper
+from trainmaster.server.coordinator.commands import Idempotency
+from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.spec import parse
+from trainmaster.server.http.context import context_of
+from trainmaster.server.http.errors import StalledError, TooLargeError
+
+MAX_BODY_BYTES = 8 << 20
+"""Larger things are files, and go to /v1/blobs."""
+PATIENCE_S = 60.0
+"""For the next piece of a body, and for all of it beside the time that its bytes take at the slowest rate."""
+SLOWEST_BYTES_PER_S = 1024
+"""A body that comes more slowly was made to keep a connection open."""
+MAX_VALUES = 100_000
+"""Twice what a request can make sense with. A wrong value costs a hundred times its length until it is reported."""
+MAX_COMMAS = 4 * MAX_VALUES
+"""Counted before a body is decoded, as decoding millions of values takes a second. Text may hold some of them."""
+MAX_DEPTH = 64
+"""Of objects and lists within each other: what can be read may still be too deep to be written, further down the stack.
+Trainers take as much."""
+PREFIX = "/v1"
+"""Where the routes lie."""
+ALIAS = "/modules/scaimind"
+"""Below the prefix: where they lie a second time."""
+
+METRICS_PATH = "/metrics"
+"""Where Prometheus reads."""
+
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLargeError: it has more than `limit` bytes.
+        StalledError: the rest of it does not come.
+    """
+    return b"".join([piece async for piece in bounded_pieces(request, limit)])
+
+
+def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body of a request, piece by piece.
+
+    Raises:
+        TooLargeError: it has more than `limit` bytes; at once, where its Content-Length says so.
+        StalledError: the rest of it does not come.
+    """
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and (len(said) > 18 or int(said) > limit):
+        raise _too_large(limit)
+    return _counted(request, limit)
+
+
+async def _counted(request: Request, limit: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces_of(request):
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        yield piece
+
+
+async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_PER_S) -> AsyncIterator[bytes]:
+    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses.
+
+    Raises:
+        StalledError: a piece did not come for long, or the body comes too slowly.
+    """
+    loop = asyncio.get_running_loop()
+    stream = aiter(request.stream())
+    received, waited_s = 0, 0.0
+    while True:
+        allowed_s = PATIENCE_S
+        if slowest_bytes_per_s:
+            allowed_s = min(allowed_s, PATIENCE_S + received / slowest_bytes_per_s - waited_s)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(allowed_s):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise StalledError(f"the rest of the body did not come; {received} bytes did") from None
+        if piece is None:
+            return
+        waited_s += loop.time() - began
+        received += len(piece)
+        if piece:
+            yield piece
+
+
+def parse_json(body: bytes) -> object:
+    """The document of a body.
+
+    Raises:
+        SpecError: it is no JSON.
+    """
+    if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
+        raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
+    try:
+        document = json.loads(body, parse_constant=_no_constant)
+        # Each takes two bytes at least, and each level a bracket, so that few bodies have to be counted.
+        if len(body) > 2 * MAX_VALUES and not _holds_at_most(document, MAX_VALUES):
+            message = f"has more than {MAX_VALUES} values"
+        elif body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(document, MAX_DEPTH):
+            message = f"is nested more than {MAX_DEPTH} levels deep"
+        else:
+            return document
+    except RecursionError:
+        message = "is nested too deeply"
+    except UnicodeDecodeError:
+        message = "is not UTF-8"
+    except json.JSONDecodeError as error:
+        message = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    except ValueError as error:
+        message = f"is not valid JSON: {error}"
+    raise SpecError([Problem(field="body", message=message)])
+
+
+def parse_optional(model: type[ModelT], body: bytes) -> ModelT:
+    """A body as a model; an empty body stands for all defaults.
+
+    Raises:
+        SpecError: it has a wrong shape or value; unknown fields are named with the nearest known one.
+    """
+    return parse(model, parse_json(body) if body.strip() else {})
+
+
+def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
+    """What makes a repetition of the request recognisable, if its sender wants that.
+
+    Raises:
+        SpecError: the key is not 1 to 255 printable characters.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise SpecError([Problem(field="Idempotency-Key", message="must have 1 to 255 printable ASCII characters")])
+    path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
+    digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
+    digest.update(request.scope["query_string"] + b"\n" + body)
+    # What is stored must not let anybody try out which secrets the body held.
+    fingerprint, *older = context_of(request).vault.sealer.fingerprints(digest.digest())
+    return Idempotency(key=key, fingerprint=fingerprint, older=tuple(older))
+
+
+def _holds_at_most(document: object, most: int) -> bool:
+    waiting, found = [document], 1
+    while waiting:
+        match waiting.pop():
+            case dict() as mapping:
+                inner: Iterable[object] = mapping.values()
+                found += len(mapping)
+            case list() as values:
+                inner = values
+                found += len(values)
+            case _:
+                continue
+        if found > most:
+            return False
+        waiting.extend(inner)
+    return True
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"the body may have at most {limit} bytes")
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,115 @@
+"""Accounts: who shares the cluster. Everybody sees their own; whoever runs the cluster sees and changes all."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy import Connection
+
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.spec import parse
+from trainmaster.server.http.auth import Admin, Viewer
+from trainmaster.server.http.context import Context
+from trainmaster.server.http.envelope import JSON, Ok, ok
+from trainmaster.server.http.params import PlainText
+from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.wire.accounts import (
+    AccountList,
+    AccountResource,
+    AccountsAnswer,
+    EditAccountBody,
+    NewAccountBody,
+    account_resource,
+    named_account,
+)
+from trainmaster.server.store import accounts
+from trainmaster.server.store.scope import Scope
+
+router = APIRouter(route_class=StrictRoute, tags=["accounts"])
+
+AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
+_EVERYTHING = Scope.everything()
+
+
+@router.get("/accounts", response_model=AccountsAnswer, responses=errors())
+async def list_accounts(
+    principal: Viewer,
+    context: Context,
+    page_size: Annotated[int, Query(alias="pageSize", ge=0, description="Without an effect.")] = 0,  # noqa: ARG001
+    page_token: Annotated[PlainText, Query(alias="pageToken", description="Without an effect.")] = "",  # noqa: ARG001
+) -> Response:
+    """List accounts: your own, or all of them with `cluster_admin`.
+
+    Clients of the Fireworks door take the account of their key from `accounts`, and want to find exactly one there.
+    """
+    found = await context.read(lambda connection: accounts.all(connection, principal.reach))
+    whole = AccountsAnswer(
+        data=AccountList(accounts=[account_resource(account) for account in found]),
+        accounts=[named_account(principal.account_id)],
+    )
+    return Response(whole.model_dump_json(), media_type=JSON)
+
+
+@router.post(
+    "/accounts",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=body(NewAccountBody, required=True),
+)
+async def create_account(request: Request, principal: Admin, context: Context) -> Response:  # noqa: ARG001
+    """Make an account."""
+    wanted = parse(NewAccountBody, parse_json(await read_body(request)))
+    account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
+    context.check_account(account)
+    await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
+    return ok(account_resource(account), HTTPStatus.CREATED)
+
+
+@router.get("/accounts/{account_id}", response_model=Ok[AccountResource], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
+    """Show an account."""
+    found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
+    return ok(account_resource(found))
+
+
+@router.patch(
+    "/accounts/{account_id}",
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=body(EditAccountBody, required=True),
+)
+async def edit_account(
+    request: Request,
+    principal: Admin,  # noqa: ARG001 - it has to be one
+    context: Context,
+    account_id: AccountPath,
+) -> Response:
+    """Say as which of the system's users the jobs of an account run; null for none in particular."""
+    wanted = parse(EditAccountBody, parse_json(await read_body(request)))
+    context.check_account(Account(account_id=account_id, uid=wanted.uid))
+
+    def change(connection: Connection) -> Account:
+        accounts.set_uid(connection, _EVERYTHING, account_id, wanted.uid)
+        return accounts.get(connection, _EVERYTHING, account_id)
+
+    return ok(account_resource(await context.write(change)))
+
+
+@router.delete(
+    "/accounts/{account_id}",
+    response_model=Ok[AccountResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
+async def remove_account(principal: Admin, context: Context, account_id: AccountPath) -> Response:  # noqa: ARG001
+    """Remove an account that has neither jobs nor keys."""
+
+    def remove(connection: Connection) -> Account:
+        account = accounts.get(connection, _EVERYTHING, account_id)
+        accounts.remove(connection, _EVERYTHING, account_id)
+        return account
+
+    return ok(account_resource(await context.write(remove)))

@@ -1,0 +1,220 @@
+"""Artifacts: the files that a job leaves, listed and fetched."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from trainmaster.server.core.job import Job
+from trainmaster.server.http.artifacts import (
+    Artifact,
+    OpenArtifact,
+    Place,
+    Position,
+    checkpoint_place,
+    checkpoints_on_the_way,
+    decode,
+    encode,
+    files,
+    open_file,
+    output_place,
+)
+from trainmaster.server.http.auth import Viewer
+from trainmaster.server.http.context import Context
+from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.errors import UnsatisfiableRangeError
+from trainmaster.server.http.params import JobId, PlainText
+from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.wire.artifacts import ArtifactPage, ArtifactResource
+from trainmaster.server.http.wire.reported import instant
+from trainmaster.server.storage import ARTIFACTS, Roots
+from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store.scope import Scope as AccountScope
+
+router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
+
+BINARY = "application/octet-stream"
+MAX_PLACES = 1000
+"""Directories of checkpoints that one page looks into: a job may have tens of thousands, and most of them empty."""
+_CHUNK = 1 << 20
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_FILE: dict[int | str, dict[str, Any]] = {
+    int(status): {"description": meaning, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+    for status, meaning in (
+        (HTTPStatus.OK, "The content."),
+        (HTTPStatus.PARTIAL_CONTENT, "The part of it that was asked for with `Range`."),
+    )
+}
+
+
+@router.get("/jobs/{job_id}/artifacts", response_model=Ok[ArtifactPage], responses=errors(HTTPStatus.NOT_FOUND))
+async def list_artifacts(
+    principal: Viewer,
+    context: Context,
+    job_id: JobId,
+    kind: Annotated[str | None, Query(pattern="^(output|checkpoint)$", description="Only these.")] = None,
+    checkpoint_id: Annotated[PlainText | None, Query(description="Only files of this checkpoint.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+) -> Response:
+    """List the files that a job left: its output so far, and its committed checkpoints; also of a deleted one.
+
+    Of a job with very many checkpoints a page may be short, also empty, and not be the last.
+    """
+    after = decode(page_token) if page_token else ()
+
+    def find(connection: Connection) -> tuple[list[Place], str | None]:
+        job = jobs.get(connection, principal.scope, job_id, deleted=True)
+        return _places(context.roots, connection, principal.scope, job, kind, checkpoint_id, after)
+
+    places, following = await context.read(find)
+
+    def look() -> list[Artifact]:
+        every = itertools.chain.from_iterable(files(place, after) for place in places)
+        return list(itertools.islice(every, page_size + 1))
+
+    found = await run_in_threadpool(look)
+    if len(found) > page_size:
+        following = encode(found[page_size - 1].position)
+    return ok(
+        ArtifactPage(artifacts=[_resource(artifact) for artifact in found[:page_size]], next_page_token=following)
+    )
+
+
+def _places(
+    roots: Roots,
+    connection: Connection,
+    scope: AccountScope,
+    job: Job,
+    kind: str | None,
+    checkpoint_id: str | None,
+    after: Position,
+) -> tuple[list[Place], str | None]:
+    """The directories that one page looks into, and where the next page begins if there are more."""
+    found: list[tuple[str, str]] = []
+    start = after[1] if after and after[0] == "checkpoint" else ""
+    if kind == "output" or (after and after[0] == "output"):
+        pass
+    elif checkpoint_id is not None:
+        named = checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
+        found = [(each.checkpoint_id, each.path) for each in named if each.root == ARTIFACTS]
+    else:
+        found = checkpoint_lists.paths(connection, scope, job.job_id, root=ARTIFACTS, start=start, limit=MAX_PLACES + 1)
+    places = [checkpoint_place(roots, *each) for each in found]
+    if len(places) > MAX_PLACES:
+        return places[:MAX_PLACES], encode(places[MAX_PLACES].position)
+    if kind in (None, "output") and checkpoint_id is None:
+        places.append(output_place(roots, job))
+    return places, None
+
+
+@router.get(
+    "/jobs/{job_id}/artifacts/{path:path}",
+    response_class=Response,
+    responses={**errors(HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE), **_FILE},
+)
+async def get_artifact(
+    request: Request,
+    principal: Viewer,
+    context: Context,
+    job_id: JobId,
+    path: Annotated[str, Path(max_length=4096, description="As the list has it.")],
+) -> Response:
+    """Fetch a file. A part of it with `Range`, and with `If-Range` only while it is what it was."""
+
+    def find(connection: Connection) -> list[Place]:
+        job = jobs.get(connection, principal.scope, job_id, deleted=True)
+        ids = checkpoints_on_the_way(path)
+        return [
+            output_place(context.roots, job),
+            *(
+                checkpoint_place(context.roots, each.checkpoint_id, each.path)
+                for each in checkpoint_lists.named(connection, principal.scope, job.job_id, ids)
+                if each.root == ARTIFACTS
+            ),
+        ]
+
+    found = await context.read(find)
+    opened = await run_in_threadpool(open_file, found, path)
+    try:
+        begin, end = part_of(request, opened.artifact)
+    except UnsatisfiableRangeError:
+        os.close(opened.descriptor)
+        raise
+    return FileStream(opened, begin, end)
+
+
+class FileStream(StreamingResponse):
+    """A part of an open file, which is closed at the end, however that comes."""
+
+    def __init__(self, opened: OpenArtifact, begin: int, end: int) -> None:
+        self._opened = opened
+        artifact = opened.artifact
+        name = artifact.path.rpartition("/")[2]
+        headers = {
+            "Accept-Ranges": "bytes",
+            "Content-Length": str(end - begin),
+            "Content-Disposition": f"attachment; filename*=utf-8''{quote(name, safe='')}",
+            "ETag": artifact.etag,
+        }
+        partial = (begin, end) != (0, artifact.size)
+        if partial:
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{artifact.size}"
+        status = HTTPStatus.PARTIAL_CONTENT if partial else HTTPStatus.OK
+        super().__init__(self._read(begin, end), status_code=status, headers=headers, media_type=BINARY)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._opened.descriptor)
+
+    async def _read(self, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+        while begin < end:
+            data = await run_in_threadpool(os.pread, self._opened.descriptor, min(_CHUNK, end - begin), begin)
+            if not data:
+                raise OSError(f"{self._opened.artifact.path} became shorter while it was sent")
+            begin += len(data)
+            yield data
+
+
+def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
+    """The part of a file that a request wants. A range that we do not understand is not one."""
+    size = artifact.size
+    wanted = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
+    if wanted is None or not any(wanted.groups()) or request.headers.get("if-range", artifact.etag) != artifact.etag:
+        return 0, size
+    first, last = wanted.groups()
+    if not first:
+        begin, end = max(0, size - int(last)), size
+    else:
+        begin, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < begin:
+            return 0, size
+    if begin >= size:
+        raise UnsatisfiableRangeError(f"the file has {size} bytes")
+    return begin, end
+
+
+def _resource(artifact: Artifact) -> ArtifactResource:
+    return ArtifactResource(
+        path=artifact.path,
+        kind=artifact.place.kind,
+        checkpoint_id=artifact.place.checkpoint_id,
+        size_bytes=artifact.size,
+        modified_at=instant(artifact.modified_at),
+        etag=artifact.etag,
+        sha256=artifact.sha256,
+    )

@@ -1,0 +1,168 @@
+"""Blobs: files that clients ship by content, for the jobs that name them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse
+
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
+from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.errors import InvalidTokenError
+from trainmaster.server.http.openapi import BY_EITHER
+from trainmaster.server.http.params import Sha256
+from trainmaster.server.http.requests import bounded_pieces
+from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.wire.blobs import BlobResource
+from trainmaster.server.storage import BLOBS, blob_path
+from trainmaster.server.store import attempts, blobs, jobs
+from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store.scope import Scope
+
+router = APIRouter(route_class=StrictRoute, tags=["blobs"])
+
+BINARY = "application/octet-stream"
+_BUFFER_BYTES = 1 << 20
+"""How much is taken in before it is written: a trip to a thread for each packet would cost more than the writing."""
+_FILE: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.OK: {
+        "description": "The content.",
+        "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+@router.put(
+    "/blobs/{sha256}",
+    response_model=Ok[BlobResource],
+    responses={
+        **errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        HTTPStatus.CREATED: {"model": Ok[BlobResource], "description": "It was not here before."},
+    },
+    openapi_extra={
+        "requestBody": {"required": True, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def put_blob(request: Request, principal: Manager, context: Context, sha256: Sha256) -> Response:
+    """Ship a file. Shipping it again changes nothing; a file that no job uses is removed after a day."""
+    target = blob_file(context, principal.account_id, sha256)
+    temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
+    try:
+        size = await _take(request, temporary, sha256, context.max_blob_bytes)
+        await run_in_threadpool(os.replace, temporary, target)
+    finally:
+        await run_in_threadpool(temporary.unlink, missing_ok=True)
+
+    def record(connection: Connection) -> bool:
+        known = blobs.get(connection, principal.scope, sha256) is not None
+        blobs.put(connection, principal.scope, sha256, size, context.clock())
+        return known
+
+    known = await asyncio.wrap_future(context.database.write(record))
+    if not await run_in_threadpool(target.exists):
+        raise StoreUnavailableError("the file was collected in the very moment it was shipped; ship it again")
+    return ok(BlobResource(sha256=sha256, size_bytes=size), HTTPStatus.OK if known else HTTPStatus.CREATED)
+
+
+@router.get(
+    "/blobs/{sha256}",
+    response_class=Response,
+    responses={**errors(HTTPStatus.NOT_FOUND), **_FILE},
+    openapi_extra=BY_EITHER,
+)
+@guard
+async def get_blob(request: Request, context: Context, sha256: Sha256) -> Response:
+    """Fetch a file. A worker's token is good for the files that its job names."""
+    return await _file(request, context, sha256)
+
+
+@router.head(
+    "/blobs/{sha256}",
+    response_class=Response,
+    responses={**errors(HTTPStatus.NOT_FOUND), HTTPStatus.OK: {"description": "It is here."}},
+    openapi_extra=BY_EITHER,
+)
+@guard
+async def head_blob(request: Request, context: Context, sha256: Sha256) -> Response:
+    """Ask whether a file is here."""
+    return await _file(request, context, sha256)
+
+
+async def _file(request: Request, context: ApiContext, sha256: str) -> Response:
+    principal: Principal | None = request.scope["state"]["principal"]
+    if principal is not None:
+        require(request, KeyScope.VIEW)
+
+    def find(connection: Connection) -> Blob | None:
+        scope = principal.scope if principal else _scope_of_token(connection, credential_of(request), sha256)
+        return blobs.get(connection, scope, sha256)
+
+    blob = await context.read(find)
+    path = blob_file(context, blob.account_id, sha256) if blob else None
+    if path is None or not await run_in_threadpool(path.exists):
+        raise NotFoundError("there is no such blob")
+    return FileResponse(path, media_type=BINARY, headers={"ETag": f'"{sha256}"'})
+
+
+def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
+    """The account of an attempt whose launch names a blob."""
+    everything = Scope.everything()
+    job_id = attempts.job_of_token(connection, everything, token)
+    if job_id is None:
+        raise InvalidTokenError
+    job = jobs.get(connection, everything, job_id, deleted=True)
+    files = (job.spec.get("workload") or {}).get("files") or ()
+    if all(file.get("sha256") != sha256 for file in files):
+        raise NotFoundError("the job names no such blob")
+    return Scope(job.account_id)
+
+
+async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
+    """Write the body to a file, and see that it is what it should be."""
+    pieces = bounded_pieces(request, limit)
+    await run_in_threadpool(path.parent.mkdir, parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    size = 0
+    with await run_in_threadpool(open, path, "xb") as file:
+
+        def write(pieces: list[bytes]) -> None:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+
+        def finish() -> None:
+            file.flush()
+            os.fsync(file.fileno())
+
+        waiting: list[bytes] = []
+        held = 0
+        async for piece in pieces:
+            size += len(piece)
+            waiting.append(piece)
+            held += len(piece)
+            if held >= _BUFFER_BYTES:
+                await run_in_threadpool(write, waiting)
+                waiting, held = [], 0
+        await run_in_threadpool(write, waiting)
+        if digest.hexdigest() != sha256:
+            message = f"the content has the digest {digest.hexdigest()}, not {sha256}; was it cut off?"
+            raise SpecError([Problem(field="sha256", message=message)])
+        await run_in_threadpool(finish)
+    return size
+
+
+def blob_file(context: ApiContext, account_id: str, sha256: str) -> Path:
+    """Where a file of an account lies, if it was shipped."""
+    return context.roots.path(BLOBS, blob_path(account_id, sha256))

@@ -1,0 +1,138 @@
+"""Controls: cancel, pause, resume, retry, clone. An empty body is legal everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.http.auth import Manager
+from trainmaster.server.http.context import Context
+from trainmaster.server.http.envelope import Ok
+from trainmaster.server.http.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.params import JobId
+from trainmaster.server.http.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.server.http.routes.jobs import answer
+from trainmaster.server.http.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
+from trainmaster.server.http.submitting import submissions_of
+from trainmaster.server.http.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob
+from trainmaster.server.http.wire.jobs import ControlledJob, JobResource, controlled_json
+from trainmaster.server.store import jobs
+
+router = APIRouter(route_class=StrictRoute, tags=["controls"])
+
+_ERRORS = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+_KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
+_FORWARDING = {"parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS]}
+
+
+@router.post(
+    "/jobs/{job_id}/cancel",
+    response_model=Ok[JobResource],
+    responses=_ERRORS,
+    openapi_extra={**body(CancelBody), **_KEYED},
+)
+async def cancel(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """End a job for good. One that runs is CANCELLED once it has stopped; until then `cancel_requested` is true."""
+    document = await read_body(request)
+    wanted = parse_optional(CancelBody, document)
+    command = context.commands.cancel(
+        principal.scope, job_id, message=wanted.reason, idempotency=idempotency_of(request, document)
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(command))
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(PauseBody), **_KEYED},
+)
+async def pause(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Park a running job: it saves, stops, gives back what it holds, and is PAUSED then."""
+    document = await read_body(request)
+    wanted = parse_optional(PauseBody, document)
+    command = context.commands.pause(
+        principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency_of(request, document)
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(ResumeBody), **_FORWARDING},
+)
+async def resume(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Queue a paused job again; a service also after its end."""
+    document = await read_body(request)
+    wanted = parse_optional(ResumeBody, document)
+    command = context.commands.resume(
+        principal.scope,
+        job_id,
+        checkpoint_id=wanted.checkpoint_id,
+        tokens=await forwarded_tokens(request, context),
+        idempotency=idempotency_of(request, document),
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
+
+
+@router.post(
+    "/jobs/{job_id}/retry",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[ControlledJob],
+    responses=_ERRORS,
+    openapi_extra={**body(RetryBody), **_FORWARDING},
+)
+async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
+    document = await read_body(request)
+    wanted = parse_optional(RetryBody, document)
+    resources = wanted.new_resource_config
+    command = context.commands.retry(
+        principal.scope,
+        job_id,
+        created_by=principal.name,
+        checkpoint_id=wanted.checkpoint_id,
+        modify_resources=wanted.modify_resources,
+        new_resource_config=None if resources is None else resources.model_dump(mode="json"),
+        handle=wanted.handle,
+        tokens=await forwarded_tokens(request, context),
+        idempotency=idempotency_of(request, document),
+    )
+    return await answer(
+        context, principal.scope, await asyncio.wrap_future(command), HTTPStatus.CREATED, shown_as=controlled_json
+    )
+
+
+@router.post(
+    "/jobs/{job_id}/clone",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[SubmittedJob],
+    responses=errors(
+        HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    ),
+    openapi_extra={**body(SubmitJobRequest), **_FORWARDING},
+)
+async def clone(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Submit a job again, from the start, as a new job. It may be in any state.
+
+    The body is the request of the new job; an empty one means the request of the old job. Where the body has `***`,
+    which is how a job shows the value of a secret, the old job's value is used.
+    """
+    submissions = submissions_of(request)
+    document = await read_body(request)
+
+    def filled() -> SubmitJobRequest:
+        given = parse_json(document) if document.strip() else None
+        with context.database.read() as connection:
+            job = jobs.get(connection, principal.scope, job_id)
+            cloned = context.vault.cloned(connection, job, given)
+        return parse_submit(cloned)
+
+    # The old job's request may be large whatever the body is.
+    wanted = await submissions.check(await submissions.run(filled, large=True), principal.account_id)
+    return await submissions.submit(request, principal, wanted, document=document, large=True)

@@ -1,0 +1,273 @@
+"""Jobs: submit, list, show, edit, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import MAX_LABELS
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.workloads import kinds
+from trainmaster.server.http.artifacts import has_output
+from trainmaster.server.http.auth import Manager, Principal, Viewer, guard, require
+from trainmaster.server.http.context import ApiContext, Context, context_of
+from trainmaster.server.http.envelope import Ok, ok, ok_json
+from trainmaster.server.http.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.params import MAX_JOB_ID, JobId, PlainText
+from trainmaster.server.http.requests import idempotency_of, parse_optional, read_body
+from trainmaster.server.http.routes.blobs import blob_file
+from trainmaster.server.http.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
+from trainmaster.server.http.submitting import REPLAYED, is_large, submissions_of
+from trainmaster.server.http.summaries import Summaries, plain_query
+from trainmaster.server.http.wire.commands import CheckedJob, EditBody, SubmittedJob
+from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
+from trainmaster.server.store import activity, attempts, blobs, checkpoints, jobs
+from trainmaster.server.store.listing import JobQuery
+from trainmaster.server.store.scope import Scope
+
+LABEL_PREFIX = "labels."
+EVALUATION = "evaluation"
+"""The kind of workload that lists leave out unless it is asked for."""
+
+Order = Literal["created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name"]
+
+_LABELS_PARAMETER: dict[str, Any] = {
+    "name": "labels",
+    "in": "query",
+    "required": False,
+    "style": "form",
+    "explode": True,
+    "description": "`labels.team=vision`: only jobs with this label. Several labels must all fit; of several values "
+    "of one label, any.",
+    "schema": {
+        "type": "object",
+        "propertyNames": {"pattern": r"^labels\.[A-Za-z0-9._/-]{1,63}$"},
+        "additionalProperties": {"type": "string", "maxLength": 256},
+    },
+}
+
+
+class _ListRoute(StrictRoute):
+    prefixes: ClassVar[tuple[str, ...]] = (LABEL_PREFIX,)
+
+
+submitting = APIRouter(route_class=RawRoute, tags=["jobs"])
+listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
+router = APIRouter(route_class=StrictRoute, tags=["jobs"])
+
+
+@submitting.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[SubmittedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={
+        **body(SubmitJobRequest, required=True),
+        "parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS],
+    },
+)
+@guard
+async def submit(request: Request) -> Response:
+    """Submit a job.
+
+    The answer comes when the job is on disk; it is admitted, queued and run from then on, whatever happens.
+    """
+    principal = require(request, KeyScope.MANAGE)
+    submissions = submissions_of(request)
+    document = await read_body(request)
+    wanted = await submissions.read(document, principal.account_id)
+    return await submissions.submit(request, principal, wanted, document=document, large=is_large(document))
+
+
+@submitting.post(
+    "/jobs/validate",
+    response_model=Ok[CheckedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": FORWARDING_PARAMETERS},
+)
+@guard
+async def validate(request: Request) -> Response:
+    """See whether a job would be accepted, without submitting it, and which of its files have to be uploaded first.
+
+    What is refused is refused as by a submission. Nothing is kept.
+    """
+    context = context_of(request)
+    principal = require(request, KeyScope.MANAGE)
+    submissions = submissions_of(request)
+    document = await read_body(request)
+    wanted = await submissions.read(document, principal.account_id)
+    await forwarded_tokens(request, context)
+    check = await submissions.run(
+        lambda: context.commands.check(principal.scope, wanted, created_by=principal.name), large=is_large(document)
+    )
+    await asyncio.wrap_future(check)
+    shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
+    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
+
+    def lost() -> set[str]:
+        return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
+
+    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost))))
+
+
+@listing.get("/jobs", response_model=Ok[JobList], responses=errors(), openapi_extra={"parameters": [_LABELS_PARAMETER]})
+async def list_jobs(
+    request: Request,
+    principal: Viewer,
+    context: Context,
+    status: Annotated[list[JobStatus] | None, Query(description="Any of these.")] = None,
+    queue: Annotated[PlainText | None, Query()] = None,
+    kind: Annotated[list[PlainText] | None, Query(description="Kinds of workload; any of these.")] = None,
+    name: Annotated[PlainText | None, Query(description="Only jobs with exactly this name.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=100)] = 20,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    order_by: Annotated[Order, Query(description="With a `-`, the greatest first.")] = "-created_at",
+) -> Response:
+    """List jobs."""
+    query = JobQuery(
+        statuses=tuple(status or ()),
+        labels=_labels(request),
+        queue=queue,
+        kinds=tuple(kind or _listed_kinds()),
+        name=name,
+        order_by=order_by,
+        page_size=page_size,
+        page_token=page_token or None,
+    )
+    return await _listed(request, principal, context, query)
+
+
+async def list_quickly(request: Request) -> Response | None:
+    """The same for a plain query, without the framework; None: it is not plain."""
+    query = plain_query(request.scope["query_string"], _listed_kinds())
+    if query is None:
+        return None
+    return await _listed(request, require(request, KeyScope.VIEW), context_of(request), query)
+
+
+async def _listed(request: Request, principal: Principal, context: ApiContext, query: JobQuery) -> Response:
+    summaries: Summaries = request.app.state.summaries
+    scope, now = principal.scope, context.clock()
+    return ok_json(await context.read(lambda connection: summaries.page(connection, scope, query, now)))
+
+
+@router.get("/jobs/{job_id}", response_model=Ok[JobResource], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
+    """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
+
+    scope = principal.scope
+
+    def show() -> bytes:
+        return job_json(_view(context, scope, lambda connection: jobs.get(connection, scope, job_id)))
+
+    return ok_json(await run_in_threadpool(show))
+
+
+async def show_quickly(request: Request) -> Response | None:
+    """The same without the framework, where there is nothing to check but who asks; None: there is."""
+    job_id: str = request.path_params["job_id"]
+    if request.scope["query_string"] or len(job_id) > MAX_JOB_ID:
+        return None
+    return await show_job(require(request, KeyScope.VIEW), context_of(request), job_id)
+
+
+@router.patch(
+    "/jobs/{job_id}",
+    response_model=Ok[JobResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(EditBody), "parameters": [IDEMPOTENCY_PARAMETER]},
+)
+async def edit_job(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
+    """Change priority, queue or labels of a job that has not ended."""
+    document = await read_body(request)
+    wanted = parse_optional(EditBody, document)
+    edit = context.commands.edit(
+        principal.scope,
+        job_id,
+        priority=wanted.priority,
+        queue=wanted.queue,
+        labels=wanted.labels,
+        idempotency=idempotency_of(request, document),
+    )
+    return await answer(context, principal.scope, await asyncio.wrap_future(edit))
+
+
+@router.delete(
+    "/jobs/{job_id}",
+    response_model=Ok[JobResource],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    openapi_extra={"parameters": [IDEMPOTENCY_PARAMETER]},
+)
+async def delete_job(
+    request: Request,
+    principal: Manager,
+    context: Context,
+    job_id: JobId,
+    purge: Annotated[bool, Query(description="Remove its checkpoints and files too.")] = False,
+) -> Response:
+    """Delete a job; one that runs is stopped first. Committed checkpoints stay unless it is purged.
+
+    A purge also finds one that was deleted before; by a handle, where no job has it now, the last that had it.
+    """
+    deletion = context.commands.delete(principal.scope, job_id, purge=purge, idempotency=idempotency_of(request, b""))
+    return await answer(context, principal.scope, await asyncio.wrap_future(deletion))
+
+
+async def answer(
+    context: ApiContext,
+    scope: Scope,
+    outcome: Outcome,
+    status: HTTPStatus = HTTPStatus.OK,
+    *,
+    shown_as: Callable[[JobView], bytes] = job_json,
+) -> Response:
+    """A job after a command."""
+    data = await run_in_threadpool(lambda: shown_as(_view(context, scope, lambda _connection: outcome.job)))
+    return ok_json(data, status, REPLAYED if outcome.replayed else None)
+
+
+def _view(context: ApiContext, scope: Scope, find: Callable[[Connection], Job]) -> JobView:
+    """A job with what else is known of it. It waits for the database, and belongs into a thread."""
+    now = context.clock()
+    with context.database.read() as connection:
+        job = find(connection)
+        tries = attempts.of_job(connection, scope, job.job_id)
+        saved = checkpoints.newest_of_job(connection, scope, job.job_id)
+        used_at = activity.get(connection, scope, job.job_id) if job.is_service else None
+    return JobView(
+        job=job,
+        attempts=tries,
+        checkpoints=saved,
+        waiting=context.explainer.explain(scope, job, now=now),
+        used_at=used_at,
+        has_output=job.status is JobStatus.COMPLETED and has_output(context.roots, job),
+        now=now,
+    )
+
+
+def _labels(request: Request) -> dict[str, tuple[str, ...]]:
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name, value in request.query_params.multi_items():
+        if name.startswith(LABEL_PREFIX):
+            key = name.removeprefix(LABEL_PREFIX)
+            if not key or "\0" in key or "\0" in value:
+                raise SpecError([Problem(field=LABEL_PREFIX, message="write labels.KEY=VALUE")])
+            wanted[key] = (*wanted.get(key, ()), value)
+    if len(wanted) > MAX_LABELS:
+        raise SpecError([Problem(field=LABEL_PREFIX, message=f"no job has more than {MAX_LABELS} labels")])
+    return wanted
+
+
+def _listed_kinds() -> tuple[str, ...]:
+    return tuple(kind for kind in kinds() if kind != EVALUATION) if EVALUATION in kinds() else ()

@@ -1,0 +1,151 @@
+"""Queues: their weights and quotas, and who waits in them."""
+
+from __future__ import annotations
+
+import base64
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.server.core.fields import Matches
+from trainmaster.server.core.resources import Queue
+from trainmaster.server.http.auth import Admin, Viewer
+from trainmaster.server.http.context import Context
+from trainmaster.server.http.envelope import Nothing, Ok, ok
+from trainmaster.server.http.params import PlainText
+from trainmaster.server.http.requests import parse_optional, read_body
+from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.wire.queues import (
+    QueueBody,
+    QueueList,
+    QueuePage,
+    QueueResource,
+    entry_resource,
+    queue_resource,
+)
+from trainmaster.server.settings.sealing import Sealer, SealError
+from trainmaster.server.store import queues, waiting
+from trainmaster.server.store.paging import bad_token
+from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.waiting import QueueCounts
+
+router = APIRouter(route_class=StrictRoute, tags=["queues"])
+
+QueueName = Annotated[
+    str,
+    Path(),
+    Matches(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+        "a queue's name has letters, digits, '.', '_' and '-', with a letter or digit first, and at most 128 of them",
+    ),
+]
+
+_EVERYTHING = Scope.everything()
+
+
+@router.get("/queues", response_model=Ok[QueueList], responses=errors())
+async def list_queues(principal: Viewer, context: Context) -> Response:
+    """List all queues, with what is in them over all accounts."""
+    now = context.clock()
+
+    def find(connection: Connection) -> QueueList:
+        counts = waiting.counts(connection, _EVERYTHING)
+        found = queues.all(connection, principal.scope)
+        return QueueList(queues=[queue_resource(queue, counts.get(queue.name, QueueCounts()), now) for queue in found])
+
+    return ok(await context.read(find))
+
+
+@router.put(
+    "/queues/{name}",
+    response_model=Ok[QueueResource],
+    responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra=body(QueueBody),
+)
+async def put_queue(
+    request: Request,
+    principal: Admin,  # noqa: ARG001 - it is what lets the request in
+    context: Context,
+    name: QueueName,
+) -> Response:
+    """Make a queue, or set its weight and quota."""
+    wanted = parse_optional(QueueBody, await read_body(request))
+    now = context.clock()
+
+    def change(connection: Connection) -> QueueResource:
+        queue = Queue(name=name, weight=wanted.weight, quota_gpus=wanted.quota_gpus)
+        queues.put(connection, _EVERYTHING, queue, now)
+        return queue_resource(queue, waiting.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
+
+    changed = await context.write(change)
+    context.hint("")
+    return ok(changed)
+
+
+@router.delete(
+    "/queues/{name}",
+    response_model=Ok[Nothing],
+    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+)
+async def delete_queue(
+    principal: Admin,  # noqa: ARG001 - it is what lets the request in
+    context: Context,
+    name: QueueName,
+) -> Response:
+    """Remove a queue in which no job waits or runs."""
+    now = context.clock()
+    await context.write(lambda connection: queues.remove(connection, _EVERYTHING, name, now))
+    context.hint("")
+    return ok(Nothing())
+
+
+@router.get("/queue", response_model=Ok[QueuePage], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_queue(
+    principal: Viewer,
+    context: Context,
+    queue: Annotated[PlainText, Query(description="Which one.")] = queues.DEFAULT,
+    page_size: Annotated[int, Query(ge=1, le=100)] = 20,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+) -> Response:
+    """List the jobs that wait in a queue, in the order of the scheduler, with why and how long they wait."""
+    now = context.clock()
+    tokens = _Tokens(context.vault.sealer, f"page/{principal.account_id}/{queue}")
+    after = tokens.read(page_token) if page_token else None
+
+    def find() -> QueuePage:
+        with context.database.read() as connection:
+            found = queues.get(connection, principal.scope, queue)
+            counts = waiting.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
+        page = context.explainer.look_into(principal.scope, found.name, now=now, page_size=page_size, page_token=after)
+        return QueuePage(
+            queue=found.name,
+            depth=counts.depth,
+            running=counts.running,
+            paused=counts.paused,
+            entries=[entry_resource(entry, principal.scope, now) for entry in page.entries],
+            next_page_token=tokens.write(page.next_page_token) if page.next_page_token else None,
+        )
+
+    return ok(await run_in_threadpool(find))
+
+
+class _Tokens:
+    """Page tokens that tell nothing: the job at which a page ends may be another account's."""
+
+    def __init__(self, sealer: Sealer, about: str) -> None:
+        self._sealer = sealer
+        self._about = about
+
+    def write(self, token: str) -> str:
+        sealed = self._sealer.seal(token, about=self._about).encode()
+        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+
+    def read(self, text: str) -> str:
+        try:
+            sealed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+            return self._sealer.open(sealed, about=self._about)
+        except (ValueError, SealError):
+            raise bad_token() from None

@@ -1,0 +1,272 @@
+"""Where workers that cannot reach the server's files report, and where they hear what is wanted.
+
+The bearer is the token of the attempt, which is good for that attempt alone and until it has ended. The attempt's
+ranks have a token of their own, which is good for asking who owns the job. Everything may be sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError, read_document
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.job import Attempt
+from trainmaster.server.core.spec import parse
+from trainmaster.server.http.auth import credential_of, guard
+from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.control import ControlSource, Wish
+from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
+from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
+from trainmaster.server.http.follow import followers_of
+from trainmaster.server.http.openapi import BY_RANK_TOKEN, BY_TOKEN
+from trainmaster.server.http.params import MAX_OFFSET, AttemptId
+from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.wire.worker import (
+    Claimant,
+    Document,
+    ExitDocument,
+    Granted,
+    NextOffset,
+    Ownership,
+    SecretValues,
+)
+from trainmaster.server.storage import run_directory
+from trainmaster.server.store import attempts, jobs
+from trainmaster.server.store.scope import Scope
+
+router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRoute, tags=["worker"])
+
+T = TypeVar("T")
+
+NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
+"""For an answer that nobody on the way may write down."""
+
+_NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
+_READING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_WRITING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+_DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
+_BINARY_BODY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+
+NodeNumber = Annotated[int, Path(ge=0, le=999_999)]
+FilePath = Annotated[str, Path(max_length=256, description="Relative to the attempt's run directory.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """A worker that has shown its token, and the server's replica of its run directory."""
+
+    context: ApiContext
+    attempt_id: str
+    job_id: str
+    number: int
+    nodes: int
+    directory: RunDirectory
+
+    async def report(self, write: Callable[[], T]) -> T:
+        """Write something to the run directory, and have the coordinator look at it.
+
+        Raises:
+            NotFoundError: the directory is gone.
+            SpecError: there can be no such file.
+            StoreUnavailableError: the disk is full or broken; the worker keeps what it has and tries again.
+        """
+
+        def work() -> T:
+            if not (self.directory.path / REQUEST).exists():
+                raise NotFoundError("the run directory of this attempt is gone")
+            try:
+                return write()
+            except OSError as error:
+                raise StoreUnavailableError(f"the run directory cannot be written: {error.strerror}") from error
+
+        answer = await run_in_threadpool(work)
+        self.context.hint(self.attempt_id)
+        return answer
+
+    def check_node(self, name: str) -> None:
+        """Refuse files of nodes that the attempt does not have."""
+        match = _NODE.fullmatch(name)
+        if match is not None and int(match[1]) >= self.nodes:
+            raise SpecError([Problem(field="path", message=f"the attempt has {self.nodes} nodes")])
+
+
+@guard
+async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -> Reporter:
+    attempt = await _attempt(request, context, attempt_id, lambda attempt: attempt.token)
+    if attempt.ended_at is not None:
+        # The exit document is what a worker sends last: nothing that belongs to the attempt is refused here.
+        raise AttemptEndedError
+    job_id = attempt_id.rpartition(".")[0]
+    return Reporter(
+        context=context,
+        attempt_id=f"{job_id}.{attempt.number}",
+        job_id=job_id,
+        number=attempt.number,
+        nodes=len(attempt.shares),
+        directory=run_directory(context.roots, job_id, attempt.number),
+    )
+
+
+@guard
+async def _rank(request: Request, context: Context, attempt_id: AttemptId) -> Attempt:
+    return await _attempt(request, context, attempt_id, lambda attempt: attempt.rank_token)
+
+
+async def _attempt(
+    request: Request, context: ApiContext, attempt_id: str, token_of: Callable[[Attempt], str]
+) -> Attempt:
+    try:
+        attempt = await context.read(lambda connection: attempts.get(connection, Scope.everything(), attempt_id))
+    except NotFoundError:
+        raise InvalidTokenError("this token is not valid for this attempt") from None
+    if not hmac.compare_digest(token_of(attempt).encode(), credential_of(request).encode()):
+        raise InvalidTokenError("this token is not valid for this attempt")
+    return attempt
+
+
+Worker = Annotated[Reporter, Depends(_reporter)]
+Rank = Annotated[Attempt, Depends(_rank)]
+"""The attempt of a rank that has shown its token, ended or not."""
+
+
+@router.get("/request", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
+async def get_request(worker: Worker) -> Response:
+    """Fetch what the attempt is asked to do."""
+    # The server's own document, as large as the job's parameters and its list of files make it.
+    document = await run_in_threadpool(read_document, worker.directory.path / REQUEST)
+    if document is None:
+        raise NotFoundError("the run directory of this attempt is gone")
+    return ok_document(document)
+
+
+@router.get("/secrets", response_model=Ok[SecretValues], responses=_READING, openapi_extra=BY_TOKEN)
+async def get_secrets(worker: Worker, context: Context) -> Response:
+    """Fetch the values of the job's secrets, to be kept in memory alone. Good for as long as the attempt lives."""
+
+    def find(connection: Connection) -> Secrets:
+        job = jobs.get(connection, Scope.everything(), worker.job_id, deleted=True)
+        return context.vault.secrets_for(connection, job)
+
+    return ok(SecretValues(**(await context.read(find)).to_json()), headers=NOT_TO_BE_KEPT)
+
+
+@router.post(
+    "/claims/{node}",
+    response_model=Ok[Granted],
+    responses=_WRITING,
+    openapi_extra={**BY_TOKEN, **body(Claimant, required=True)},
+)
+async def claim(request: Request, worker: Worker, node: NodeNumber) -> Response:
+    """Claim a node of the attempt, before anything of it runs. Only one claimant ever gets it."""
+    claimant = parse(Claimant, parse_json(await read_body(request)))
+    if node >= worker.nodes:
+        raise NotFoundError(f"the attempt has {worker.nodes} nodes")
+    granted = await worker.report(lambda: worker.directory.claim(node, claimant.model_dump()))
+    return ok(Granted(granted=granted))
+
+
+@router.post(
+    "/streams/{stream:path}",
+    response_model=Ok[NextOffset],
+    responses=_WRITING,
+    openapi_extra={**BY_TOKEN, "requestBody": _BINARY_BODY},
+)
+async def append(
+    request: Request, worker: Worker, stream: FilePath, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)]
+) -> Response:
+    """Add bytes to a stream. Bytes that are there already are passed over."""
+    worker.check_node(stream)
+    data = await read_body(request)
+
+    def write() -> int:
+        try:
+            return worker.directory.append(stream, offset, data)
+        except StreamGapError as gap:
+            raise StreamGapConflictError(gap.next_offset) from None
+        except ValueError as error:
+            raise SpecError([Problem(field="stream", message=str(error))]) from None
+
+    return ok(NextOffset(next_offset=await worker.report(write)))
+
+
+@router.put(
+    "/documents/{document:path}",
+    response_model=Ok[Nothing],
+    responses=_WRITING,
+    openapi_extra={**BY_TOKEN, "requestBody": _DOCUMENT_BODY},
+)
+async def put_document(request: Request, worker: Worker, document: FilePath) -> Response:
+    """Replace a document."""
+    worker.check_node(document)
+    content = parse_json(await read_body(request))
+    if not isinstance(content, dict):
+        raise SpecError([Problem(field="body", message="must be an object")])
+    if document.endswith("/exit.json"):
+        parse(ExitDocument, content)
+
+    def write() -> None:
+        try:
+            worker.directory.put_document(document, content)
+        except ValueError as error:
+            raise SpecError([Problem(field="document", message=str(error))]) from None
+
+    await worker.report(write)
+    return ok(Nothing())
+
+
+@router.get("/documents/{document:path}", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
+async def get_document(worker: Worker, document: FilePath) -> Response:
+    """Fetch what another node wrote: where the ranks meet."""
+    found = await run_in_threadpool(worker.directory.document, RENDEZVOUS) if document == RENDEZVOUS else None
+    if found is None:
+        raise NotFoundError("there is no such document (yet)")
+    return ok_document(found)
+
+
+@router.get("/control", response_model=Ok[Document | None], responses=_READING, openapi_extra=BY_TOKEN)
+async def control(
+    request: Request,
+    worker: Worker,
+    after: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="The `seq` of the last wish you have.")] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="How long the answer may wait for a new one.")] = 0,
+) -> Response:
+    """Hear what is wanted of the attempt; null when there is nothing new."""
+    source = ControlSource(job_id=worker.job_id, attempt=worker.number, directory=worker.directory)
+    deadline = time.monotonic() + wait_s
+    followers = followers_of(request)
+    async with followers.watching(source) as watch:
+        while True:
+            changed = watch.changed
+            wish: Wish = watch.seen()
+            found = wish.later_than(after)
+            left_s = deadline - time.monotonic()
+            if found is not None or left_s <= 0 or followers.closed:
+                return ok_document(found)
+            try:
+                await asyncio.wait_for(changed.wait(), left_s)
+            except TimeoutError:
+                continue
+
+
+@router.get("/owner", response_model=Ok[Ownership], responses=errors(HTTPStatus.NOT_FOUND), openapi_extra=BY_RANK_TOKEN)
+async def owner(rank: Rank, context: Context, attempt_id: AttemptId) -> Response:
+    """Ask whether this attempt may commit checkpoints of its job: only the current one may. Its ranks' token is due."""
+
+    def ask(connection: Connection) -> bool:
+        job = jobs.get(connection, Scope.everything(), attempt_id.rpartition(".")[0], deleted=True)
+        return job.attempt is not None and job.attempt.number == rank.number
+
+    return ok(Ownership(owner=await context.read(ask)))

@@ -1,0 +1,327 @@
+"""Jobs: in lists, and whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from trainmaster.server.coordinator.explain import Waiting
+from trainmaster.server.core.job import Attempt, Checkpoint, Job
+from trainmaster.server.core.spec import SubmitJobRequest, load_stored, redacted
+from trainmaster.server.core.states import Desired, JobStatus
+from trainmaster.server.core.workloads import trainer
+from trainmaster.server.http.envelope import Wire, encoded
+from trainmaster.server.http.requests import PREFIX
+from trainmaster.server.http.wire.attempts import (
+    AttemptResource,
+    FailureResource,
+    Placement,
+    attempt_document,
+    failure_of,
+    placement_of,
+)
+from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_document
+from trainmaster.server.http.wire.reported import clean, instant, number, numbers
+from trainmaster.server.http.wire.waiting import PendingResource, pending_document
+from trainmaster.server.storage import ARTIFACTS, Location
+from trainmaster.server.store.records import StoredDocument
+
+CONFIGS = ("training_config", "data_config", "resource_config", "output_config", "scheduling_config")
+_REQUESTS_KEPT = 512
+_LONGEST_KEPT = 64 << 10
+"""Characters of a stored request whose JSON is kept."""
+
+
+class ProgressResource(Wire):
+    """How far a job is."""
+
+    step: int | None
+    total_steps: int | None
+    epoch: float | None
+    percent: float | None
+    eta_seconds: float | None
+
+
+class Endpoint(Wire):
+    """Where a service answers."""
+
+    address: str = Field(description="host:port, where it runs.")
+    path: str = Field(description="Where it is reached through this server.")
+
+
+class Links(Wire):
+    """Where more is found."""
+
+    self: str
+    logs: str
+    metrics: str
+    events: str
+
+
+class Output(Wire):
+    """What a job leaves behind."""
+
+    model_uri: str | None = Field(
+        description="The model that it trained, or its output directory; null before it has COMPLETED, or without any."
+    )
+    hub_url: str | None
+
+
+class JobSummary(Wire):
+    """A job, as lists show it."""
+
+    job_id: str
+    handle: str | None
+    name: str
+    labels: dict[str, str]
+    kind: str = Field(description="Of its workload.")
+    parent_job_id: str | None = Field(description="The job that this one is a retry of.")
+    root_job_id: str
+    created_at: datetime
+    created_by: str
+    status: JobStatus
+    status_reason: str | None
+    status_message: str | None
+    error_type: str | None
+    error_message: str | None
+    desired: Desired = Field(description="What was asked of it.")
+    cancel_requested: bool
+    stalled: bool = Field(description="It has not made a step for too long.")
+    backend: str
+    queue: str
+    priority: int
+    attempt: int = Field(description="The number of the latest attempt; 0 before the first.")
+    max_retries: int
+    node_count: int = Field(description="Nodes of the gang.")
+    placement: Placement | None = Field(description="What it holds now.")
+    progress: ProgressResource
+    metrics: dict[str, float | None] = Field(description="The last value of each metric.")
+    latest_checkpoint_id: str | None
+    best_checkpoint_id: str | None
+    endpoint: Endpoint | None = Field(description="Of a service that answers.")
+    queued_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    paused_at: datetime | None
+    updated_at: datetime
+    runtime_seconds: float = Field(description="Over all attempts, with the present one.")
+    gpu_seconds: float
+    version: int = Field(description="Rises with every change.")
+    links: Links
+
+
+class JobResource(JobSummary):
+    """A job, whole."""
+
+    queue_position: int | None = Field(description="1 is next; null when it is not queued.")
+    pending_reason: str | None = Field(description="Why it waits.")
+    pending: PendingResource | None = Field(description="The same in parts, and what would let it run.")
+    estimated_wait_seconds: float | None = Field(description="If nothing new comes; null where it cannot be known.")
+    retries_used: int
+    preemptions_used: int
+    workload: dict[str, Any] | None
+    training_config: dict[str, Any] | None
+    data_config: dict[str, Any] | None
+    resource_config: dict[str, Any]
+    output_config: dict[str, Any]
+    scheduling_config: dict[str, Any]
+    effective_batch_size: int | None = Field(description="Batch size × accumulation steps × ranks.")
+    attempts: list[AttemptResource]
+    checkpoints: list[CheckpointResource]
+    error: FailureResource | None = Field(description="Why it failed, and what to do.")
+    output: Output
+    can_save: bool = Field(description="It has shown or declared that it saves when asked, so it can be paused.")
+    stalled_at: datetime | None
+    last_activity_at: datetime | None = Field(description="When a service was last used.")
+
+
+class ControlledJob(JobResource):
+    """A job after a pause, a resume or a retry."""
+
+    checkpoint_id: str | None = Field(description="What it goes on from; null: from the start.")
+
+
+class JobList(Wire):
+    """One page of jobs."""
+
+    jobs: list[JobSummary]
+    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
+    total_count: int = Field(description="Over all pages; 10001 means more than 10000.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job with what the store has around it."""
+
+    job: Job
+    attempts: Sequence[Attempt]
+    checkpoints: Sequence[Checkpoint]
+    waiting: Waiting
+    used_at: float | None
+    """When a service was last reached through the gateway."""
+    has_output: bool
+    """Whether a completed job left files in its output directory."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A job as lists show it, as JSON. Only how long it has run changes with time."""
+
+    head: bytes
+    """The members before that, without a brace."""
+    tail: bytes
+    """Those after it."""
+    runtime_s: float
+    """Of the attempts that ended, as are the seconds of GPUs."""
+    gpu_s: float
+    running_since: float | None
+    gpus: int
+
+    def members(self, now: float) -> bytes:
+        """All members, without braces."""
+        running_s = 0.0 if self.running_since is None else max(0.0, now - self.running_since)
+        runtime_s, gpu_s = round(self.runtime_s + running_s, 3), round(self.gpu_s + running_s * self.gpus, 3)
+        times = f',"runtime_seconds":{float(runtime_s)!r},"gpu_seconds":{float(gpu_s)!r},'
+        return self.head + times.encode() + self.tail
+
+
+def summary_of(job: Job) -> Summary:
+    """A job as lists show it: the members of a `JobSummary`."""
+    failed = job.status is JobStatus.FAILED
+    attempt = job.attempt
+    progress = job.progress
+    own = f"{PREFIX}/jobs/{job.job_id}"
+    head = {
+        "job_id": job.job_id,
+        "handle": job.handle,
+        "name": job.name,
+        "labels": dict(job.labels),
+        "kind": job.workload_kind,
+        "parent_job_id": job.parent_job_id,
+        "root_job_id": job.root_job_id,
+        "created_at": instant(job.created_at),
+        "created_by": job.created_by,
+        "status": job.status,
+        "status_reason": job.reason,
+        "status_message": clean(job.message),
+        "error_type": job.reason if failed else None,
+        "error_message": clean(job.message) if failed else None,
+        "desired": job.desired,
+        "cancel_requested": job.desired is Desired.STOP,
+        "stalled": job.stalled_at is not None,
+        "backend": job.backend,
+        "queue": job.queue,
+        "priority": job.priority,
+        "attempt": job.attempt_count,
+        "max_retries": job.max_retries,
+        "node_count": job.needs.node_count,
+        "placement": placement_of(attempt) if attempt else None,
+        "progress": {
+            "step": progress.step,
+            "total_steps": progress.total_steps,
+            "epoch": number(progress.epoch),
+            "percent": number(progress.percent),
+            "eta_seconds": number(progress.remaining_s if attempt else progress.eta_s),
+        },
+        "metrics": numbers(dict(progress.metrics)),
+        "latest_checkpoint_id": job.latest_checkpoint_id,
+        "best_checkpoint_id": job.best_checkpoint_id,
+        "endpoint": {"address": job.endpoint, "path": f"{own}/proxy/"} if job.endpoint else None,
+        "queued_at": instant(job.queued_at),
+        "started_at": instant(job.started_at),
+        "finished_at": instant(job.finished_at),
+        "paused_at": instant(job.paused_at),
+        "updated_at": instant(job.updated_at),
+    }
+    links = {"self": own, "logs": f"{own}/logs", "metrics": f"{own}/metrics", "events": f"{own}/events"}
+    return Summary(
+        head=encoded(head)[1:-1],
+        tail=encoded({"version": job.version, "links": links})[1:-1],
+        runtime_s=job.runtime_s,
+        gpu_s=job.gpu_s,
+        running_since=attempt.started_at if attempt else None,
+        gpus=sum(len(share.gpus) for share in attempt.shares) if attempt else 0,
+    )
+
+
+def job_json(view: JobView, **more: str | None) -> bytes:
+    """A job, whole, as JSON: a `JobResource`, with the members `more` at its end."""
+    job, waiting = view.job, view.waiting
+    request = _request(job)
+    before = {
+        "queue_position": waiting.queue_position,
+        "pending_reason": waiting.explanation.message if waiting.explanation else None,
+        "pending": pending_document(waiting.explanation) if waiting.explanation else None,
+        "estimated_wait_seconds": None if waiting.estimated_wait_s is None else round(waiting.estimated_wait_s, 3),
+        "retries_used": job.retries_used,
+        "preemptions_used": job.preemptions_used,
+    }
+    after = {
+        "attempts": [attempt_document(attempt, service=job.is_service) for attempt in view.attempts],
+        "checkpoints": [checkpoint_document(job, checkpoint) for checkpoint in view.checkpoints],
+        "error": failure_of(job, view.attempts),
+        "output": {"model_uri": _model_uri(job, request, has_output=view.has_output), "hub_url": None},
+        "can_save": job.can_save,
+        "stalled_at": instant(job.stalled_at),
+        "last_activity_at": instant(max(filter(None, (view.used_at, job.last_activity_at)), default=None)),
+        **more,
+    }
+    parts = (summary_of(job).members(view.now), encoded(before)[1:-1], request.members, encoded(after)[1:-1])
+    return b"{" + b",".join(parts) + b"}"
+
+
+def controlled_json(view: JobView) -> bytes:
+    """A job after a command that has to do with a checkpoint, as JSON: a `ControlledJob`."""
+    return job_json(view, checkpoint_id=view.job.resume_checkpoint_id or view.job.own_checkpoint_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a job's request adds to its JSON."""
+
+    members: bytes
+    result_uri: str | None
+    """Where a trainer puts its result, if the request says so."""
+
+
+def _request(job: Job) -> _Request:
+    if isinstance(job.spec, StoredDocument) and len(job.spec.text) <= _LONGEST_KEPT:
+        return _kept_request(job.spec_version, job.spec.text)
+    return _shown(load_stored(job.spec_version, job.spec))
+
+
+@functools.lru_cache(_REQUESTS_KEPT)
+def _kept_request(version: int, text: str) -> _Request:
+    """To read a request again takes longer than all the rest of an answer."""
+    return _shown(load_stored(version, StoredDocument(text)))
+
+
+def _shown(request: SubmitJobRequest) -> _Request:
+    shown = redacted(request)
+    document = {name: shown[name] for name in ("workload", *CONFIGS)}
+    document["effective_batch_size"] = _effective_batch_size(request)
+    return _Request(members=encoded(document)[1:-1], result_uri=trainer.result_uri(request.output_config))
+
+
+def _model_uri(job: Job, request: _Request, *, has_output: bool) -> Any:
+    if job.status is not JobStatus.COMPLETED:
+        return None
+    is_training = job.workload_kind == trainer.KIND
+    named = request.result_uri if is_training else None
+    if named is None and has_output:
+        below = f"/{trainer.RESULT}" if is_training else ""
+        named = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}").uri
+    return clean(named)
+
+
+def _effective_batch_size(request: SubmitJobRequest) -> int | None:
+    data = request.data_config
+    if data is None:
+        return None
+    return data.batch_size * data.gradient_accumulation_steps * request.world_size

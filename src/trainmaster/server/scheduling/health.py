@@ -1,0 +1,47 @@
+"""GPUs that nobody holds and that are not free all the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from trainmaster.server.core.resources import Gpu, Node
+from trainmaster.server.scheduling.view import ClusterView
+
+TOLERATED_MB = 1024
+"""What a driver, a display or a monitoring tool may hold on a GPU that is free."""
+
+
+def judge(nodes: Iterable[Node], view: ClusterView) -> list[Node]:
+    """The nodes as they were reported, without the GPUs that are in use by something that is no job of ours.
+
+    That is memory which a job left behind, or a process that was started beside Trainmaster: the next job would not
+    find what it was promised.
+    """
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for job in view.holding.values():
+        for share in job.live.shares:
+            held[share.node_id].update(share.gpus)
+    return [_judge_node(node, held[node.node_id]) for node in nodes]
+
+
+def occupied(nodes: Iterable[Node]) -> bool:
+    """Whether a GPU is out of the pool only until its memory is free: worth a look again soon."""
+    return any(not gpu.healthy and _in_use(gpu) for node in nodes for gpu in node.gpus)
+
+
+def _judge_node(node: Node, held: set[int]) -> Node:
+    if not any(gpu.healthy and gpu.index not in held and _in_use(gpu) for gpu in node.gpus):
+        return node
+    return replace(node, gpus=tuple(gpu if gpu.index in held else _judge_gpu(gpu) for gpu in node.gpus))
+
+
+def _judge_gpu(gpu: Gpu) -> Gpu:
+    if not gpu.healthy or not _in_use(gpu):
+        return gpu
+    return replace(gpu, healthy=False, problem=f"{gpu.used_mb} MB of its memory are in use, and no job holds it")
+
+
+def _in_use(gpu: Gpu) -> bool:
+    return gpu.used_mb is not None and gpu.used_mb > TOLERATED_MB

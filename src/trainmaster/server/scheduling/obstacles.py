@@ -1,0 +1,227 @@
+"""What is in a waiting job's way: found by taking it away in thought, and asking the scheduler again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from heapq import nsmallest
+from operator import itemgetter
+
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Node, Share
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.scheduling.forecast import expected_end
+from trainmaster.server.scheduling.inventory import members
+from trainmaster.server.scheduling.occupancy import Stay
+from trainmaster.server.scheduling.pool import Pool
+from trainmaster.server.scheduling.schedule import Plan, schedule
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.waiting import key_of
+
+PRUNED = 12
+"""Of so many jobs in front, those that are not in the way are left out; with more, it would take too long."""
+NEAREST = 16
+"""Nodes among which it is looked for whom to wait for, or twice as many as a gang has."""
+
+Patience = Callable[[], bool]
+"""Whether there is time to ask the scheduler once more."""
+
+
+class Situation:
+    """The cluster at a moment, to be asked about several jobs."""
+
+    def __init__(self, view: ClusterView, now: float) -> None:
+        self.view = view
+        self.now = now
+
+    @cached_property
+    def pool(self) -> Pool:
+        """What is free, if nobody came first."""
+        return Pool(self.view.nodes, self.view.inventory, self.view.occupancy)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the scheduler decides now, however many it starts."""
+        return schedule(self.view, now=self.now, limit=len(self.view.jobs) + 1)
+
+
+class Obstacles:
+    """What is in the way of one job that waits."""
+
+    def __init__(self, situation: Situation, job: Job, patience: Patience) -> None:
+        view = situation.view
+        self._view = view
+        self._job = job
+        self._now = situation.now
+        self._patience = patience
+        self.nodes = [node for node in view.nodes.values() if node.backend == job.host_backend]
+        self.pool = situation.pool
+        self.wish = self.pool.wish(job.host_backend, job.needs)
+        self.gpus_held = sum(held.gpus for (queue, _), held in view.occupancy.usage.items() if queue == job.queue)
+        """What the jobs of its queue hold."""
+        queue = view.queues.get(job.queue)
+        self.quota = queue.quota_gpus if queue is not None and self.wish.gpus else None
+        self.fits = self.pool.find(self.wish) is not None
+        """Into what is free, if nobody came first."""
+
+    @property
+    def over_quota(self) -> bool:
+        """Whether its queue holds too much already for this job to start."""
+        return self._over_quota(())
+
+    def holders(self) -> list[Job]:
+        """Jobs without which it would fit: those that end first, and none that is not needed for it."""
+        if self.fits and not self.over_quota:
+            return []
+        near = self._nearest()
+        here = {node.node_id for node in near}
+        candidates = [
+            other
+            for other in self._view.holding.values()
+            if any(share.node_id in here for share in other.live.shares) or self._counts(other)
+        ]
+        candidates.sort(key=self._leaves)
+        # The jobs that hold something on these nodes, alone with them: quick to ask.
+        small = ClusterView().with_nodes(near).with_jobs(candidates)
+        count = _first(len(candidates), lambda some: self._fit(small, candidates[:some]) is not None)
+        shares = self._fit(small, candidates[:count])
+        if shares is None:
+            return []
+        chosen = {share.node_id for share in shares}
+        needed = [
+            other
+            for other in candidates[:count]
+            if any(share.node_id in chosen for share in other.live.shares) or self._counts(other)
+        ]
+        for other in reversed(needed.copy()):
+            without = [each for each in needed if each is not other]
+            if self._fit(small, without) is not None:
+                needed = without
+        return needed
+
+    def ahead(self, holders: Sequence[Job]) -> list[Job]:
+        """Jobs that wait and come first: without them it would start, once the holders are gone."""
+        if self._patience() and self.starts_without(holders):
+            return []
+        mine = key_of(self._job)
+        every = [other for other in self._view.queued() if other.job_id != self._job.job_id]
+        others = [other for other in every if key_of(other) < mine]
+        if self._patience() and not self.starts_without([*holders, *others]):
+            others = every
+        count = _first(
+            len(others), lambda some: self.starts_without([*holders, *others[:some]]), patience=self._patience
+        )
+        needed = others[:count]
+        if count <= PRUNED:
+            for other in others[:count]:
+                without = [each for each in needed if each is not other]
+                if without and self._patience() and self.starts_without([*holders, *without]):
+                    needed = without
+        return needed
+
+    def starts_without(self, gone: Iterable[Job]) -> bool:
+        """Whether the scheduler starts it when others are gone."""
+        return self._starts(_without(self._view, gone))
+
+    def starts_without_quota(self) -> bool:
+        """Whether the scheduler starts it when its queue may hold as much as it likes."""
+        queues = dict(self._view.queues)
+        queues[self._job.queue] = replace(queues[self._job.queue], quota_gpus=None)
+        return self._starts(self._view.with_queues(queues.values()))
+
+    def runtime_s(self, plan: Plan, ahead: Sequence[Job]) -> int | None:
+        """With which `max_runtime_seconds`, in whole minutes, it would start now; None when that does not help."""
+        starts = [plan.heads[other.job_id][1] for other in ahead if other.job_id in plan.heads]
+        until = min(starts, default=math.inf) - self._now
+        minutes = math.floor(until / 60) if math.isfinite(until) else 0
+        if minutes < 1 or not self._patience():
+            return None
+        shorter = self._job.evolve(max_runtime_s=minutes * 60.0)
+        return minutes * 60 if self._starts(self._view.with_jobs([shorter])) else None
+
+    def _starts(self, view: ClusterView) -> bool:
+        plan = schedule(view, now=self._now, limit=len(view.jobs) + 1)
+        return any(placement.job.job_id == self._job.job_id for placement in plan.placements)
+
+    def _fit(self, view: ClusterView, gone: Sequence[Job]) -> Sequence[Share] | None:
+        """Where it would go on these nodes if some jobs held nothing, and nobody came first."""
+        if self._over_quota(gone):
+            return None
+        view = _without(view, gone)
+        pool = Pool(view.nodes, view.inventory, view.occupancy)
+        return pool.find(pool.wish(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.wish.gpus)))
+
+    def _counts(self, other: Job) -> bool:
+        """Whether what a job holds keeps this one out by the quota."""
+        return self.over_quota and other.queue == self._job.queue
+
+    def _over_quota(self, gone: Iterable[Job]) -> bool:
+        if self.quota is None:
+            return False
+        given_back = sum(gpus_of(other) for other in gone if other.queue == self._job.queue)
+        return self.gpus_held - given_back + self.wish.total_gpus > self.quota
+
+    def _nearest(self) -> list[Node]:
+        """The nodes that have room first, as those that hold something there end."""
+        rooms = (
+            (self._room_at(frozenset(matching), node_id), node_id)
+            for kind, matching in self.wish.kinds
+            for node_id in self.pool.nodes_of(kind)
+        )
+        return [self._view.nodes[node_id] for _, node_id in nsmallest(max(NEAREST, 2 * self.wish.count), rooms)]
+
+    def _room_at(self, good: frozenset[int], node_id: str) -> tuple[float, int]:
+        """When a node has room for one node of the gang, and how many jobs have to go until then."""
+        wish, free = self.wish, self.pool.left(node_id)
+        gpus, cores, ram, storage, slots = (
+            len(good & free.gpus),
+            free.cpu_cores,
+            free.ram_mb,
+            free.storage_mb,
+            free.slots,
+        )
+        at, gone = self._now, 0
+        leaving = sorted(((self._end(stay), stay.share) for stay in self.pool.stays(node_id)), key=itemgetter(0))
+        for end, share in leaving:
+            if members(wish.needs, wish.gpus, gpus, cores, ram, storage, slots):
+                break
+            gpus += len(good.intersection(share.gpus))
+            cores, ram, storage = cores + share.cpu_cores, ram + share.ram_mb, storage + share.storage_mb
+            slots += 1
+            at, gone = end, gone + 1
+        return at, gone
+
+    def _end(self, stay: Stay) -> float:
+        end = expected_end(self._view.holding[stay.job_id])
+        return math.inf if end is None else end
+
+    def _leaves(self, other: Job) -> tuple[float, int, str, str]:
+        """By the end, where one is known; else by the node that has the fewest jobs."""
+        end = expected_end(other)
+        node_id = other.live.shares[0].node_id if other.live.shares else ""
+        return (math.inf if end is None else end, len(self.pool.stays(node_id)), node_id, other.job_id)
+
+
+def gpus_of(job: Job) -> int:
+    """The GPUs that a job holds, or that it asks for by number."""
+    if job.attempt is not None:
+        return sum(len(share.gpus) for share in job.attempt.shares)
+    return (job.needs.gpus_per_node or 0) * job.needs.node_count
+
+
+def _first(most: int, enough: Callable[[int], bool], patience: Patience = lambda: True) -> int:
+    """The smallest number that is enough; `most` where none is, or where there is no time to look for a smaller one."""
+    low, high = 0, most
+    while low < high and patience():
+        middle = (low + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _without(view: ClusterView, gone: Iterable[Job]) -> ClusterView:
+    return view.with_jobs(job.evolve(status=JobStatus.CANCELLED, attempt=None) for job in gone)

@@ -1,0 +1,326 @@
+"""The cluster as it becomes during one pass, and the best place for a gang in it.
+
+Nodes are shelved by kind and by how many GPUs they have free, and sorted by their free cores; so the tightest
+place is found without looking at every node. What it finds is what `placement.fit` finds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainmaster.server.core.resources import Free, Needs, Node, Share
+from trainmaster.server.scheduling.inventory import Inventory, Kind
+from trainmaster.server.scheduling.occupancy import Occupancy, Stay
+from trainmaster.server.scheduling.placement import preference, share_of
+
+
+class Keeper(Protocol):
+    """Somebody for whom something is kept free."""
+
+    def room(self, node_id: str, free: Free) -> Free:
+        """What others may take of what is free on a node."""
+        ...
+
+    def kept(self, kind: Kind) -> tuple[int, int] | None:
+        """GPUs and cores that are kept on every node of a kind at least; None when all of it is."""
+        ...
+
+    def limits(self, node_id: str, free: Free) -> Iterator[tuple[Free, float]]:
+        """What others may have of a node: each with the time after which what is given back adds to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Wish:
+    """What some jobs ask for, held against the kinds of nodes that there are."""
+
+    backend: str
+    needs: Needs
+    gpus: int
+    """Per node of the gang."""
+    kinds: Sequence[tuple[Kind, tuple[int, ...]]]
+    """Those that could hold a node of the gang, with the GPUs that are good enough, smallest first."""
+    possible: bool
+    """Whether the cluster could hold the gang, if nothing else ran."""
+    liking: Mapping[str, int]
+    """How little each node is liked, where it is neither liked nor disliked it is left out."""
+
+    @property
+    def count(self) -> int:
+        """Nodes of the gang."""
+        return self.needs.node_count
+
+    @property
+    def total_gpus(self) -> int:
+        """Over all nodes of the gang."""
+        return self.gpus * self.needs.node_count
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """How much it asks for in all: GPUs before anything else."""
+        needs = self.needs
+        return tuple(
+            each * needs.node_count for each in (self.gpus, needs.cpu_cores, needs.ram_mb, needs.storage_mb, 1)
+        )
+
+
+_Used = Mapping[str, tuple[Free, list[Share]]]
+"""Machines that a gang uses already: what was free there before, and what it takes."""
+
+
+class Pool:
+    """What is free, and who stays where, as a pass goes on."""
+
+    def __init__(self, nodes: Mapping[str, Node], inventory: Inventory, occupancy: Occupancy) -> None:
+        self._nodes = nodes
+        self._inventory = inventory
+        self._occupancy = occupancy
+        self._left = dict(occupancy.left)
+        self._stays: dict[str, list[Stay]] = {}
+        self._marked: dict[str, list[str]] | None = None
+        self._shelves: dict[Kind, list[list[tuple[int, str]]]] = {}
+        for kind, node_ids in inventory.kinds.items():
+            rows: list[list[tuple[int, str]]] = [[] for _ in range(len(kind.units) + 1)]
+            for node_id in node_ids:
+                free = self._left[node_id]
+                if free.slots:
+                    rows[len(free.gpus)].append((free.cpu_cores, node_id))
+            for row in rows:
+                row.sort()
+            self._shelves[kind] = rows
+
+    def wish(self, backend: str, needs: Needs) -> Wish:
+        """Hold what a job asks for against the kinds of nodes."""
+        gpus = self._inventory.gpus_wanted(needs, backend)
+        kinds, most = [], 0
+        for kind, node_ids in self._inventory.kinds.items():
+            if kind.backend == backend and (each := kind.members(needs, gpus)):
+                kinds.append((kind, kind.matching(needs) if gpus else ()))
+                most += each * len(node_ids)
+        possible = most >= needs.node_count
+        return Wish(
+            backend=backend,
+            needs=needs,
+            gpus=gpus,
+            kinds=kinds,
+            possible=possible,
+            liking=self._liking(needs) if possible else {},
+        )
+
+    def left(self, node_id: str) -> Free:
+        """What is free of a node now."""
+        return self._left[node_id]
+
+    def stays(self, node_id: str) -> Sequence[Stay]:
+        """Who is on a node, those that end first first."""
+        return self._stays.get(node_id) or self._occupancy.stays.get(node_id, ())
+
+    def nodes_of(self, kind: Kind) -> tuple[str, ...]:
+        """The nodes of a kind that take work."""
+        return self._inventory.kinds[kind]
+
+    def kind_of(self, node_id: str) -> Kind | None:
+        """The kind of a node that takes work."""
+        return self._inventory.kind_of.get(node_id)
+
+    def roomy(self, wish: Wish) -> Iterator[str]:
+        """The nodes that have as many GPUs free as a node of a gang needs."""
+        for kind, _ in wish.kinds:
+            for row in self._shelves[kind][wish.gpus :]:
+                yield from (node_id for _, node_id in row)
+
+    def find(self, wish: Wish, keepers: Sequence[Keeper] = ()) -> list[Share] | None:
+        """The best place for a gang, without what is kept for others; None when there is none now."""
+        if not wish.possible or not self._may_fit(wish):
+            return None
+        used: dict[str, tuple[Free, list[Share]]] = {}
+        shares: list[Share] = []
+        for _ in range(wish.count):
+            share = self._pick(wish, keepers, used)
+            if share is None:
+                break
+            shares.append(share)
+            if wish.count > 1:
+                free = self._left[share.node_id]
+                used.setdefault(share.node_id, (free, []))[1].append(share)
+                self._put(share.node_id, free.without(share))
+        for node_id, (free, _) in used.items():
+            self._put(node_id, free)
+        return shares if len(shares) == wish.count else None
+
+    def fits_beside(self, wish: Wish, shares: Iterable[Share]) -> bool:
+        """Whether there would still be a place for a gang if these shares were given away."""
+        before: list[tuple[str, Free]] = []
+        for share in shares:
+            free = self._left[share.node_id]
+            before.append((share.node_id, free))
+            self._put(share.node_id, free.without(share))
+        found = self.find(wish)
+        for node_id, free in reversed(before):
+            self._put(node_id, free)
+        return found is not None
+
+    def place(self, job_id: str, shares: Iterable[Share], *, end: float, lasting: bool) -> None:
+        """Give a job its shares."""
+        for rank, share in enumerate(shares):
+            self._put(share.node_id, self._left[share.node_id].without(share))
+            self._settle(share.node_id, [*self.stays(share.node_id), Stay(end, lasting, job_id, rank, share)])
+
+    def stop(self, job_id: str, node_ids: Iterable[str], *, end: float) -> None:
+        """A job will be gone from these nodes by then."""
+        for node_id in node_ids:
+            here = self.stays(node_id)
+            self._settle(
+                node_id,
+                [stay._replace(end=end, lasting=False) if stay.job_id == job_id else stay for stay in here],
+            )
+
+    def _settle(self, node_id: str, stays: list[Stay]) -> None:
+        stays.sort()
+        self._stays[node_id] = stays
+
+    def _put(self, node_id: str, free: Free) -> None:
+        """Note what is free of a node, and move it to where it belongs."""
+        old = self._left[node_id]
+        self._left[node_id] = free
+        kind = self._inventory.kind_of.get(node_id)
+        if kind is None:
+            return
+        rows = self._shelves[kind]
+        if old.slots:
+            row = rows[len(old.gpus)]
+            del row[bisect_left(row, (old.cpu_cores, node_id))]
+        if free.slots:
+            insort(rows[len(free.gpus)], (free.cpu_cores, node_id))
+
+    def _may_fit(self, wish: Wish) -> bool:
+        """Whether enough GPUs are free at all: a quick no for what cannot fit."""
+        most = 0
+        for kind, _ in wish.kinds:
+            rows = self._shelves[kind]
+            if wish.gpus:
+                most += sum(len(rows[level]) * (level // wish.gpus) for level in range(wish.gpus, len(rows)))
+            else:
+                most += sum(len(row) for row in rows) * kind.slots
+            if most >= wish.count:
+                return True
+        return False
+
+    def _pick(self, wish: Wish, keepers: Sequence[Keeper], used: _Used) -> Share | None:
+        """For one node of a gang: soft wishes first, then a machine that it does not use yet, then the tightest."""
+        if not wish.liking:
+            return self._tightest(wish, keepers, used, used) or (
+                self._tightest(wish, keepers, used, ()) if used else None
+            )
+        for degree in sorted({0, *wish.liking.values()}):
+            if degree:
+                share = self._tightest_of(wish, keepers, used, degree)
+            else:
+                apart = wish.liking.keys()
+                share = self._tightest(wish, keepers, used, apart | used.keys())
+                if share is None and used:
+                    share = self._tightest(wish, keepers, used, apart)
+            if share is not None:
+                return share
+        return None
+
+    def _tightest(self, wish: Wish, keepers: Sequence[Keeper], used: _Used, apart: Collection[str]) -> Share | None:
+        """On the node with the fewest free GPUs, then the fewest free cores, that has room; none of those apart."""
+        needs = wish.needs
+        open_kinds = []
+        for kind, matching in wish.kinds:
+            kept = _kept(keepers, kind)
+            if kept is not None:
+                level = wish.gpus + (kept[0] if wish.gpus else 0)
+                cores = needs.cpu_cores + (kept[1] if needs.cpu_cores else 0)
+                open_kinds.append((self._shelves[kind], matching, level, cores))
+        for level in range(wish.gpus, max((len(rows) for rows, _, _, _ in open_kinds), default=0)):
+            best: tuple[tuple[int, str], Share] | None = None
+            for rows, matching, lowest, cores in open_kinds:
+                if not lowest <= level < len(rows):
+                    continue
+                row = rows[level]
+                for at in range(bisect_left(row, (cores, "")), len(row)):
+                    place = row[at]
+                    if best is not None and place >= best[0]:
+                        break
+                    if place[1] in apart:
+                        continue
+                    share = self._share(wish, matching, place[1], keepers, used)
+                    if share is not None:
+                        best = (place, share)
+                        break
+            if best is not None:
+                return best[1]
+        return None
+
+    def _tightest_of(self, wish: Wish, keepers: Sequence[Keeper], used: _Used, degree: int) -> Share | None:
+        """The same among the nodes that are liked to one degree."""
+        matching = dict(wish.kinds)
+        best: tuple[tuple[bool, int, int, str], Share] | None = None
+        for node_id, found in wish.liking.items():
+            kind = self._inventory.kind_of.get(node_id)
+            if found != degree or kind not in matching:
+                continue
+            share = self._share(wish, matching[kind], node_id, keepers, used)
+            if share is not None:
+                free = self._left[node_id]
+                score = (node_id in used, len(free.gpus), free.cpu_cores, node_id)
+                if best is None or score < best[0]:
+                    best = (score, share)
+        return best[1] if best else None
+
+    def _share(
+        self, wish: Wish, matching: tuple[int, ...], node_id: str, keepers: Sequence[Keeper], used: _Used
+    ) -> Share | None:
+        free = self._left[node_id]
+        needs = wish.needs
+        if free.ram_mb < needs.ram_mb or free.storage_mb < needs.storage_mb or len(free.gpus) < wish.gpus:
+            return None
+        if keepers:
+            # Room is of what was free before; the gang's own nodes come off it.
+            free, own = used.get(node_id, (free, []))
+            for keeper in keepers:
+                free = keeper.room(node_id, free)
+            for share in own:
+                free = free.without(share)
+        return _share_in(wish, matching, node_id, free)
+
+    def _liking(self, needs: Needs) -> dict[str, int]:
+        if not needs.affinity and not needs.anti_affinity:
+            return {}
+        if self._marked is None:
+            self._marked = {}
+            for node in self._nodes.values():
+                for mark in node.marks:
+                    self._marked.setdefault(mark, []).append(node.node_id)
+        named = {node_id for mark in needs.affinity + needs.anti_affinity for node_id in self._marked.get(mark, ())}
+        found = {node_id: preference(needs, self._nodes[node_id].marks) for node_id in named}
+        return {node_id: degree for node_id, degree in found.items() if degree}
+
+
+def _share_in(wish: Wish, matching: Sequence[int], node_id: str, free: Free) -> Share | None:
+    """What one node of a gang would take of what is free; None when it does not fit."""
+    needs = wish.needs
+    if (
+        free.slots < 1
+        or free.cpu_cores < needs.cpu_cores
+        or free.ram_mb < needs.ram_mb
+        or free.storage_mb < needs.storage_mb
+    ):
+        return None
+    gpus = [index for index in matching if index in free.gpus][: wish.gpus] if wish.gpus else []
+    return share_of(needs, node_id, gpus) if len(gpus) == wish.gpus else None
+
+
+def _kept(keepers: Sequence[Keeper], kind: Kind) -> tuple[int, int] | None:
+    gpus = cores = 0
+    for keeper in keepers:
+        kept = keeper.kept(kind)
+        if kept is None:
+            return None
+        gpus, cores = max(gpus, kept[0]), max(cores, kept[1])
+    return gpus, cores

@@ -1,0 +1,199 @@
+"""What a job asks for, what of it is missing, and where the least is: in words and in numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainmaster.server.core.resources import Free, Gpu, Needs, Node, NodeState, Share, whole
+from trainmaster.server.scheduling.placement import gpus_wanted, matching_gpus
+from trainmaster.server.scheduling.pool import Pool, Wish
+from trainmaster.server.scheduling.view import ClusterView
+
+NAMED = 5
+"""How many nodes, types or tags a sentence names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestNode:
+    """The node that lacks the least of what a job needs there."""
+
+    node_id: str
+    gpus_free: int
+    """Of those that are good enough for the job."""
+    cpu_cores_free: int
+    ram_mb_free: int
+    storage_mb_free: int
+    slots_free: int
+
+
+def needs_in_words(needs: Needs, gpus: int) -> str:
+    """What a job asks for, such as `8 × H100 on one node`; `gpus` are those of each node."""
+    parts = []
+    if gpus:
+        of_memory = f" with {needs.gpu_memory_min_mb} MB" if needs.gpu_memory_min_mb else ""
+        parts.append(f"{gpus} × {needs.gpu_type or 'GPU'}{of_memory}")
+    parts += [f"{wanted} {unit}" for wanted, unit in _plain(needs) if wanted]
+    if needs.capabilities:
+        parts.append(f"the capabilities {', '.join(needs.capabilities)}")
+    what = ", ".join(parts) or "a slot"
+    return f"{what} on one node" if needs.node_count == 1 else f"{what} on each of {needs.node_count} nodes"
+
+
+def best_node(wish: Wish, pool: Pool) -> BestNode | None:
+    """Where the least is missing, among the nodes that could hold a node of the gang; None when there are none."""
+    best: tuple[tuple[int, int, int, str], BestNode] | None = None
+    for kind, matching in wish.kinds:
+        good = frozenset(matching)
+        for node_id in pool.nodes_of(kind):
+            left = pool.left(node_id)
+            gpus = len(good & left.gpus)
+            lacking = sum(wanted > have for wanted, have in zip(_amounts(wish.needs), _left(left), strict=True))
+            score = (max(0, wish.gpus - gpus), lacking, -left.cpu_cores, node_id)
+            if best is None or score < best[0]:
+                found = BestNode(
+                    node_id=node_id,
+                    gpus_free=gpus,
+                    cpu_cores_free=left.cpu_cores,
+                    ram_mb_free=left.ram_mb,
+                    storage_mb_free=left.storage_mb,
+                    slots_free=left.slots,
+                )
+                best = (score, found)
+    return best[1] if best else None
+
+
+def free_in_words(wish: Wish, pool: Pool, best: BestNode) -> str:
+    """What the best node has of the things that it has too little of; of a gang, how much of it fits."""
+    if wish.count > 1:
+        return f"{_members(wish.backend, wish.needs, pool)} of its {wish.count} nodes would fit now"
+    have = (best.slots_free, best.cpu_cores_free, best.ram_mb_free, best.storage_mb_free)
+    wanted = [(1, "slots"), *_plain(wish.needs)]
+    short = [f"{left} {unit}" for left, (least, unit) in zip(have, wanted, strict=True) if left < least]
+    if best.gpus_free < wish.gpus:
+        short.insert(0, f"{best.gpus_free} GPUs" if short else str(best.gpus_free))
+    return f"the best node has {' and '.join(short)} free"
+
+
+def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, str]:
+    """Why no node could ever run a job, by what is nearest to it; and what would change that."""
+    if not nodes:
+        return f"backend {backend!r} has no nodes", f"a node of backend {backend!r} came up"
+    tags = frozenset().union(*(node.tags for node in nodes))
+    missing = ", ".join(sorted(set(needs.capabilities) - tags))
+    if missing:
+        known = _some(sorted(tags)) or "none"
+        return (
+            f"no node has the capability {missing}; there are: {known}",
+            f"a node were given the capability {missing}",
+        )
+    gpus = gpus_wanted(needs, nodes)
+    types = sorted({gpu.type for node in nodes for gpu in node.gpus})
+    if gpus and not types:
+        return "no node has a GPU", "it asked for no GPU"
+    if gpus and needs.gpu_type and not any(_matching(replace(needs, gpu_memory_min_mb=0), node) for node in nodes):
+        return f"no node has a GPU of type {needs.gpu_type}; there are: {_some(types)}", "it asked for one of those"
+    largest = _largest(needs, nodes, gpus)
+    if largest is not None:
+        return largest
+    most = _members(backend, needs, _empty_pool(nodes))
+    if most:
+        return f"at most {most} of its {needs.node_count} nodes fit at once", f"it asked for at most {most} nodes"
+    return "no node has all of that at once", "it asked for less of it"
+
+
+def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, str] | None:
+    """Which nodes that take no work, or GPUs that are out of the pool, a job waits for; None when those do not help."""
+    shares = _find(backend, needs, restored_pool(nodes))
+    if shares is None:
+        return None
+    by_id = {node.node_id: node for node in nodes}
+    chosen = [by_id[node_id] for node_id in dict.fromkeys(share.node_id for share in shares)]
+    away = [node for node in chosen if node.state is not NodeState.READY]
+    if away:
+        told = _some([f"{node.node_id} ({_state(node)})" for node in away])
+        names = _some([node.node_id for node in away])
+        again = "came back" if all(node.state is NodeState.OFFLINE for node in away) else "were enabled"
+        return f"nodes that could run it take no work: {told}", f"{names} {again}"
+    wanted = {(share.node_id, index) for share in shares for index in share.gpus}
+    broken = [
+        f"GPU {gpu.index} of {node.node_id} ({gpu.problem or 'unhealthy'})"
+        for node in chosen
+        for gpu in node.gpus
+        if not gpu.healthy and (node.node_id, gpu.index) in wanted
+    ]
+    return f"GPUs that it needs are out of the pool: {_some(broken)}", "they were healthy again"
+
+
+def restored_pool(nodes: Sequence[Node]) -> Pool:
+    """The nodes as they would be if all were empty and ready, with healthy GPUs: what can ever be had of them."""
+    return _empty_pool(
+        [
+            replace(node, state=NodeState.READY, gpus=tuple(replace(gpu, healthy=True) for gpu in node.gpus))
+            for node in nodes
+        ]
+    )
+
+
+def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] | None:
+    """The one thing that no node has enough of."""
+    if gpus:
+        of_type = replace(needs, gpu_memory_min_mb=0)
+        largest = max((gpu.memory_mb for node in nodes for gpu in _matching(of_type, node)), default=0)
+        if largest < needs.gpu_memory_min_mb:
+            return f"the largest GPU has {largest} MB", f"it asked for at most {largest} MB of GPU memory"
+        most = max(len(_matching(needs, node)) for node in nodes)
+        if most < gpus:
+            name = needs.gpu_type or "GPU"
+            return f"no node has {gpus} × {name}; the largest has {most}", f"it asked for at most {most} on each node"
+    for index, (wanted, unit) in enumerate(_plain(needs), start=1):
+        most = max(_left(whole(node))[index] for node in nodes)
+        if wanted > most:
+            return f"no node has {wanted} {unit}; the largest has {most}", f"it asked for at most {most} {unit}"
+    return None
+
+
+def _matching(needs: Needs, node: Node) -> list[Gpu]:
+    """The GPUs of a node that are good enough, whoever holds them."""
+    good = set(matching_gpus(needs, node, whole(node)))
+    return [gpu for gpu in node.gpus if gpu.index in good]
+
+
+def _members(backend: str, needs: Needs, pool: Pool) -> int:
+    """How many nodes of a gang that does not fit as a whole would fit."""
+
+    def too_many(count: int) -> bool:
+        return _find(backend, replace(needs, node_count=count), pool) is None
+
+    return bisect_left(range(1, needs.node_count), True, key=too_many)
+
+
+def _find(backend: str, needs: Needs, pool: Pool) -> list[Share] | None:
+    return pool.find(pool.wish(backend, needs))
+
+
+def _empty_pool(nodes: Sequence[Node]) -> Pool:
+    view = ClusterView().with_nodes(nodes)
+    return Pool(view.nodes, view.inventory, view.occupancy)
+
+
+def _state(node: Node) -> str:
+    return f"{node.state}: {node.drain_reason}" if node.drain_reason else str(node.state)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _amounts(needs: Needs) -> tuple[int, int, int, int]:
+    return 1, needs.cpu_cores, needs.ram_mb, needs.storage_mb
+
+
+def _left(free: Free) -> tuple[int, int, int, int]:
+    return free.slots, free.cpu_cores, free.ram_mb, free.storage_mb
+
+
+def _plain(needs: Needs) -> list[tuple[int, str]]:
+    return [(needs.cpu_cores, "cores"), (needs.ram_mb, "MB of memory"), (needs.storage_mb, "MB of disk")]

@@ -1,0 +1,231 @@
+"""What is simulated: jobs with their arrival and their true duration, and the cluster that they meet.
+
+A recorded trace is a file of JSON lines, one job a line; `to_line` and `from_line` are its format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.server.core.resources import Gpu, Needs, Node, Queue, needs_from_json, needs_to_json
+
+BACKEND = "simulated"
+DEFAULT_SAVE_S = 10.0
+"""What a job of ours typically takes to write a checkpoint when it is told to stop."""
+HIGHEST_PRIORITY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One job as it will turn out."""
+
+    name: str
+    arrival_s: float
+    """After the beginning of the trace."""
+    duration_s: float
+    """What it really runs for when nobody stops it."""
+    needs: Needs = Needs(gpus_per_node=1)
+    priority: int = 5
+    queue: str = "default"
+    preemptible: bool = False
+    max_retries: int = 1
+    max_runtime_s: float | None = None
+    """All that the scheduler knows of the duration; an attempt that reaches it ends in a time-out."""
+    save_s: float = DEFAULT_SAVE_S
+    """From being told to stop until it has saved. What takes longer than the grace period is not saved."""
+    class_name: str = ""
+    """What waiting times are told by; empty: its priority."""
+
+    @property
+    def label(self) -> str:
+        """The class that its waiting time counts to."""
+        return self.class_name or f"priority {self.priority}"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole gang."""
+        return (self.needs.gpus_per_node or 0) * self.needs.node_count
+
+    @property
+    def cpu_cores(self) -> int:
+        """Cores of the whole gang."""
+        return self.needs.cpu_cores * self.needs.node_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """A node that is drained, comes back, or goes away at some time."""
+
+    at_s: float
+    node: Node
+    """As it is from then on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Jobs, the nodes and queues that they meet, and what happens to the nodes on the way."""
+
+    name: str
+    jobs: Sequence[TraceJob]
+    nodes: Sequence[Node]
+    queues: Sequence[Queue] = ()
+    changes: Sequence[NodeChange] = ()
+
+
+class TraceError(ValueError):
+    """A trace cannot be read."""
+
+
+def uniform_nodes(
+    count: int,
+    *,
+    gpus: int = 8,
+    gpu_type: str = "H100-80GB",
+    gpu_memory_mb: int = 81_920,
+    cpu_cores: int = 128,
+    ram_mb: int = 1_048_576,
+    storage_mb: int = 8_388_608,
+    slots: int | None = None,
+    capabilities: tuple[str, ...] = (),
+    prefix: str = "node",
+) -> list[Node]:
+    """Nodes that are all alike. Without `slots`, as many jobs as there are GPUs or cores."""
+    units = tuple(Gpu(index=index, device=str(index), type=gpu_type, memory_mb=gpu_memory_mb) for index in range(gpus))
+    width = len(str(max(count - 1, 0)))
+    return [
+        Node(
+            node_id=(name := f"{prefix}-{index:0{width}}"),
+            backend=BACKEND,
+            hostname=name,
+            cpu_cores=cpu_cores,
+            ram_mb=ram_mb,
+            storage_mb=storage_mb,
+            gpus=units,
+            capabilities=capabilities,
+            slots=slots if slots is not None else max(gpus, cpu_cores),
+        )
+        for index in range(count)
+    ]
+
+
+_PLAIN_DEFAULTS: Mapping[str, Any] = {
+    "priority": 5,
+    "queue": "default",
+    "preemptible": False,
+    "max_retries": 1,
+    "max_runtime_s": None,
+    "save_s": DEFAULT_SAVE_S,
+}
+_LISTS = ("capabilities", "affinity", "anti_affinity")
+_NATURALS = ("gpus", "nodes", "cpu_cores", "ram_mb", "storage_mb", "gpu_memory_min_mb")
+_FIELDS = frozenset({"name", "arrival_s", "duration_s", "class", "gpu_type", *_PLAIN_DEFAULTS, *_LISTS, *_NATURALS})
+
+
+def to_line(job: TraceJob) -> str:
+    """The job as a line of a recorded trace, without what is at its default."""
+    needs = needs_to_json(job.needs)
+    document: dict[str, Any] = {"name": job.name, "arrival_s": job.arrival_s, "duration_s": job.duration_s}
+    document["gpus"] = needs.pop("gpus_per_node", 0)
+    document["nodes"] = needs.pop("node_count", 1)
+    document |= needs
+    for name, default in _PLAIN_DEFAULTS.items():
+        if getattr(job, name) != default:
+            document[name] = getattr(job, name)
+    if job.class_name:
+        document["class"] = job.class_name
+    return json.dumps(document, ensure_ascii=False)
+
+
+def from_line(line: str) -> TraceJob:
+    """The job of a line of a recorded trace; `gpus` are those of each of its `nodes`.
+
+    >>> from_line('{"arrival_s": 0, "duration_s": 60, "gpus": 8, "nodes": 2}').gpus
+    16
+
+    Raises:
+        TraceError: the line is not a job; the message says which field is wrong.
+    """
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise TraceError(f"is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise TraceError("must be an object")
+    if unknown := document.keys() - _FIELDS:
+        raise TraceError(f"has unknown fields: {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS))}")
+    naturals = {name: _natural(document, name) for name in _NATURALS if name in document}
+    priority = _natural(document, "priority") if "priority" in document else 5
+    if priority > HIGHEST_PRIORITY:
+        raise TraceError(f"priority must be from 0 to {HIGHEST_PRIORITY}")
+    limit = document.get("max_runtime_s")
+    return TraceJob(
+        name=str(document.get("name") or ""),
+        arrival_s=_seconds(document, "arrival_s"),
+        duration_s=_seconds(document, "duration_s"),
+        needs=needs_from_json(
+            {
+                **naturals,
+                **{name: _texts(document, name) for name in _LISTS if name in document},
+                "gpu_type": _text(document, "gpu_type"),
+                "gpus_per_node": naturals.get("gpus", 0),
+                "node_count": max(naturals.get("nodes", 1), 1),
+            }
+        ),
+        priority=priority,
+        queue=_text(document, "queue") or "default",
+        preemptible=bool(document.get("preemptible", False)),
+        max_retries=_natural(document, "max_retries") if "max_retries" in document else 1,
+        max_runtime_s=None if limit is None else _seconds(document, "max_runtime_s"),
+        save_s=_seconds(document, "save_s") if "save_s" in document else DEFAULT_SAVE_S,
+        class_name=_text(document, "class") or "",
+    )
+
+
+def from_lines(lines: Iterable[str]) -> list[TraceJob]:
+    """All jobs of a recorded trace; empty lines are passed over.
+
+    Raises:
+        TraceError: a line is wrong; the message has its number.
+    """
+    jobs = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                jobs.append(from_line(line))
+            except TraceError as error:
+                raise TraceError(f"line {number} {error}") from None
+    if not jobs:
+        raise TraceError("has no jobs")
+    return jobs
+
+
+def _seconds(document: Mapping[str, Any], name: str) -> float:
+    value = document.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise TraceError(f"{name} must be a number of seconds, 0 or more")
+    return float(value)
+
+
+def _natural(document: Mapping[str, Any], name: str) -> int:
+    value = document[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TraceError(f"{name} must be a whole number, 0 or more")
+    return value
+
+
+def _text(document: Mapping[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, str):
+        raise TraceError(f"{name} must be text")
+    return value
+
+
+def _texts(document: Mapping[str, Any], name: str) -> list[str]:
+    value = document[name]
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TraceError(f"{name} must be a list of texts")
+    return value

@@ -1,0 +1,141 @@
+"""What a settings file says of the cluster: queues, nodes, accounts, webhooks. A server applies it when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from trainmaster.server.core.accounts import is_account_id
+from trainmaster.server.core.keys import DEFAULT_ACCOUNT
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.settings.problems import unknown
+from trainmaster.server.settings.values import in_words, kinds_of, read_toml
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ABOUT_NAMES = (
+    "names have letters, digits, '.', '_' and '-', with a letter or digit first, and at most 128 of them, accounts 63"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredQueue:
+    """`[queues.NAME]`."""
+
+    weight: float = field(default=1.0, metadata={"minimum": 0.001, "maximum": 1_000_000})
+    """Its share of the cluster, in proportion to those of the other queues that have work."""
+    quota_gpus: int | None = field(default=None, metadata={"minimum": 0, "maximum": 2**31 - 1})
+    """The most GPUs that its jobs may hold at a time; not set means no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredNode:
+    """`[nodes."NAME"]`; what is not set stays as it is."""
+
+    labels: tuple[str, ...] | None = None
+    """Labels beside those that its backend reports."""
+    capabilities: tuple[str, ...] | None = None
+    """Capabilities beside those that its backend reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredAccount:
+    """`[accounts.NAME]`."""
+
+    uid: int | None = field(default=None, metadata={"minimum": 0, "maximum": 2**31 - 1})
+    """The system's user as whom its jobs run here; not set means that none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredWebhook:
+    """`[webhooks.NAME]`."""
+
+    url: str
+    """Where events are sent."""
+    secret: str = field(repr=False, metadata={"secret": True})
+    """What they are signed with."""
+    account: str = DEFAULT_ACCOUNT
+    """Whose jobs it tells of."""
+    statuses: tuple[JobStatus, ...] = ()
+    """Of which statuses it tells; empty means all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """All of it, by name."""
+
+    queues: Mapping[str, DeclaredQueue] = field(default_factory=dict)
+    nodes: Mapping[str, DeclaredNode] = field(default_factory=dict)
+    accounts: Mapping[str, DeclaredAccount] = field(default_factory=dict)
+    webhooks: Mapping[str, DeclaredWebhook] = field(default_factory=dict)
+
+
+TABLES: Mapping[str, type[Any]] = MappingProxyType(
+    {"queues": DeclaredQueue, "nodes": DeclaredNode, "accounts": DeclaredAccount, "webhooks": DeclaredWebhook}
+)
+"""The tables of a settings file, and what an entry of each may say."""
+
+Complain = Callable[[tuple[str, ...], str], None]
+"""Called with the path of a key and what is wrong there."""
+
+
+def read_declared(document: Mapping[str, object], base: Path, complain: Complain) -> Declared:
+    """The tables of a settings file."""
+    found: dict[str, dict[str, Any]] = {}
+    for table, model in TABLES.items():
+        entries = document.get(table, {})
+        if not isinstance(entries, Mapping):
+            complain((table,), f"must be a table: write [{table}.NAME]")
+            continue
+        found[table] = {}
+        for name, entry in entries.items():
+            path = (table, name)
+            if not _may_be_called(table, name):
+                complain(path, _ABOUT_NAMES)
+            elif not isinstance(entry, Mapping):
+                complain(path, f"must be a table: write [{table}.{name}]")
+            elif (value := _entry(model, path, entry, base, complain)) is not None:
+                found[table][name] = value
+                if isinstance(value, DeclaredWebhook) and not is_account_id(value.account):
+                    complain((*path, "account"), _ABOUT_NAMES)
+    return Declared(**found)
+
+
+def _may_be_called(table: str, name: str) -> bool:
+    match table:
+        case "nodes":
+            return True  # as backends call them
+        case "accounts":
+            return is_account_id(name)
+        case _:
+            return _NAME.fullmatch(name) is not None
+
+
+def _entry(
+    model: type[T], path: tuple[str, ...], entry: Mapping[str, object], base: Path, complain: Complain
+) -> T | None:
+    fields = {each.name: each for each in dataclasses.fields(model)}  # type: ignore[arg-type]
+    kinds = kinds_of(model)
+    values: dict[str, Any] = {}
+    wrong = False
+    for key, raw in entry.items():
+        if key not in fields:
+            complain((*path, key), unknown("key", key, fields))
+            wrong = True
+            continue
+        try:
+            values[key] = read_toml(fields[key], kinds[key], raw, base)
+        except ValueError as error:
+            complain((*path, key), str(error))
+            wrong = True
+    for name, each in fields.items():
+        if name not in entry and each.default is dataclasses.MISSING:
+            complain(path, f"needs {name}: {in_words(kinds[name])}")
+            wrong = True
+    return None if wrong else model(**values)

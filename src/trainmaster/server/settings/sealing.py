@@ -1,0 +1,189 @@
+"""Sealing: secrets are stored encrypted, each bound to the row that holds it.
+
+A sealed value is `v1.<key id>.<base64 of nonce and ciphertext>`: AES-256-GCM, with the row's identity as associated
+data, so that a value that is copied into another row does not open there. New values are sealed with one key; old
+keys are kept for opening, which is how a key is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import functools
+import hashlib
+import hmac
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_FILE = "secret-key"
+"""Lies beside the database, so that servers which share an SQLite file share the key."""
+KEY_BYTES = 32
+HOW_TO_MAKE_A_KEY = "make one with `openssl rand -base64 32`"
+
+_FORMAT = "v1"
+_NONCE_BYTES = 12
+
+
+class SealError(TrainmasterError):
+    """A secret cannot be sealed or opened with the keys that this server has."""
+
+    code = "SECRET_KEY"
+
+
+def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
+    """The key that the settings name, or None where it lies in a file, and the old ones.
+
+    Raises:
+        SealError: a key is malformed, or none is set where several servers need the same.
+    """
+    old = [parse_key(text, "old_secret_keys") for text in settings.old_secret_keys]
+    if settings.secret_key:
+        return parse_key(settings.secret_key, "secret_key"), old
+    if not settings.database.startswith("sqlite"):
+        raise SealError(
+            "a server on PostgreSQL needs the setting secret_key, the same on every server of the database; "
+            f"{HOW_TO_MAKE_A_KEY} and set it in the settings file or as TRAINMASTER_SECRET_KEY"
+        )
+    return None, old
+
+
+class Sealer:
+    """Seals and opens with the keys of one server. Safe to use from several threads."""
+
+    def __init__(self, key: bytes, old_keys: Sequence[bytes] = ()) -> None:
+        self.key_id = key_id_of(key)
+        """Of the key that seals."""
+        self._keys = {key_id_of(each): each for each in (*old_keys, key)}
+        self._signing_keys = [hmac.digest(each, b"trainmaster signature", "sha256") for each in (key, *old_keys)]
+        self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
+
+    @classmethod
+    def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
+        """The sealer of a server: with the key of its settings, or with one in a file that the first start makes.
+
+        Args:
+            settings: say which keys there are.
+            may_make_key: says whether nothing is sealed yet that a new key could not open; asked when there is no file.
+
+        Raises:
+            SealError: a key is malformed or missing, or none is set where several servers need the same.
+        """
+        key, old = keys_of(settings)
+        if key is not None:
+            return cls(key, old)
+        path = key_file(settings)
+        if not path.exists() and not may_make_key():
+            raise SealError(
+                f"{path} is missing, and the database holds secrets that were sealed with it; put it back. "
+                f"If it is lost, so are they: {HOW_TO_MAKE_A_KEY}, write it there, and submit the jobs anew"
+            )
+        return cls(parse_key(_key_in(path), str(path)), old)
+
+    def seal(self, value: str, *, about: str) -> str:
+        """The value as it may be stored, in the row that `about` names."""
+        nonce = os.urandom(_NONCE_BYTES)
+        hidden = _cipher(self._keys[self.key_id]).encrypt(nonce, value.encode("utf-8", "surrogatepass"), about.encode())
+        return f"{_FORMAT}.{self.key_id}.{base64.b64encode(nonce + hidden).decode()}"
+
+    def open(self, sealed: str, *, about: str) -> str:
+        """The value that was sealed for the row that `about` names.
+
+        Raises:
+            SealError: it was sealed with a key that this server does not have, for another row, or it was changed.
+        """
+        form, _, rest = sealed.partition(".")
+        key_id, _, body = rest.partition(".")
+        if form != _FORMAT:
+            raise SealError(f"the secret of {about} has an unknown form; was it written by a newer version?")
+        key = self._keys.get(key_id)
+        if key is None:
+            raise SealError(
+                f"the secret of {about} was sealed with the key {key_id}, which this server does not have; "
+                f"add that key to old_secret_keys, or put the {KEY_FILE} file back that lay beside the database"
+            )
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            data = base64.b64decode(body, validate=True)
+            value = _cipher(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], about.encode())
+        except (InvalidTag, ValueError):
+            raise SealError(f"the secret of {about} does not open: it belongs to another row, or was changed") from None
+        return value.decode("utf-8", "surrogatepass")
+
+    def sign(self, text: str) -> str:
+        """A signature of a text, which any server with the same key checks."""
+        return hmac.digest(self._signing_keys[0], text.encode(), "sha256").hex()
+
+    def signed(self, text: str, signature: str) -> bool:
+        """Whether a signature is one of a text, by the key of now or an older one."""
+        given = signature.encode()
+        own = [hmac.digest(key, text.encode(), "sha256").hex().encode() for key in self._signing_keys]
+        return any(hmac.compare_digest(each, given) for each in own)
+
+    def fingerprints(self, data: bytes) -> tuple[str, ...]:
+        """What data is known again by, first with the key of now, then with older ones.
+
+        Without the key nobody can try out which data a fingerprint belongs to.
+        """
+        return tuple(hmac.digest(key, data, "sha256").hex() for key in self._fingerprint_keys)
+
+
+@functools.lru_cache(maxsize=64)
+def _cipher(key: bytes) -> AESGCM:
+    # Imported by the first secret: a server that keeps none need not carry the library.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
+
+
+def key_id_of(key: bytes) -> str:
+    """What tells keys apart; nothing of the key can be read from it."""
+    return hashlib.sha256(b"trainmaster key id:" + key).hexdigest()[:8]
+
+
+def parse_key(text: str, where: str) -> bytes:
+    """The key of its text form: 32 bytes in base64.
+
+    Raises:
+        SealError: it is none; the message says where it was found, and never what.
+    """
+    with contextlib.suppress(ValueError, binascii.Error):
+        key = base64.b64decode(text.strip(), validate=True)
+        if len(key) == KEY_BYTES:
+            return key
+    raise SealError(f"{where} holds no key: {KEY_BYTES} random bytes in base64; {HOW_TO_MAKE_A_KEY}")
+
+
+def key_file(settings: Settings) -> Path:
+    """Where the key lies, if the settings name none."""
+    beside = settings.database_file
+    return (beside.parent if beside else settings.data_dir) / KEY_FILE
+
+
+def _key_in(path: Path) -> str:
+    """The key of a file, which is made when it is missing."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 600
+    try:
+        with open(descriptor, "w") as file:
+            file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # Under its name only when it is whole, and once: of two servers that start together, one makes the key.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
+    return path.read_text()

@@ -1,0 +1,240 @@
+"""Checkpoints: those that were committed, and nothing else.
+
+One that is to go is hidden first and forgotten when its files are gone, so that a crash in between loses neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, insert, or_, select, update
+
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.retention import COMMITTED, DELETING
+from trainmaster.server.core.states import TERMINAL, JobStatus
+from trainmaster.server.store import schema
+from trainmaster.server.store.portions import portions
+from trainmaster.server.store.prepared import prepared_by_scope
+from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, checkpoint_to_row
+from trainmaster.server.store.scope import Scope
+
+_checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempts
+
+_ANY = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
+_SELECT = _ANY.where(_checkpoints.c.status == COMMITTED)
+_OF_JOB = prepared_by_scope(
+    _SELECT.where(_checkpoints.c.job_id == bindparam("key")).order_by(_checkpoints.c.created_at, _checkpoints.c.step),
+    _checkpoints.c.account_id,
+)
+MOST_SHOWN = 1000
+"""Checkpoints of a job that are shown with it: code inside jobs reports them, perhaps tens of thousands."""
+_NEWEST_OF_JOB = prepared_by_scope(
+    _SELECT.where(_checkpoints.c.job_id == bindparam("key"))
+    .order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
+    .limit(bindparam("most")),
+    _checkpoints.c.account_id,
+)
+_INSERT = insert(_checkpoints)
+
+
+def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequence[Checkpoint]) -> None:
+    """Add checkpoints of a job; one whose id is there already stays as it is."""
+    scope.require(job.account_id)
+    if not checkpoints:
+        return
+    by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in checkpoints}
+    for some in portions(by_id):
+        present = select(_checkpoints.c.checkpoint_id).where(
+            _checkpoints.c.checkpoint_id.in_(some), _checkpoints.c.account_id == job.account_id
+        )
+        for checkpoint_id in connection.execute(present).scalars():
+            del by_id[checkpoint_id]
+    if by_id:
+        connection.execute(_INSERT, [checkpoint_to_row(job, checkpoint) for checkpoint in by_id.values()])
+
+
+def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
+    """The checkpoints of a job, the oldest first."""
+    rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
+    return [checkpoint_from_row(row) for row in rows]
+
+
+def newest_of_job(connection: Connection, scope: Scope, job_id: str, *, most: int = MOST_SHOWN) -> list[Checkpoint]:
+    """The newest checkpoints of a job, the oldest of them first."""
+    values = {"key": job_id, "account": scope.account_id, "most": most}
+    rows = _NEWEST_OF_JOB[scope.account_id is None].rows(connection, values)
+    return [checkpoint_from_row(row) for row in reversed(rows)]
+
+
+def count_limited(connection: Connection, scope: Scope, job: Job) -> int:
+    """How many checkpoints of a job count towards its `save_total_limit`."""
+    query = select(func.count()).where(*_limited(job))
+    return int(connection.execute(scope.limit(query, _checkpoints.c.account_id)).scalar_one())
+
+
+def oldest_limited(connection: Connection, scope: Scope, job: Job, most: int) -> list[Checkpoint]:
+    """The oldest of those that count towards the `save_total_limit` of a job."""
+    query = _ANY.where(*_limited(job)).order_by(_checkpoints.c.created_at, _checkpoints.c.step).limit(most)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
+    """One checkpoint of the scope's account: code inside jobs names them, so ids are unique only there.
+
+    Raises:
+        NotFoundError: the account has none of this id.
+    """
+    query = _SELECT.where(_checkpoints.c.checkpoint_id == checkpoint_id, _checkpoints.c.account_id == scope.account)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
+    return checkpoint_from_row(row)
+
+
+def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> Checkpoint:
+    """What a user of a trainer service called so, in one job: the latest of that kind and name.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    query = _SELECT.where(
+        _checkpoints.c.job_id == job_id, _checkpoints.c.kind == kind, _checkpoints.c.name == name
+    ).order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
+    row = connection.execute(scope.limit(query.limit(1), _checkpoints.c.account_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"job {job_id} has no {kind} checkpoint {name!r}")
+    return checkpoint_from_row(row)
+
+
+def overdue(
+    connection: Connection, scope: Scope, now: float, *, job_id: str | None = None, limit: int = 1000
+) -> list[Checkpoint]:
+    """Checkpoints that were to go by themselves before a time and are not pinned; of one job, or of all."""
+    query = _SELECT.where(_checkpoints.c.expires_at < now, ~_checkpoints.c.pinned)
+    if job_id is not None:
+        query = query.where(_checkpoints.c.job_id == job_id)
+    query = query.order_by(_checkpoints.c.expires_at).limit(limit)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def expire_at(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, at: float | None) -> None:
+    """Say when a checkpoint of a job goes by itself; None: never."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(expires_at=at))
+
+
+def publish(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, public: bool) -> None:
+    """Let others load a checkpoint of a job, or no more."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(public=public))
+
+
+def pin(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, pinned: bool) -> None:
+    """Pin a checkpoint of a job, or unpin it."""
+    scope.require(job.account_id)
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(pinned=pinned))
+
+
+def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collection[str]) -> None:
+    """Let nobody see some checkpoints of a job any more; their files are to go."""
+    scope.require(job.account_id)
+    for some in portions(checkpoint_ids):
+        connection.execute(update(_checkpoints).where(*_of(job, some)).values(status=DELETING))
+
+
+def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
+    """Checkpoints whose files are to go."""
+    query = _ANY.where(_checkpoints.c.status == DELETING).limit(limit)
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The job's other checkpoints at the place of one, above it or below it."""
+    path = _checkpoints.c.path
+    above = [os.fspath(parent) for parent in PurePosixPath(checkpoint.path).parents]
+    query = _SELECT.where(
+        _checkpoints.c.job_id == checkpoint.job_id,
+        _checkpoints.c.checkpoint_id != checkpoint.checkpoint_id,
+        _checkpoints.c.root == checkpoint.root,
+        or_(path.in_([checkpoint.path, *above]), path.startswith(f"{checkpoint.path}/", autoescape=True)),
+    )
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def elsewhere(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+    """What other jobs registered at the very place of a checkpoint: classes of one name share their directory."""
+    query = _SELECT.where(
+        _checkpoints.c.root == checkpoint.root,
+        _checkpoints.c.path == checkpoint.path,
+        _checkpoints.c.job_id != checkpoint.job_id,
+    )
+    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+
+
+def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
+    """Forget a hidden checkpoint, whose files are gone."""
+    statement = delete(_checkpoints).where(
+        _checkpoints.c.checkpoint_id == checkpoint.checkpoint_id,
+        _checkpoints.c.job_id == checkpoint.job_id,
+        _checkpoints.c.status == DELETING,
+    )
+    if scope.account_id is not None:
+        statement = statement.where(_checkpoints.c.account_id == scope.account_id)
+    connection.execute(statement)
+
+
+def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str]) -> dict[str, set[str]]:
+    """Which jobs that have not ended go on from which of some checkpoints, now or with their next attempt."""
+    found: dict[str, set[str]] = {}
+    for wanted in (_jobs.c.resume_checkpoint_id, _attempts.c.resume_checkpoint_id):
+        query: Select[Any] = (
+            select(wanted, _jobs.c.job_id)
+            .select_from(
+                _jobs.outerjoin(
+                    _attempts,
+                    (_attempts.c.job_id == _jobs.c.job_id)
+                    & (_attempts.c.number == _jobs.c.attempt_number)
+                    & (_attempts.c.account_id == _jobs.c.account_id),
+                )
+            )
+            .where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
+        )
+        for some in portions(checkpoint_ids):
+            rows = connection.execute(scope.limit(query.where(wanted.in_(some)), _jobs.c.account_id))
+            for checkpoint_id, job_id in rows:
+                found.setdefault(checkpoint_id, set()).add(job_id)
+    return found
+
+
+def forget(connection: Connection, scope: Scope, job: Job) -> None:
+    """Drop all checkpoints of a job, whose files are gone."""
+    scope.require(job.account_id)
+    connection.execute(
+        delete(_checkpoints).where(_checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id)
+    )
+
+
+def _limited(job: Job) -> tuple[Any, ...]:
+    """The latest counts. Of the others, the best, pinned ones and what the job goes on from do not."""
+    checkpoint_id = _checkpoints.c.checkpoint_id
+    apart = [name for name in (job.best_checkpoint_id, job.resume_checkpoint_id) if name is not None]
+    return (
+        _checkpoints.c.job_id == job.job_id,
+        _checkpoints.c.status == COMMITTED,
+        or_(
+            checkpoint_id == (job.latest_checkpoint_id or ""),
+            and_(~_checkpoints.c.pinned, checkpoint_id.not_in(apart)),
+        ),
+    )
+
+
+def _of(job: Job, checkpoint_ids: Collection[str]) -> tuple[Any, ...]:
+    return (
+        _checkpoints.c.job_id == job.job_id,
+        _checkpoints.c.account_id == job.account_id,
+        _checkpoints.c.checkpoint_id.in_(checkpoint_ids),
+    )

@@ -1,0 +1,181 @@
+"""Opens the database; reads from it on any thread, and writes to it on one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
+from trainmaster.server.store import migrate, postgres, queues, sqlite
+from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.writer import Writer
+
+T = TypeVar("T")
+
+PROBE_EVERY_S = 1.0
+"""Anybody may ask whether the database works, as often as they like."""
+
+
+class Watch(Protocol):
+    """Tells whether anybody has written."""
+
+    def version(self) -> int:
+        """A number that changes whenever anything was committed."""
+
+    def close(self) -> None:
+        """Let go of the database."""
+
+
+class Kind(Protocol):
+    """What is particular to a kind of database: `store.sqlite`, `store.postgres`."""
+
+    def checked(self, url: URL) -> URL:
+        """The URL as the others take it."""
+
+    def setting_up(self, url: URL) -> AbstractContextManager[None]:
+        """Have a database that can be connected to and migrated."""
+
+    def writing_engine(self, url: URL, lock_timeout_s: float) -> Engine:
+        """An engine whose transactions run one at a time, over all processes."""
+
+    def reading_engine(self, url: URL, lock_timeout_s: float) -> Engine:
+        """An engine whose transactions see one state and cannot write."""
+
+    def Watch(self, url: URL, reading: Engine) -> Watch:  # noqa: N802 - a class
+        """Make a watch."""
+
+    def meaning(self, error: BaseException) -> TrainmasterError | None:
+        """What an error of the database means for whoever asked; None when it is not the database's."""
+
+
+_KINDS: dict[str, Kind] = {"sqlite": sqlite, "postgresql": postgres}
+
+
+class Database:
+    """An open database.
+
+    Reading and writing raise `StoreUnavailableError` while the database is held by another process, full, broken or
+    out of reach; both go on by themselves when it is there again.
+    """
+
+    def __init__(self, kind: Kind, *, writing: Engine, reading: Engine, watch: Watch) -> None:
+        self._kind = kind
+        self._reading = reading
+        self._writer = Writer(writing, kind.meaning)
+        self._watch = watch
+        self._watch_lock = threading.Lock()
+        self._probe: Future[None] | None = None
+        self._probe_began = 0.0
+
+    @staticmethod
+    def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
+        """Open a database, made or migrated as needed; any number of processes may do so at the same time.
+
+        Args:
+            url: an SQLite file, such as `sqlite:////srv/trainmaster/trainmaster.db`, or a PostgreSQL database, such as
+                `postgresql://user:password@host/trainmaster`.
+            lock_timeout_s: how long a write waits for a lock that another process holds.
+
+        Raises:
+            RefusedError: no such database can be used, for example because it lies on a network file system.
+            NewerDatabaseError: a newer version of Trainmaster has migrated it.
+            StoreUnavailableError: it cannot be opened now.
+        """
+        kind, place = _find(url)
+        place = kind.checked(place)
+        writing = kind.writing_engine(place, lock_timeout_s)
+        reading = kind.reading_engine(place, lock_timeout_s)
+        try:
+            with _translated(kind), kind.setting_up(place):
+                with reading.connect() as connection:
+                    up_to_date = migrate.revision(connection) == migrate.HEAD
+                if not up_to_date:
+                    with writing.begin() as connection:
+                        migrate.upgrade(connection)
+                return Database(kind, writing=writing, reading=reading, watch=kind.Watch(place, reading))
+        except BaseException as error:
+            reading.dispose()
+            if isinstance(error, OSError):
+                raise StoreUnavailableError(
+                    f"the database {place.database} cannot be opened: {error.strerror}"
+                ) from error
+            raise
+
+    def close(self) -> None:
+        """Write what is queued, and let go of the database."""
+        self._writer.close()
+        self._watch.close()
+        self._reading.dispose()
+
+    def write(self, closure: Callable[[Connection], T]) -> Future[T]:
+        """Queue a closure for the next transaction; its future is resolved when that is on disk.
+
+        The closure runs on the writer's thread, together with others but apart from them: when it raises, what it
+        wrote is taken back, and its future has the exception. It must not commit, nor wait for another write.
+        No other process writes while it runs: what it reads stays true until it is committed.
+        """
+        return self._writer.submit(closure)
+
+    def write_now(self, closure: Callable[[Connection], T]) -> T:
+        """Write, and wait until it is on disk."""
+        return self.write(closure).result()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading, on any thread: sees one state of the database from its first query to its end."""
+        with _translated(self._kind), self._reading.connect() as connection:
+            yield connection
+
+    def probe(self) -> Future[None]:
+        """A write that changes nothing, to see whether the database takes any.
+
+        Those who ask within a second share one. They ask on one thread.
+        """
+        if self._probe is None or (self._probe.done() and time.monotonic() - self._probe_began > PROBE_EVERY_S):
+            self._probe_began = time.monotonic()
+            self._probe = self.write(lambda connection: queues.touch(connection, Scope.everything()))
+        return self._probe
+
+    def data_version(self) -> int:
+        """A number that changes whenever anything was committed, by this process or another; cheap to ask for."""
+        with self._watch_lock, _translated(self._kind):
+            return self._watch.version()
+
+
+def check_url(url: str) -> None:
+    """See that a URL names a kind of database that there is; whether it can be opened is another matter.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    _find(url)
+
+
+def _find(url: str) -> tuple[Kind, URL]:
+    forms = "sqlite:////srv/trainmaster.db or postgresql://user@host/database"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise RefusedError(f"the database must be named by a URL, such as {forms}") from error
+    kind = _KINDS.get(parsed.get_backend_name())
+    if kind is None:
+        raise RefusedError(f"{parsed.render_as_string()}: no such kind of database is known; there are {forms}")
+    return kind, parsed
+
+
+@contextmanager
+def _translated(kind: Kind) -> Iterator[None]:
+    """Raise errors of ours where the database itself fails."""
+    try:
+        yield
+    except Exception as error:
+        if meant := kind.meaning(error):
+            raise meant from error
+        raise

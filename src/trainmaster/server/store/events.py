@@ -1,0 +1,70 @@
+"""Events: numbered without gaps within a job, and one feed over all jobs.
+
+The feed's cursor is the row's id. Whoever has read up to an id never misses an event that is committed later, because
+only the holder of the database's write lock is given ids: they rise in the order of commits, over all servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, func, insert, select
+
+from trainmaster.server.core.job import Event, Job
+from trainmaster.server.store import schema
+from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store.records import EVENT_FIELDS, event_from_row, event_to_row
+from trainmaster.server.store.scope import Scope
+
+_events = schema.events
+
+_COLUMNS = tuple(_events.c[name] for name in EVENT_FIELDS)
+_INSERT = Prepared(insert(_events).inline(), columns=["account_id", *EVENT_FIELDS])
+_LAST_ID = select(func.max(_events.c.id))
+
+
+def append(connection: Connection, scope: Scope, job: Job, events: Sequence[Event]) -> None:
+    """Add events to a job; one whose number is taken fails the transaction."""
+    scope.require(job.account_id)
+    if events:
+        _INSERT.execute_many(connection, [event_to_row(job, event) for event in events])
+
+
+def page(
+    connection: Connection,
+    scope: Scope,
+    job_id: str,
+    *,
+    after_seq: int = 0,
+    limit: int = 100,
+    newest_first: bool = False,
+) -> list[Event]:
+    """Events of a job with higher numbers than `after_seq`: the first ones, or the last ones in reverse."""
+    query = select(*_COLUMNS).where(_events.c.job_id == job_id, _events.c.seq > after_seq).limit(limit)
+    query = query.order_by(_events.c.seq.desc() if newest_first else _events.c.seq)
+    return [event_from_row(row) for row in connection.execute(scope.limit(query, _events.c.account_id))]
+
+
+def feed(connection: Connection, scope: Scope, after_id: int, limit: int) -> list[tuple[int, Event]]:
+    """Events of all jobs after a cursor, each with its own."""
+    query = select(_events.c.id, *_COLUMNS).where(_events.c.id > after_id).order_by(_events.c.id).limit(limit)
+    rows = connection.execute(scope.limit(query, _events.c.account_id))
+    return [(row[0], event_from_row(row[1:])) for row in rows]
+
+
+def last_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cursor shows nothing
+    """The cursor at the end of the feed, whoever's event is there; 0 when there is none."""
+    return connection.execute(_LAST_ID).scalar() or 0
+
+
+def changed_jobs(connection: Connection, scope: Scope, after_id: int) -> tuple[int, dict[str, int]]:
+    """The cursor at the end of the feed, and the number of the last event of each job that has one after `after_id`."""
+    last = func.max(_events.c.id)
+    query = (
+        select(_events.c.job_id, last, func.max(_events.c.seq))
+        .where(_events.c.id > after_id)
+        .group_by(_events.c.job_id)
+        .order_by(last)
+    )
+    rows = connection.execute(scope.limit(query, _events.c.account_id)).all()
+    return (rows[-1][1] if rows else after_id), {row[0]: row[2] for row in rows}

@@ -1,0 +1,264 @@
+"""Jobs: made, changed by compare-and-set, and found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam
+
+from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
+from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
+from trainmaster.server.store import allocations, attempts, checkpoints, events, schema, secrets, usage
+from trainmaster.server.store.portions import portions
+from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
+from trainmaster.server.store.scope import Scope
+
+_IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
+"""Never changes; an update leaves it out, and with it the indexes over it."""
+
+
+def insert(connection: Connection, scope: Scope, change: Change) -> None:
+    """Store a new job with its labels and its first events.
+
+    Raises:
+        HandleTakenError: another job of the account, not deleted, has its handle.
+    """
+    job = change.job
+    require_free_handle(connection, scope, job)
+    _INSERT.execute(connection, job_to_row(job))
+    _insert_labels(connection, job)
+    events.append(connection, scope, job, change.events)
+
+
+def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
+    """See that a new job can have its handle.
+
+    Raises:
+        HandleTakenError: another job of the account, not deleted, has it.
+    """
+    scope.require(job.account_id)
+    if job.handle is not None and connection.execute(_BY_HANDLE, _handle(job.account_id, job.handle)).first():
+        raise HandleTakenError(f"another job has the handle {job.handle}")
+
+
+def apply(connection: Connection, scope: Scope, change: Change) -> bool:
+    """Store what a decision made of a job, unless the job has changed since: then False, and nothing is written.
+
+    With the job go its current attempt and the one that ended, its labels, new events and new checkpoints; what those
+    replace is hidden. An attempt takes its resources when it is first stored, and gives them back with the change that
+    ends it. Secrets go that the job was given until its end; with a deletion, all.
+
+    Raises:
+        DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
+            committed.
+    """
+    job = change.job
+    scope.require(job.account_id)
+    key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
+    stored = _STORED_LABELS.execute(connection, key).first()
+    row = job_to_row(job)
+    if _UPDATE.execute(connection, {**row, **key}).rowcount == 0:
+        return False
+    if stored is not None and (stored.labels, stored.deleted_at) != (row["labels"], job.deleted_at):
+        connection.execute(_DELETE_LABELS, key)
+        _insert_labels(connection, job)
+    if change.ended is not None:
+        if not attempts.put(connection, scope, job, change.ended):
+            allocations.release(connection, scope, job, change.ended)
+        usage.record(connection, scope, job, change.ended)
+    if job.attempt is not None and attempts.put(connection, scope, job, job.attempt):
+        allocations.take(connection, scope, job, job.attempt)
+    events.append(connection, scope, job, change.events)
+    checkpoints.register(connection, scope, job, change.checkpoints)
+    if change.replaced:
+        checkpoints.hide(connection, scope, job, change.replaced)
+    if job.status in TERMINAL:
+        secrets.forget(connection, scope, job, all_of_them=job.deleted_at is not None)
+    return True
+
+
+def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False) -> Job:
+    """A job by its id or, in the scope of an account, by its handle.
+
+    Args:
+        connection: where to look.
+        scope: whose jobs to look among.
+        job_id: an id or a handle; an id comes first.
+        deleted: find it even when it was deleted; by its handle where no other job has that now, and of several that
+            had it the last.
+
+    Raises:
+        JobNotFoundError: there is none in scope.
+    """
+    for job in map(job_from_row, _BY_ID.rows(connection, {"key": job_id})):
+        if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
+            return job
+    if scope.account_id is not None:
+        key = _handle(scope.account_id, job_id)
+        row = connection.execute(_BY_HANDLE, key).first()
+        if row is None and deleted:
+            row = connection.execute(_BY_HANDLE_ONCE, key).first()
+        if row is not None:
+            return job_from_row(row)
+    raise JobNotFoundError(f"there is no job {job_id}")
+
+
+def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
+    """The job that has a handle or, where none has it, the last that had it and was deleted.
+
+    Raises:
+        JobNotFoundError: no job of the scope's account ever had it.
+    """
+    key = _handle(scope.account, handle)
+    row = connection.execute(_BY_HANDLE, key).first() or connection.execute(_BY_HANDLE_ONCE, key).first()
+    if row is None:
+        raise JobNotFoundError(f"there is no job {handle}")
+    return job_from_row(row)
+
+
+def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
+    """Those of the named jobs that are there, deleted or not, in no particular order."""
+    found: list[Job] = []
+    for some in portions(job_ids):
+        found += map(job_from_row, connection.execute(_BY_IDS, {"keys": some}))
+    return [job for job in found if scope.admits(job.account_id)]
+
+
+def versions(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> dict[str, int]:
+    """The versions of those of the named jobs that are there, deleted or not."""
+    found: dict[str, int] = {}
+    query = scope.limit(_VERSIONS, _jobs.c.account_id)
+    for portion in portions(job_ids):
+        found.update((job_id, version) for job_id, version in connection.execute(query, {"keys": portion}))
+    return found
+
+
+def unfinished(connection: Connection, scope: Scope) -> list[Job]:
+    """Every job with something left to do: those in no terminal state."""
+    return [job_from_row(row) for row in connection.execute(scope.limit(_NOT_ENDED, _jobs.c.account_id))]
+
+
+def count_unfinished(connection: Connection, scope: Scope) -> int:
+    """How many jobs are in no terminal state."""
+    statement = sa.select(sa.func.count()).where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
+    return int(connection.execute(scope.limit(statement, _jobs.c.account_id)).scalar_one())
+
+
+def active(connection: Connection, scope: Scope) -> list[Job]:
+    """Every job that has a current attempt."""
+    return [job_from_row(row) for row in connection.execute(scope.limit(_ACTIVE, _jobs.c.account_id))]
+
+
+def exist(connection: Connection, scope: Scope) -> bool:
+    """Whether there is any job, deleted ones among them."""
+    return connection.execute(scope.limit(sa.select(_jobs.c.job_id), _jobs.c.account_id).limit(1)).first() is not None
+
+
+def to_purge(connection: Connection, scope: Scope) -> list[str]:
+    """Deleted jobs whose files are to be removed."""
+    return list(connection.execute(scope.limit(_TO_PURGE, _jobs.c.account_id)).scalars())
+
+
+def purged(connection: Connection, scope: Scope, job_id: str) -> None:
+    """Record that the files of a deleted job are gone; its checkpoints are forgotten with them."""
+    job = get(connection, scope, job_id, deleted=True)
+    checkpoints.forget(connection, scope, job)
+    connection.execute(_PURGED, {"key": job.job_id, "account": job.account_id})
+
+
+def tombstones(
+    connection: Connection, scope: Scope, *, name: str | None = None, after: tuple[float, str] | None = None, limit: int
+) -> list[Job]:
+    """Deleted jobs that nobody has asked to purge, the last deleted first.
+
+    Args:
+        connection: where to look.
+        scope: whose jobs to look among.
+        name: only those that had this handle, or whose id begins so.
+        after: when the job before them was deleted, and its id.
+        limit: at most so many.
+    """
+    query = scope.limit(_TOMBSTONES, _jobs.c.account_id)
+    if name is not None:
+        query = query.where(sa.or_(_jobs.c.handle == name, _jobs.c.job_id.startswith(name, autoescape=True)))
+    if after is not None:
+        query = query.where(sa.tuple_(_jobs.c.deleted_at, _jobs.c.job_id) < sa.tuple_(*after))
+    return [job_from_row(row) for row in connection.execute(query.limit(limit))]
+
+
+def _insert_labels(connection: Connection, job: Job) -> None:
+    """Those of a deleted job are left out: no list shows it."""
+    if job.labels and job.deleted_at is None:
+        marks = label_marks(job.labels)
+        owner = {"account_id": job.account_id, "job_id": job.job_id, "created_at": job.created_at, "marks": marks}
+        _INSERT_LABELS.execute_many(connection, [{**owner, "key": k, "value": v} for k, v in job.labels.items()])
+
+
+def _handle(account_id: str, handle: str) -> dict[str, str]:
+    return {"account": account_id, "handle_": handle}
+
+
+_jobs, _attempts, _labels = schema.jobs, schema.attempts, schema.job_labels
+
+# Made once: to build a statement takes longer than to execute it.
+_SELECT: sa.Select[Any] = sa.select(
+    *(_jobs.c[name] for name in JOB_FIELDS), *(_attempts.c[name] for name in ATTEMPT_FIELDS)
+).select_from(
+    _jobs.outerjoin(
+        _attempts,
+        sa.and_(
+            _attempts.c.job_id == _jobs.c.job_id,
+            _attempts.c.number == _jobs.c.attempt_number,
+            _attempts.c.account_id == _jobs.c.account_id,
+        ),
+    )
+)
+_BY_ID = Prepared(_SELECT.where(_jobs.c.job_id == bindparam("key")))
+_BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
+_VERSIONS = sa.select(_jobs.c.job_id, _jobs.c.version).where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
+_BY_HANDLE = _SELECT.where(
+    _jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"), _jobs.c.deleted_at.is_(None)
+)
+_BY_HANDLE_ONCE = (
+    _SELECT.where(
+        _jobs.c.account_id == bindparam("account"),
+        _jobs.c.handle == bindparam("handle_"),
+        _jobs.c.deleted_at.is_not(None),
+    )
+    .order_by(_jobs.c.deleted_at.desc())
+    .limit(1)
+)
+_UNFINISHED_STATUSES = sorted(frozenset(JobStatus) - TERMINAL)
+_NOT_ENDED = _SELECT.where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
+_ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
+_TOMBSTONES = _SELECT.where(_jobs.c.deleted_at.is_not(None), _jobs.c.purge == sa.false()).order_by(
+    _jobs.c.deleted_at.desc(), _jobs.c.job_id.desc()
+)
+_TO_PURGE = sa.select(_jobs.c.job_id).where(_jobs.c.purge == sa.true(), _jobs.c.deleted_at.is_not(None))
+_PURGED = (
+    sa.update(_jobs)
+    .where(_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
+    .values(purge=sa.false())
+)
+_STORED_LABELS = Prepared(
+    sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(
+        _jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account")
+    )
+)
+_INSERT = Prepared(sa.insert(_jobs))
+_UPDATE = Prepared(
+    sa.update(_jobs).where(
+        _jobs.c.job_id == bindparam("key"),
+        _jobs.c.account_id == bindparam("account"),
+        _jobs.c.version == bindparam("expected_version"),
+    ),
+    columns=[column.name for column in _jobs.c if column.name not in _IDENTITY],
+)
+_INSERT_LABELS = Prepared(sa.insert(_labels))
+_DELETE_LABELS = sa.delete(_labels).where(
+    _labels.c.job_id == bindparam("key"), _labels.c.account_id == bindparam("account")
+)

@@ -1,0 +1,184 @@
+"""Nodes: the machines that backends have reported. They belong to the cluster, and every account may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
+from trainmaster.server.store import cluster_events, schema
+from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store.records import NODE_FIELDS, dumps, node_from_row, node_to_row
+from trainmaster.server.store.scope import Scope
+
+_nodes = schema.nodes
+
+_SELECT = select(*(_nodes.c[name] for name in NODE_FIELDS))
+_ALL = Prepared(_SELECT.order_by(_nodes.c.node_id))
+
+OFFLINE_AFTER_S = 60.0
+"""A node that nobody reported for so long takes no work: a renamed machine must not be offered twice."""
+_OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
+"""Set by a person, and taken back by one: no report of a backend does that."""
+_GIVEN = ("given_labels", "given_capabilities", "drain_reason", "drain_force", "drain_grace_s")
+"""What operators say of a node, and no report changes."""
+
+
+def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
+    """Store nodes as a backend reports them now; what operators said of them stays.
+
+    A report is whole for the hosts that it names: other nodes of the same backend there are gone. Nodes of other
+    hosts that were not reported for a while are OFFLINE. What is worth telling becomes an event of the cluster.
+    """
+    scope.require_everything()
+    known = {node.node_id: node for node in all(connection, scope)}
+    now = max((node.last_seen_at for node in inventory), default=0.0)
+    for node in inventory:
+        row = node_to_row(node)
+        before = known.get(node.node_id)
+        if before is None:
+            connection.execute(insert(_nodes), row)
+            continue
+        for name in _GIVEN:
+            del row[name]
+        if before.state in _OPERATORS:
+            del row["state"]
+        connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
+        cluster_events.append(connection, scope, _news(before, node, now))
+    named = {node.node_id for node in inventory}
+    for node in known.values():
+        if node.node_id not in named and node.state is NodeState.READY and node.last_seen_at < now - OFFLINE_AFTER_S:
+            _change(connection, node.node_id, state=NodeState.OFFLINE.value)
+            message = f"node {node.node_id} was not reported for {now - node.last_seen_at:.0f} s"
+            cluster_events.append(connection, scope, [_event(node.node_id, now, "node_offline", message)])
+    for backend, hostname in {(node.backend, node.hostname) for node in inventory}:
+        here = [node.node_id for node in inventory if (node.backend, node.hostname) == (backend, hostname)]
+        connection.execute(
+            delete(_nodes).where(
+                _nodes.c.backend == backend, _nodes.c.hostname == hostname, _nodes.c.node_id.not_in(here)
+            )
+        )
+
+
+def all(connection: Connection, scope: Scope) -> list[Node]:  # noqa: A001, ARG001 - `nodes.all`; nodes are everybody's
+    """Every node there is."""
+    return [node_from_row(row) for row in _ALL.rows(connection, {})]
+
+
+def get(connection: Connection, scope: Scope, node_id: str) -> Node:  # noqa: ARG001 - nodes are everybody's
+    """One node.
+
+    Raises:
+        NotFoundError: there is no such node.
+    """
+    row = connection.execute(_SELECT.where(_nodes.c.node_id == node_id)).first()
+    if row is None:
+        raise NotFoundError(f"there is no node {node_id}")
+    return node_from_row(row)
+
+
+def drain(
+    connection: Connection,
+    scope: Scope,
+    node_id: str,
+    now: float,
+    *,
+    reason: str = "",
+    force: bool = False,
+    grace_s: float | None = None,
+) -> None:
+    """Give a node no more work; with `force`, what runs there is preempted. It is DRAINED when nothing is left.
+
+    A drain that is repeated without a reason keeps the one that it had.
+
+    Raises:
+        NotFoundError: there is no such node.
+    """
+    scope.require_everything()
+    node = get(connection, scope, node_id)
+    reason = reason or node.drain_reason
+    state = node.state if node.state is NodeState.DRAINED else NodeState.DRAINING
+    _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
+    message = f"node {node_id} is being drained" + (f": {reason}" if reason else "")
+    data = {"reason": reason, "force": force, "grace_seconds": grace_s}
+    cluster_events.append(connection, scope, [_event(node_id, now, "node_draining", message, data)])
+
+
+def drained(connection: Connection, scope: Scope, node_id: str, now: float) -> None:
+    """Record that nothing runs any more on a node that is being drained."""
+    scope.require_everything()
+    if get(connection, scope, node_id).state is NodeState.DRAINING:
+        _change(connection, node_id, state=NodeState.DRAINED.value)
+        message = f"nothing runs on node {node_id} any more"
+        cluster_events.append(connection, scope, [_event(node_id, now, "node_drained", message)])
+
+
+def enable(connection: Connection, scope: Scope, node_id: str, now: float) -> None:
+    """Give a node work again.
+
+    Raises:
+        NotFoundError: there is no such node.
+    """
+    scope.require_everything()
+    node = get(connection, scope, node_id)
+    if node.state not in _OPERATORS:
+        return
+    _change(connection, node_id, state=NodeState.READY.value, drain_reason="", drain_force=False, drain_grace_s=None)
+    message = f"node {node_id} takes work again"
+    cluster_events.append(connection, scope, [_event(node_id, now, "node_enabled", message)])
+
+
+def give(
+    connection: Connection,
+    scope: Scope,
+    node_id: str,
+    now: float,
+    *,
+    labels: Sequence[str] | None = None,
+    capabilities: Sequence[str] | None = None,
+) -> None:
+    """Set the labels or the capabilities that a node has beside those of its backend.
+
+    Raises:
+        NotFoundError: there is no such node.
+    """
+    scope.require_everything()
+    node = get(connection, scope, node_id)
+    wanted = {
+        "given_labels": node.given_labels if labels is None else tuple(dict.fromkeys(labels)),
+        "given_capabilities": node.given_capabilities if capabilities is None else tuple(dict.fromkeys(capabilities)),
+    }
+    if wanted == {"given_labels": node.given_labels, "given_capabilities": node.given_capabilities}:
+        return
+    _change(connection, node_id, **{name: dumps(value) for name, value in wanted.items()})
+    message = f"labels or capabilities of node {node_id} were changed"
+    data = {"labels": wanted["given_labels"], "capabilities": wanted["given_capabilities"]}
+    cluster_events.append(connection, scope, [_event(node_id, now, "node_changed", message, data)])
+
+
+def _change(connection: Connection, node_id: str, **values: Any) -> None:
+    connection.execute(update(_nodes).where(_nodes.c.node_id == node_id).values(values))
+
+
+def _news(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
+    """What of a new report is worth an event."""
+    was = {gpu.index: gpu for gpu in before.gpus}
+    for gpu in node.gpus:
+        old = was.get(gpu.index)
+        if old is None or (old.healthy, old.problem) == (gpu.healthy, gpu.problem):
+            continue
+        name = f"GPU {gpu.index} ({gpu.type}) of node {node.node_id}"
+        data = {"gpu": gpu.index, "device": gpu.device, "problem": gpu.problem}
+        if gpu.healthy:
+            yield _event(node.node_id, now, "gpu_healthy", f"{name} is back in the pool", data)
+        else:
+            yield _event(node.node_id, now, "gpu_unhealthy", f"{name} left the pool: {gpu.problem}", data)
+    if before.state is NodeState.OFFLINE and node.state is NodeState.READY:
+        yield _event(node.node_id, now, "node_enabled", f"node {node.node_id} is back")
+
+
+def _event(node_id: str, now: float, kind: str, message: str, data: dict[str, Any] | None = None) -> ClusterEvent:
+    return ClusterEvent(at=now, type=kind, subject=f"node/{node_id}", message=message, data=data or {})

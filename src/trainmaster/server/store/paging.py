@@ -1,0 +1,52 @@
+"""Page tokens: where a list goes on, opaque to whoever passes them back. Keyset, so that new rows shift nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any
+
+from trainmaster.server.core.errors import Problem, SpecError
+
+_MAX_NUMBER = 2.0**62
+"""Databases do not take every integer that JSON can spell."""
+
+
+def token_after(order_by: str, value: str | float, row_id: str) -> str:
+    """The token of the page after a row, by the value that the list is ordered by and by the row's id."""
+    return base64.urlsafe_b64encode(json.dumps([order_by, value, row_id]).encode()).decode().rstrip("=")
+
+
+def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tuple[str | float, str]:
+    """The value and the id that a token stands for.
+
+    Raises:
+        SpecError: it is not a token of a list with this order.
+    """
+    order, value, row_id = _decode(token)
+    if order != order_by:
+        raise bad_token(f"belongs to a list that is ordered by {order}; send the same order_by with it")
+    well_formed = is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
+    if not well_formed or not is_text(row_id):
+        raise bad_token()
+    return kind(value), row_id
+
+
+def _decode(token: str) -> tuple[Any, Any, Any]:
+    try:
+        order, value, row_id = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, TypeError, RecursionError, binascii.Error) as error:
+        raise bad_token() from error
+    return order, value, row_id
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text that every database takes."""
+    # JSON can spell half of a surrogate pair, which no database takes, and NUL, which PostgreSQL does not take.
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
+
+
+def bad_token(message: str = "is not a token that this server gave out") -> SpecError:
+    """What to say of a token that is none."""
+    return SpecError([Problem(field="page_token", message=message)])

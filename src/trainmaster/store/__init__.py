@@ -1,6 +1,0 @@
-"""The store: jobs and everything around them in SQL.
-
-`database` opens a database, reads from it and writes to it in groups; `schema` has its tables. The other modules
-are one for each resource, with functions that take a connection and a scope. May import `trainmaster.core` and
-`trainmaster.protocol`; decides nothing.
-"""

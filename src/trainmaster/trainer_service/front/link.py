@@ -1,0 +1,105 @@
+"""What the front knows of the engine process: whether it is ready, why it pauses, and when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.trainer_service.bodies import SharedBody
+from trainmaster.trainer_service.channel import FrontChannel
+from trainmaster.trainer_service.front.futures import Future, Futures, Outcome
+from trainmaster.trainer_service.front.saved import Saved
+from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
+
+
+class Link:
+    """The engine, as seen from here. Belongs to one event loop."""
+
+    def __init__(self, futures: Futures, saved: Saved) -> None:
+        self._futures = futures
+        self._saved = saved
+        self._channel: FrontChannel | None = None
+        self.ready = asyncio.Event()
+        """Set when requests can be sent, or when the engine is gone and everything is answered at once."""
+        self.ended = asyncio.Event()
+        self.in_order = False
+        """Whether the engine said that it ends."""
+        self.gone = ""
+        """Why the engine does nothing any more; empty while it does."""
+        self.capabilities: Mapping[str, Any] = {"supported_models": []}
+        self.status = Status()
+        self._lost: list[Future] = []
+
+    def connect(self, end: socket.socket) -> None:
+        """Listen to the engine at the other end."""
+        self._channel = FrontChannel(end, received=self._received, closed=self._closed)
+
+    def send(self, request: Request, shared: SharedBody | None = None) -> None:
+        """Ask the engine for something; its reply finishes the future with the request's id."""
+        if self.gone or self._channel is None:
+            if shared is not None:
+                shared.close()
+            if (future := self._futures.get(request.request_id)) is not None:
+                self.lose(future)
+        else:
+            try:
+                self._channel.send(request, shared)
+            except OSError as error:
+                # Large fields are shared only here, and what they need was short. Its place in the order is used up.
+                reason = f"the trainer had no room for this request: {error.strerror}"
+                self._futures.finish(request.request_id, Outcome(error=reason))
+
+    def lose(self, future: Future) -> None:
+        """Tell whoever waits for it that the engine is gone."""
+        self._lost.append(future)
+        error = f"The trainer has stopped: {self.gone}. {self._saved.advice(future.owner)}".rstrip()
+        self._futures.finish(future.request_id, Outcome(error=error))
+
+    def unheard(self) -> bool:
+        """Whether somebody who asked for something that the engine cannot do any more has yet to hear so."""
+        return any(not future.fetched for future in self._lost)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _received(self, message: Message) -> None:
+        match message:
+            case Reply():
+                if message.info and message.info.get("path"):
+                    self._saved.add([message.info])
+                outcome = Outcome(
+                    fields=message.fields,
+                    body=message.body,
+                    error=message.error,
+                    category=message.category,
+                    info=message.info,
+                )
+                self._futures.finish(message.request_id, outcome)
+            case Ready():
+                self.capabilities = message.capabilities
+                self._saved.add(message.checkpoints)
+                self.ready.set()
+            case Status():
+                self.status = message
+            case Stop():
+                self._saved.add(message.checkpoints)
+                self.in_order = True
+                self._end(message.reason)
+            case Request():
+                raise TypeError("the engine asks the front for nothing")
+
+    def _closed(self) -> None:
+        self._end("its engine process died")
+
+    def _end(self, why: str) -> None:
+        if not self.gone:
+            self.gone = why
+            for future in self._futures.pending():
+                self.lose(future)
+            self._futures.let_go()
+            self.ready.set()
+            self.ended.set()

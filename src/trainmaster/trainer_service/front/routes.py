@@ -1,0 +1,231 @@
+"""What the front answers, and what it says to everything else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trainmaster.trainer_service.front import negotiation, work
+from trainmaster.trainer_service.front.refusals import BusyError, RefusedError, StoppedError
+from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
+from trainmaster.trainer_service.front.work import Handler
+from trainmaster.trainer_service.messages import TRAINING_OPS
+
+PREFIX = "/api/v1"
+HEALTH = f"{PREFIX}/healthz"
+_CLIENT_GONE = 499
+_SERVER_ANSWERS = ("training_runs", "checkpoints", "sessions", "audit", "billing", "auth", "copy_weights")
+"""What begins so is about records, which the server keeps and a trainer does not."""
+
+
+async def healthz(request: Request) -> Response:
+    """Whether work can be sent."""
+    link = front_of(request).link
+    if link.gone:
+        return negotiation.as_json({"status": "stopped", "error": link.gone}, 503)
+    if not link.ready.is_set():
+        return negotiation.as_json({"status": "loading", "error": "the model is being loaded"}, 503)
+    return negotiation.as_json({"status": "ok"})
+
+
+async def create_session(request: Request) -> Response:
+    """Begin a session."""
+    front = front_of(request)
+    await read_fields(request, front)
+    session_id = front.sessions.create(request.headers.get("x-idempotency-key", ""))
+    return negotiation.as_json({"type": "create_session", "session_id": session_id})
+
+
+async def session_heartbeat(request: Request) -> Response:
+    """A session lives."""
+    front = front_of(request)
+    session_id = str((await read_fields(request, front)).get("session_id"))
+    if door_of(request) == "tinker":
+        front.sessions.adopt(session_id)
+    if refusal := front.sessions.touch(session_id):
+        return negotiation.error(410, refusal)
+    return negotiation.as_json({"type": "session_heartbeat"})
+
+
+async def finish_session(request: Request) -> Response:
+    """A session ends; so do its models. What was interrupted, as by silence, may be gone on with: it is saved first."""
+    front = front_of(request)
+    reason = (await read_fields(request, front)).get("reason")
+    interrupted = isinstance(reason, dict) and reason.get("type") == "interrupted"
+    why = "was interrupted" if interrupted else "was finished by its client"
+    front.end_session(request.path_params["session_id"], why, save=interrupted)
+    return negotiation.as_json({"status": "finished"})
+
+
+async def telemetry(request: Request) -> Response:
+    """Read and dropped: a client whose telemetry is refused tries again for ever."""
+    async for _ in request.stream():
+        pass
+    return negotiation.as_json({"status": "accepted"})
+
+
+async def client_config(request: Request) -> Response:
+    """The client's own defaults."""
+    await read_fields(request, front_of(request))
+    return negotiation.as_json({})
+
+
+async def client_dynamic_config(request: Request) -> Response:
+    """The client's own defaults, but samples that nobody waits for are worth a word."""
+    await read_fields(request, front_of(request))
+    return negotiation.as_json({"sample_cancel_enabled": True})
+
+
+async def get_server_capabilities(request: Request) -> Response:
+    """Which models there are."""
+    return negotiation.as_json(front_of(request).link.capabilities)
+
+
+async def get_info(request: Request) -> Response:
+    """What a model is."""
+    front = front_of(request)
+    model_id = str((await read_fields(request, front)).get("model_id"))
+    created = front.futures.get(front.attempt.future_id(model_id, "create"))
+    if created is not None:
+        await front.futures.wait(created, front.settings.hold_s)
+    model = front.training.get(model_id)
+    if model is None:
+        return negotiation.error(404, front.training.lost(model_id).error)
+    name = model.info.get("base_model") or model.fields.get("base_model")
+    return negotiation.as_json(
+        {
+            "type": "get_info",
+            "model_id": model_id,
+            "model_data": {"model_name": name, "tokenizer_id": model.info.get("tokenizer_id") or name},
+            "model_name": name,
+            "is_lora": model.info.get("is_lora"),
+            "lora_rank": model.info.get("lora_rank"),
+        }
+    )
+
+
+async def weights_info(request: Request) -> Response:
+    """What saved weights are, so that a model can be made for them."""
+    front = front_of(request)
+    fields = await read_fields(request, front)
+    path = str(fields.get("tinker_path") or fields.get("path"))
+    info = front.saved.weights_info(path)
+    return (
+        negotiation.error(404, f"no weights were saved as {path!r} here") if info is None else negotiation.as_json(info)
+    )
+
+
+async def list_checkpoints(request: Request) -> Response:
+    """The names of saved states, oldest first."""
+    return negotiation.as_json({"checkpoints": front_of(request).saved.names()})
+
+
+async def sampler(request: Request) -> Response:
+    """What a sampling session samples from."""
+    front = front_of(request)
+    sampler_id = request.path_params["sampler_id"]
+    session = front.samples.get(sampler_id)
+    if session is None:
+        return negotiation.error(404, f"there is no sampling session {sampler_id!r} here")
+    return negotiation.as_json(
+        {"sampler_id": sampler_id, "base_model": session.base_model, "model_path": session.model_path}
+    )
+
+
+async def join_sampling_session(request: Request) -> Response:
+    """Refused: nobody is told to ask for it."""
+    await read_fields(request, front_of(request))
+    return negotiation.error(404, "copies of a sampling client count for themselves here")
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        return negotiation.error(405, f"{path} is not asked with {request.method}", error.headers)
+    if path.removeprefix(f"{PREFIX}/").partition("/")[0] in _SERVER_ANSWERS:
+        return negotiation.error(404, f"{request.method} {path} is about records: ask the server, not a trainer")
+    return negotiation.error(error.status_code, f"a trainer has no answer to {request.method} {path}")
+
+
+async def _broken(_request: Request, error: Exception) -> Response:
+    return negotiation.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    return negotiation.error(400, str(error))
+
+
+async def _busy(_request: Request, error: Exception) -> Response:
+    return negotiation.error(429, str(error), {"retry-after": "1"})
+
+
+async def _stopped(request: Request, _error: Exception) -> Response:
+    return negotiation.error(503, f"The trainer has stopped: {front_of(request).link.gone}.", {"retry-after": "1"})
+
+
+async def _left(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
+
+
+def _when_ready(handler: Handler) -> Handler:
+    """What needs the engine waits for it a while: a client that is sent away asks again at once."""
+
+    async def wait(request: Request) -> Response:
+        front = front_of(request)
+        if not front.link.ready.is_set():
+            try:
+                await asyncio.wait_for(front.link.ready.wait(), front.settings.hold_s)
+            except TimeoutError:
+                return negotiation.error(503, "the model is being loaded", {"retry-after": "5"})
+        return await handler(request)
+
+    return wait
+
+
+def _post(name: str, handler: Handler) -> Route:
+    return Route(f"{PREFIX}/{name}", _when_ready(handler), methods=["POST"])
+
+
+ROUTES = [
+    _post("retrieve_future", work.retrieve_future),
+    _post("asample", work.asample),
+    _post("forward_backward", work.passes),
+    _post("forward", work.passes),
+    *(_post(op, work.steps) for op in sorted({*TRAINING_OPS, "weight_sync"} - {"forward", "forward_backward"})),
+    Route(f"{PREFIX}/session_heartbeat", session_heartbeat, methods=["POST"]),
+    Route(f"{PREFIX}/telemetry", telemetry, methods=["POST"]),
+    Route(HEALTH, healthz, methods=["GET"]),
+    _post("create_session", create_session),
+    _post("sessions/{session_id}/finish", finish_session),
+    _post("create_model", work.create_model),
+    _post("unload_model", work.unload_model),
+    _post("get_info", get_info),
+    _post("weights_info", weights_info),
+    _post("create_sampling_session", work.create_sampling_session),
+    _post("join_sampling_session", join_sampling_session),
+    _post("cancel_future", work.cancel_future),
+    _post("retrieve_futures", work.retrieve_futures),
+    _post("create_custom_loss", work.create_custom_loss),
+    _post("client/config", client_config),
+    _post("client/dynamic_config", client_dynamic_config),
+    Route(f"{PREFIX}/get_server_capabilities", _when_ready(get_server_capabilities), methods=["GET"]),
+    Route(f"{PREFIX}/list_checkpoints", _when_ready(list_checkpoints), methods=["GET"]),
+    Route(f"{PREFIX}/samplers/{{sampler_id}}", _when_ready(sampler), methods=["GET"]),
+]
+
+URGENT = frozenset({f"{PREFIX}/session_heartbeat", HEALTH})
+"""What is answered before everything else: who is not heard is taken for dead."""
+
+EXCEPTION_HANDLERS = {
+    HTTPException: _unknown,
+    RefusedError: _refused,
+    BusyError: _busy,
+    StoppedError: _stopped,
+    ClientDisconnect: _left,
+    Exception: _broken,
+}

@@ -1,0 +1,221 @@
+"""Samples: sessions of immutable weights, and requests without an order among each other but with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.trainer_service.front.futures import Form, Future, Futures, Outcome, Waiters, wake
+from trainmaster.trainer_service.front.identifiers import Attempt, is_count
+from trainmaster.trainer_service.front.intake import Intake, Received, size_of_fields
+from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.refusals import BusyError, RefusedError, StoppedError
+from trainmaster.trainer_service.messages import Request
+from trainmaster.trainer_service.tensors import shown
+
+MAX_NUM_SAMPLES = 1024
+"""Of one request: each has an id in the acknowledgement."""
+_CLONE = 1_000_000_000
+"""A copy of a client counts in a block of its own of this length."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingSession:
+    """Weights to sample from."""
+
+    sampling_session_id: str
+    session_id: str
+    base_model: str
+    model_path: str | None
+    opened: bool = False
+    """Whether the engine was asked to load them."""
+    feed: list[tuple[int, str]] | None = None
+    """The samples that ended, each with its place in the order; None while nobody follows."""
+    ended: int = 0
+    """The last place that was given out."""
+    followers: Waiters = field(default_factory=set)
+
+
+class Samples:
+    """All sampling sessions of this attempt."""
+
+    def __init__(
+        self,
+        *,
+        attempt: Attempt,
+        link: Link,
+        futures: Futures,
+        intake: Intake,
+        max_pending: int,
+        max_pending_bytes: int,
+    ) -> None:
+        """None yet; up to `max_pending` samples, with bodies of `max_pending_bytes`, may wait at a time."""
+        self._attempt = attempt
+        self._link = link
+        self._futures = futures
+        self._intake = intake
+        self._max_pending = max_pending
+        self._max_pending_bytes = max_pending_bytes
+        self._sessions: dict[str, SamplingSession] = {}
+        self.pending = 0
+        self.pending_bytes = 0
+
+    def get(self, sampling_session_id: str) -> SamplingSession | None:
+        """The session with this id, if it is here."""
+        return self._sessions.get(sampling_session_id)
+
+    def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
+        """The sampling session that a session counts as `number`; the same one when it is asked for again."""
+        sampling_session_id = self._attempt.sampling_session_id(session_id, number)
+        return self._sessions.setdefault(
+            sampling_session_id,
+            SamplingSession(
+                sampling_session_id=sampling_session_id,
+                session_id=session_id,
+                base_model=base_model,
+                model_path=model_path,
+            ),
+        )
+
+    async def open(
+        self, session: SamplingSession, fields: Mapping[str, Any], *, door: str, source: str, hold_s: float
+    ) -> Outcome | None:
+        """Have the engine load the weights of a session, once.
+
+        Returns:
+            How that went; None while it is under way after `hold_s`, and when it is long ago. A session that could
+            not be opened is given up.
+        """
+        request_id = self._attempt.future_id(session.sampling_session_id, "open")
+        if not session.opened:
+            told = {**fields, "sampling_session_id": session.sampling_session_id}
+            size = size_of_fields(told)
+            self._intake.hold(size)
+            session.opened = True
+            self._futures.open(request_id, owner=session.sampling_session_id, then=lambda _: self._intake.release(size))
+            self._link.send(
+                Request(request_id=request_id, op="create_sampling_session", fields=told, door=door, source=source)
+            )
+        future = self._futures.get(request_id)
+        if future is None:
+            return None
+        outcome = await self._futures.wait(future, hold_s)
+        if outcome is not None and outcome.error:
+            self._futures.fetch(future)
+            self._sessions.pop(session.sampling_session_id, None)
+        return outcome
+
+    def accept(self, peeked: Mapping[str, Any], received: Received, *, encoding: str) -> dict[str, Any]:
+        """Take a sample in, and acknowledge it.
+
+        Raises:
+            RefusedError: there can be no such sample.
+            BusyError: too many wait; to be asked again.
+        """
+        sampling_session_id, seq_id = peeked.get("sampling_session_id"), peeked.get("seq_id")
+        if not isinstance(sampling_session_id, str) or not is_count(seq_id):
+            raise RefusedError("asample needs a sampling_session_id and a seq_id")
+        count = peeked.get("num_samples", 1)
+        if not is_count(count) or not 1 <= count <= MAX_NUM_SAMPLES:
+            raise RefusedError(f"num_samples must be from 1 to {MAX_NUM_SAMPLES}, not {shown(count)}")
+        session = self._sessions.get(sampling_session_id)
+        if session is None:
+            raise RefusedError(self._why_unknown(sampling_session_id), "server")
+        request_id = self._attempt.future_id(sampling_session_id, seq_id)
+        ack = {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{index}" for index in range(count)]}
+        if (known := self._futures.get(request_id)) is not None:
+            if known.digest != received.digest:
+                raise RefusedError(f"another sample of {sampling_session_id} had the seq_id {seq_id} before: it stands")
+            self._intake.drop(received)
+            return ack
+        size, shared = received.size, received.shared
+        if self.pending >= self._max_pending or self.pending_bytes + size > max(self._max_pending_bytes, size):
+            raise BusyError(f"{self.pending} samples wait already: ask again soon")
+        if shared is None:
+            self._intake.release(size)  # small ones are bounded here, apart from what is trained
+        self.pending += 1
+        self.pending_bytes += size
+        self._futures.open(
+            request_id,
+            owner=sampling_session_id,
+            form=Form.SAMPLE,
+            digest=received.digest,
+            then=lambda _: self._ended(session, request_id, size, shared=shared is not None),
+        )
+        fields = {"sampling_session_id": sampling_session_id}
+        self._link.send(
+            Request(request_id=request_id, op="asample", fields=fields, body=received.data, encoding=encoding),
+            shared,
+        )
+        return ack
+
+    def cancel(self, request_id: str) -> bool:
+        """Tell the engine that nobody waits for a sample any more; False when there is nothing to tell."""
+        future = self._futures.get(request_id)
+        if future is None or future.form is not Form.SAMPLE or future.outcome is not None:
+            return False
+        self._link.send(Request(request_id=f"{request_id}:cancel", op="cancel", fields={"request_id": request_id}))
+        return True
+
+    async def ended_since(
+        self, session: SamplingSession, cursor: int, clone: int, hold_s: float
+    ) -> tuple[list[Future], int]:
+        """The samples of one client that ended after `cursor`, waited for if there are none, and the next cursor.
+
+        Raises:
+            StoppedError: there are none, and there will be none.
+        """
+        if session.feed is None:
+            session.feed = []
+            for known in self._futures.of(session.sampling_session_id):
+                if known.form is Form.SAMPLE and known.outcome is not None:
+                    self._append(session, known.request_id)
+        found = self._after(session, cursor, clone)
+        if not found:
+            await self._futures.hold(session.followers, hold_s)
+            found = self._after(session, cursor, clone)
+        if not found and self._link.gone:
+            raise StoppedError
+        ended = [future for _, request_id in found if (future := self._futures.get(request_id)) is not None]
+        return ended, max([cursor, *(place for place, _ in found)])
+
+    def end_session(self, session_id: str) -> list[str]:
+        """Give up the sampling sessions of a session; those that were."""
+        ids = [key for key, session in self._sessions.items() if session.session_id == session_id]
+        for sampling_session_id in ids:
+            del self._sessions[sampling_session_id]
+            self._futures.forget_fetched(sampling_session_id)
+        return ids
+
+    def _after(self, session: SamplingSession, cursor: int, clone: int) -> list[tuple[int, str]]:
+        feed = session.feed or []
+        # What lies before the cursor of one client may still be news to its copies; futures end it for all.
+        feed[:] = [(place, request_id) for place, request_id in feed if self._futures.get(request_id) is not None]
+        return [
+            (place, request_id)
+            for place, request_id in feed
+            if place > cursor and int(request_id.rpartition(":")[2]) // _CLONE == clone
+        ]
+
+    def _append(self, session: SamplingSession, request_id: str) -> None:
+        session.ended += 1
+        if session.feed is not None:
+            session.feed.append((session.ended, request_id))
+
+    def _ended(self, session: SamplingSession, request_id: str, size: int, *, shared: bool) -> None:
+        self.pending -= 1
+        self.pending_bytes -= size
+        if shared:
+            self._intake.release(size)
+        if session.feed is not None:
+            self._append(session, request_id)
+            wake(session.followers)
+
+    def _why_unknown(self, sampling_session_id: str) -> str:
+        if self._attempt.opened(sampling_session_id):
+            return f"{sampling_session_id} has ended with its session"
+        return (
+            f"{sampling_session_id} is not in this trainer, which has started {self._attempt.number} times; "
+            "make a new sampling client from saved weights"
+        )

@@ -1,0 +1,139 @@
+"""The front as a whole: what it holds, what it does by itself, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmaster.trainer_service.front.futures import Futures
+from trainmaster.trainer_service.front.identifiers import Attempt
+from trainmaster.trainer_service.front.intake import Intake
+from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.samples import Samples
+from trainmaster.trainer_service.front.saved import Saved
+from trainmaster.trainer_service.front.sessions import Sessions
+from trainmaster.trainer_service.front.training import Training
+from trainmaster.trainer_service.messages import Request
+from trainmaster.trainer_service.wire import MAX_BODY_BYTES
+
+_SWEEP_S = 1.0
+_LINGER_S = 1.0
+"""How long the front outlives the engine at least: a client may be about to ask, and is told more here than by a
+connection that is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set of a front."""
+
+    attempt: Attempt
+    hold_s: float = 20.0
+    """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
+    at once."""
+    keep_results_s: float = 600.0
+    keep_fetched_bytes: int = 256 << 20
+    memory_bytes: int = 1 << 30
+    """Of request bodies; large ones that come when there is more go to disk."""
+    max_held: int = 16_384
+    """Request bodies: those that come, that wait, and that the engine works on. Each large one is a descriptor of this
+    process or of the engine, and a map there, of which it may have 65,530."""
+    max_held_bytes: int = 8 << 30
+    """Of them, in memory and on disk. Who sends more is asked to come back."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_waiting: int = 4096
+    """Of the operations of one model, for an earlier one that has not come. Who sends more is asked to come back;
+    they wait until it comes, their model is unloaded, or their session ends."""
+    max_waiting_bytes: int = 1 << 30
+    """Of what came with them; those of all models are half of `max_held`, with half of `max_held_bytes`, at most, so
+    that there is room for what they wait for."""
+    session_expires_s: float = 1800.0
+    """Clients beat every 10 s, and complain after two minutes; a laptop may sleep a little longer."""
+    save_again_s: float = 60.0
+    """After which what a client that is gone left unsaved is to be saved once more, where it could not be."""
+    max_pending_samples: int = 4096
+    max_pending_sample_bytes: int = 256 << 20
+    last_answers_s: float = 5.0
+    """How long the front outlives the engine, for those who have not heard yet."""
+
+
+class Front:
+    """Everything between HTTP and the engine. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._save_again_at = 0.0
+        attempt = self.attempt = settings.attempt
+        self.saved = Saved()
+        self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
+        self.sessions = Sessions(expire_s=settings.session_expires_s, clock=clock)
+        self.intake = Intake(
+            memory_bytes=settings.memory_bytes,
+            max_held=settings.max_held,
+            max_held_bytes=settings.max_held_bytes,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self.link = Link(self.futures, self.saved)
+        self.training = Training(
+            attempt=attempt,
+            link=self.link,
+            futures=self.futures,
+            intake=self.intake,
+            saved=self.saved,
+            max_waiting=settings.max_waiting,
+            max_waiting_bytes=settings.max_waiting_bytes,
+            max_waiting_in_all=settings.max_held // 2,
+            max_waiting_bytes_in_all=settings.max_held_bytes // 2,
+        )
+        self.samples = Samples(
+            attempt=attempt,
+            link=self.link,
+            futures=self.futures,
+            intake=self.intake,
+            max_pending=settings.max_pending_samples,
+            max_pending_bytes=settings.max_pending_sample_bytes,
+        )
+
+    def end_session(self, session_id: str, why: str, *, save: bool) -> None:
+        """End a session, and give up what only it could use; `save` what its models would lose, before they go."""
+        if self.sessions.end(session_id, why):
+            gone = f"has gone with its session, which {why}"
+            model_ids: list[str] = []
+            if save:
+                self.training.leave_session(session_id, gone)
+            else:
+                model_ids = self.training.end_session(session_id, gone)
+            fields = {
+                "session_id": session_id,
+                "model_ids": model_ids,
+                "sampling_session_ids": self.samples.end_session(session_id),
+            }
+            self.link.send(Request(request_id=f"{session_id}:end", op="end_session", fields=fields))
+
+    def sweep(self) -> None:
+        """Let go of what is over."""
+        self.futures.sweep()
+        for session_id in self.sessions.silent():
+            self.end_session(session_id, "expired", save=True)
+        if (now := self._clock()) >= self._save_again_at:
+            self._save_again_at = now + self.settings.save_again_s
+            self.training.leave_again()
+
+    async def run(self, end: socket.socket) -> None:
+        """Listen to the engine until it is gone and those who waited for it have heard so."""
+        self.link.connect(end)
+        while not self.link.ended.is_set():
+            self.sweep()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.link.ended.wait(), _SWEEP_S)
+        ended_s = time.monotonic()
+        at_least_s = min(_LINGER_S, self.settings.last_answers_s)
+        while (passed_s := time.monotonic() - ended_s) < self.settings.last_answers_s:
+            if passed_s > at_least_s and not self.link.unheard():
+                break
+            await asyncio.sleep(0.02)
+        self.intake.stop()

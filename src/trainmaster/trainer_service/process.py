@@ -1,0 +1,183 @@
+"""The engine process's loop: takes requests off the channel, trains and samples by turns, saves, and stops when asked.
+
+Requests of one model are done in the order in which they come. What several models wait for runs together. While
+samples are being drawn, they get as much time as training does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.engine.engine import Engine
+from trainmaster.engine.sampler import Sampler
+from trainmaster.jobs.control import Stop as StopWish
+from trainmaster.jobs.reporter import Reporter
+from trainmaster.trainer_service.channel import EngineChannel
+from trainmaster.trainer_service.configuration import Configuration, Mode
+from trainmaster.trainer_service.failures import reply_to_failure
+from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
+from trainmaster.trainer_service.reporting import Gauges
+from trainmaster.trainer_service.sampling import Sampling
+from trainmaster.trainer_service.saving import Saving
+from trainmaster.trainer_service.shelf import Found, description
+from trainmaster.trainer_service.stopping import Wishes
+from trainmaster.trainer_service.training import PASSES, Training
+
+IDLE_S = 0.1
+"""How long to sleep when there is nothing to do: a stop is seen as late as that."""
+SAVING_S = 0.005
+"""Likewise while a save is under way, whose end somebody waits for."""
+LEAST_SAMPLING_S = 0.02
+"""What samples get after work that took no time."""
+
+
+class Service:
+    """One service, in the process that has the engine."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        engine: Engine,
+        sampler: Sampler,
+        channel: EngineChannel,
+        reporter: Reporter,
+        wishes: Wishes,
+    ) -> None:
+        self._configuration = configuration
+        self._engine = engine
+        self._channel = channel
+        self._reporter = reporter
+        self._wishes = wishes
+        self._gauges = Gauges(reporter)
+        self._saving = Saving(reporter, base_model=configuration.base_model)
+        self._sampling = Sampling(configuration, engine, sampler, self._saving, channel.send)
+        self._training = Training(configuration, engine, self._saving, self._sampling, self._gauges, channel.send)
+        self._queues: dict[str, deque[Request]] = {}
+
+    def run(self) -> StopWish:
+        """Serve until a stop is asked for, and do what it asks; which it was.
+
+        Raises:
+            ChannelClosedError: the front is gone.
+            FatalError: the engine cannot go on.
+        """
+        self._channel.send(Ready(capabilities=self._capabilities(), checkpoints=tuple(self._saving.shelf.listing())))
+        self._reporter.phase("training")
+        while True:
+            if (stop := self._wishes.stop()) is not None:
+                self._stop(stop)
+                return stop
+            if self._wishes.take_save():
+                self._training.save_all()
+            self._take(0.0 if self._has_work() else SAVING_S if self._saving.busy else IDLE_S)
+            self._sample(self._train())
+            self._saving.poll()
+            self._gauges.report(
+                models=len(self._training.models),
+                queued=sum(map(len, self._queues.values())),
+                sampling=self._sampling.pending,
+            )
+
+    def _take(self, wait_s: float) -> None:
+        """Take in all that has come; wait so long for the first."""
+        while (message := self._channel.receive(wait_s)) is not None:
+            wait_s = 0.0
+            if isinstance(message, Request):
+                self._take_request(message)
+
+    def _take_request(self, request: Request) -> None:
+        if request.op == "asample":
+            self._sampling.submit(request)
+        elif request.op == "cancel":
+            self._sampling.cancel(str(request.fields["request_id"]))
+        elif request.op == "end_session":
+            self._sampling.end(request.fields["sampling_session_ids"])
+            for model_id in request.fields["model_ids"]:
+                self._queues.setdefault(model_id, deque()).append(request)
+        else:
+            self._queues.setdefault(request.model_id, deque()).append(request)
+
+    def _has_work(self) -> bool:
+        waiting = any(not self._training.must_wait(queue[0]) for queue in self._queues.values())
+        return waiting or self._sampling.pending > 0
+
+    def _train(self) -> float:
+        """Do one thing of each model that waits, all passes together; how long it took."""
+        began = time.monotonic()
+        passes = []
+        for model_id, queue in list(self._queues.items()):
+            request = queue[0]
+            if self._training.must_wait(request):
+                continue
+            queue.popleft()
+            if not queue:
+                del self._queues[model_id]
+            if request.op in PASSES:
+                passes.append(request)
+            elif request.op == "end_session":
+                self._training.models.unload(model_id)
+            elif request.op == "create_sampling_session":
+                self._create_sampling_session(request)
+            else:
+                self._training.perform(request)
+        if passes:
+            self._training.run(passes)
+        return time.monotonic() - began
+
+    def _create_sampling_session(self, request: Request) -> None:
+        try:
+            reply = Reply(request_id=request.request_id, fields=self._sampling.create(request))
+        except Exception as error:
+            reply = reply_to_failure(request.request_id, error)
+        self._channel.send(reply)
+
+    def _sample(self, trained_s: float) -> None:
+        """Draw samples for as long as training took before; without training, one token each."""
+        until = time.monotonic() + max(trained_s, LEAST_SAMPLING_S if self._queues else 0.0)
+        while self._sampling.pending:
+            self._gauges.sampled(self._sampling.step())
+            if time.monotonic() >= until:
+                return
+            self._take(0.0)
+
+    def _stop(self, stop: StopWish) -> None:
+        """Save every model if that is wanted, and tell all who wait where it is."""
+        self._saving.poll(wait=True)
+        saved = (
+            {found.manifest.attributes["model_id"]: found for found in self._training.save_all()} if stop.save else {}
+        )
+        for model_id, queue in self._queues.items():
+            for request in queue:
+                if request.op != "end_session":
+                    self._channel.send(_stopped(request, stop, saved.get(model_id)))
+        self._queues.clear()
+        self._sampling.refuse_all(f"the trainer was stopped ({stop.cause}): sample again when it runs")
+        self._saving.close()
+        about = tuple(description(found.manifest) for found in saved.values())
+        self._channel.send(Stop(reason=f"the trainer was stopped ({stop.cause})", checkpoints=about))
+
+    def _capabilities(self) -> Mapping[str, Any]:
+        configuration = self._configuration
+        return {
+            "supported_models": [
+                {
+                    "model_name": name,
+                    "max_context_length": self._engine.max_context_length,
+                    "trainable": configuration.mode is not Mode.FORWARD_ONLY,
+                    "sampleable": True,
+                }
+                for name in (configuration.base_model, *configuration.aliases)
+            ]
+        }
+
+
+def _stopped(request: Request, stop: StopWish, saved: Found | None) -> Reply:
+    message = f"the trainer was stopped ({stop.cause}) before this was done"
+    if saved is not None:
+        path = description(saved.manifest)["path"]
+        message += f"; {request.model_id} was saved as {path}: make a new model from it to go on"
+    return Reply(request_id=request.request_id, error=message, category="server")

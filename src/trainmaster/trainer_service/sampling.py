@@ -1,0 +1,173 @@
+"""Sampling sessions: each stands on weights of one moment, and samples of all of them are drawn together."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.engine.engine import Engine
+from trainmaster.engine.sampler import Sampler
+from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.types import EngineError, SampledSequence
+from trainmaster.trainer_service import exports
+from trainmaster.trainer_service.configuration import Configuration
+from trainmaster.trainer_service.failures import reply_to_failure
+from trainmaster.trainer_service.messages import Reply, Request
+from trainmaster.trainer_service.saving import Saving
+from trainmaster.trainer_service.shelf import Found, Kind
+from trainmaster.trainer_service.wire import decode_sample, encode_sample_result
+
+KEEP_ADAPTERS = 64
+KEEP_WHOLE = 2
+"""How many snapshots of adapters, and of whole weights, stay in memory: those that were used last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    snapshot: Snapshot | None
+    source: Found | None = None
+    """Where the weights can be read again; None: nowhere."""
+
+
+class Sampling:
+    """All sampling sessions of one service."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        engine: Engine,
+        sampler: Sampler,
+        saving: Saving,
+        reply: Callable[[Reply], None],
+    ) -> None:
+        self._configuration = configuration
+        self._engine = engine
+        self._sampler = sampler
+        self._saving = saving
+        self._reply = reply
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._waiting: set[str] = set()
+
+    @property
+    def pending(self) -> int:
+        """Samples that are not answered yet."""
+        return len(self._waiting)
+
+    def open(self, session_id: str, snapshot: Snapshot) -> None:
+        """Begin a session on weights that lie nowhere else."""
+        self._put(session_id, _Session(snapshot=snapshot))
+
+    def create(self, request: Request) -> Mapping[str, Any]:
+        """Begin a session on the base model, or on a checkpoint; what a create_sampling_session is answered.
+
+        Raises:
+            EngineError: there are no such weights here.
+        """
+        fields = request.fields
+        session_id = str(fields["sampling_session_id"])
+        if (path := fields.get("model_path")) is not None:
+            found = self._saving.find(path, request.source, Kind.SAMPLER)
+            self._put(session_id, _Session(snapshot=self._load(found), source=found))
+        else:
+            name = fields.get("base_model")
+            if name is not None and name not in self._configuration.names:
+                raise EngineError(f"this trainer holds {self._configuration.base_model}, and not {name!r}")
+            self._put(session_id, _Session(snapshot=self._engine.snapshot(None)))
+        return {"sampling_session_id": session_id, "type": "create_sampling_session"}
+
+    def submit(self, request: Request) -> None:
+        """Have samples drawn; they are answered when they are complete."""
+        try:
+            snapshot = self._snapshot(str(request.fields["sampling_session_id"]))
+            asked = decode_sample(request.request_id, request.body or b"", request.encoding)
+            self._sampler.submit(asked, snapshot)
+        except Exception as error:
+            self._reply(reply_to_failure(request.request_id, error))
+            return
+        self._waiting.add(request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """Draw no more of a request."""
+        if request_id in self._waiting:
+            self._sampler.cancel(request_id)
+            self._waiting.discard(request_id)
+            self._reply(Reply(request_id=request_id, error="the sample was cancelled", category="user"))
+
+    def end(self, session_ids: Iterable[str]) -> None:
+        """Forget sessions that nobody will use again; what they have under way is still answered."""
+        for session_id in session_ids:
+            self._sessions.pop(session_id, None)
+
+    def step(self) -> list[SampledSequence]:
+        """Draw one token of each sample that is under way, and answer what is complete; all that is."""
+        try:
+            completed = self._sampler.step()
+        except Exception as error:
+            # Whose fault it was cannot be told apart: none of them can be trusted to end.
+            for request_id in list(self._waiting):
+                self._sampler.cancel(request_id)
+                self._waiting.discard(request_id)
+                self._reply(reply_to_failure(request_id, error))
+            return []
+        sequences: list[SampledSequence] = []
+        for request_id, result in completed:
+            self._waiting.discard(request_id)
+            if isinstance(result, EngineError):
+                self._reply(reply_to_failure(request_id, result))
+            else:
+                sequences += result.sequences
+                self._reply(Reply(request_id=request_id, body=encode_sample_result(result)))
+        return sequences
+
+    def refuse_all(self, message: str) -> None:
+        """Answer all that is under way with an error of the server."""
+        for request_id in list(self._waiting):
+            self._sampler.cancel(request_id)
+            self._reply(Reply(request_id=request_id, error=message, category="server"))
+        self._waiting.clear()
+
+    def _snapshot(self, session_id: str) -> Snapshot:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise EngineError(
+                f"there is no sampling session {session_id} in this trainer (any more): it keeps the {KEEP_ADAPTERS} "
+                f"that were used last, or {KEEP_WHOLE} of whole weights. What shall last, save under a name"
+            )
+        self._sessions.move_to_end(session_id)
+        if session.snapshot is None:
+            assert session.source is not None
+            session.snapshot = self._load(session.source)
+            self._trim()
+        return session.snapshot
+
+    def _put(self, session_id: str, session: _Session) -> None:
+        self._sessions[session_id] = session
+        self._sessions.move_to_end(session_id)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Let go of what was not used for longest; sessions whose weights can be read again stay."""
+        base = self._engine.base
+        kept: dict[bool, set[int]] = {False: set(), True: set()}
+        for session_id, session in reversed(list(self._sessions.items())):
+            snapshot = session.snapshot
+            if snapshot is None or (snapshot.adapter is None and snapshot.transformer is base):
+                continue
+            is_whole = snapshot.transformer is not base
+            kept[is_whole].add(id(snapshot))
+            if len(kept[is_whole]) > (KEEP_WHOLE if is_whole else KEEP_ADAPTERS):
+                session.snapshot = None
+                if session.source is None:
+                    del self._sessions[session_id]
+
+    def _load(self, found: Found) -> Snapshot:
+        for session in self._sessions.values():
+            known = session.source
+            if session.snapshot is not None and known is not None and known.manifest == found.manifest:
+                return session.snapshot
+        if found.manifest.kind == Kind.TRAINING:
+            return self._engine.snapshot_from(self._saving.read_tree(found))
+        with self._saving.exported(found) as directory:
+            return exports.snapshot(self._engine, directory)

@@ -1,0 +1,62 @@
+"""One rank of a built-in trainer: `python -m trainmaster.training`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from pathlib import Path
+
+from trainmaster.jobs import report
+from trainmaster.protocol import environment
+from trainmaster.protocol.reasons import Reason
+from trainmaster.training.document import Document, DocumentError, Prepared
+from trainmaster.training.errors import PreparingError
+
+
+def main() -> None:
+    """Train as the launch's documents say."""
+    # Whatever is needed was fetched before: a library that would ask the network fails at once instead of waiting.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The ranks of a node share its cores, where the job books none; has to be said before torch is there.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+    # Threads that wait for one another by spinning make each other crawl where a core has other work too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    faulthandler.enable()
+    # transformers would report by itself where it finds this, all that we report, a second time and without steps.
+    os.environ.pop(environment.KUBEFLOW_URL, None)
+    try:
+        inputs, prepared_dir = (Path(os.environ[name]) for name in (environment.INPUTS_DIR, environment.PREPARED_DIR))
+    except KeyError as error:
+        raise SystemExit(f"this is a step of a job, and runs in no other place: {error} is not set") from None
+    try:
+        document = Document.read(inputs / "training.json")
+        prepared = Prepared.read(prepared_dir / "prepared.json")
+    except (DocumentError, OSError) as error:
+        report.fail(Reason.BAD_INPUT, str(error))
+    # Only now: a mistake in the documents is told before seconds of imports.
+    from trainmaster.jobs.checkpoint import CorruptCheckpointError
+    from trainmaster.jobs.owner import NotOwnerError
+    from trainmaster.jobs.saving import InexactResumeError, SaveError
+    from trainmaster.jobs.trees import TreeError
+    from trainmaster.training.running import train
+    from trainmaster.training.session import Stopped
+    from trainmaster.training.states import StateMismatchError
+
+    try:
+        train(document, prepared, scratch=prepared_dir / f"rank-{report.rank()}")
+    except Stopped:
+        report.exit_stopped()
+    except NotOwnerError as error:
+        raise SystemExit(str(error)) from None
+    except SaveError as error:
+        report.fail(Reason.STORAGE_UNAVAILABLE, str(error))
+    except PreparingError as error:
+        report.fail(error.reason, str(error))
+    except (DocumentError, InexactResumeError, CorruptCheckpointError, StateMismatchError, TreeError) as error:
+        report.fail(Reason.BAD_INPUT, str(error))
+
+
+if __name__ == "__main__":
+    main()

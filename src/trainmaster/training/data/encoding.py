@@ -1,0 +1,186 @@
+"""Rows as token sequences, with the positions that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.server.core.training.options import refused_fields
+from trainmaster.training.data.config import CONTINUED_PRETRAIN, DataConfig
+from trainmaster.training.data.shapes import Chat, Pair, Plain, Shape, shape_of
+from trainmaster.training.data.templates import ChatRenderer, Rendered
+from trainmaster.training.errors import InputError, Origin, RowError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sequence that a model is trained on."""
+
+    input_ids: list[int]
+    mask: list[int]
+    """1: the position is trained on."""
+    full_length: int
+    """Tokens before the sequence was cut."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was longer than it may be."""
+        return self.full_length > len(self.input_ids)
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is anything left to train on."""
+        return any(self.mask)
+
+
+class Encoder:
+    """Turns rows into samples, the same way for training and for a check."""
+
+    def __init__(self, config: DataConfig, tokenizer: Any, max_seq_length: int) -> None:
+        """Args: `max_seq_length`: the most tokens of a sample.
+
+        Raises:
+            InputError: the tokenizer lacks what the configuration wants of it, or that names a field which no row has.
+        """
+        for name, instead in refused_fields(config.preprocess.field_mapping):
+            raise InputError(f"preprocess.field_mapping.{name}: {instead}")
+        self._config = config
+        self._tokenizer = tokenizer
+        self._limit = max_seq_length
+        self._pretrains = config.training_type == CONTINUED_PRETRAIN
+        self._chats = ChatRenderer(
+            tokenizer, assistant_only=config.assistant_only_loss, completion_only=config.completion_only_loss
+        )
+        self._opening = self._opening_ids()
+        self._closing = self._closing_ids()
+
+    def shape(self, row: Mapping[str, Any], origin: Origin) -> Shape:
+        """What a row says.
+
+        Raises:
+            RowError: nothing that can be trained on.
+        """
+        return shape_of(row, self._config.preprocess.field_mapping, origin, text_only=self._pretrains)
+
+    def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
+        """The samples of each row: one, or several where a long document is parted.
+
+        Raises:
+            InputError: a row is wrong, or does not go with the tokenizer.
+        """
+        shapes = [self.shape(row, origin) for row, origin in zip(rows, origins, strict=True)]
+        texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]
+        if any(text.trained is not None for text in texts):
+            self._require_places()
+        encoded = self._tokenizer(
+            [text.text for text in texts],
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return [
+            self._samples(
+                list(encoded["input_ids"][index]),
+                _mask(text, index, encoded) if text.trained is not None else None,
+                shapes[index],
+                origins[index],
+            )
+            for index, text in enumerate(texts)
+        ]
+
+    def _rendered(self, shape: Shape, origin: Origin) -> Rendered:
+        match shape:
+            case Chat():
+                return self._chats.render(shape, origin)
+            case Pair(prompt=prompt, completion=completion):
+                text = prompt + completion
+                only = self._config.completion_only_loss
+                return Rendered(text=text, trained=((len(prompt), len(text)),) if only and prompt else None)
+            case Plain(text=text):
+                return Rendered(text=text)
+
+    def _samples(self, ids: list[int], mask: list[int] | None, shape: Shape, origin: Origin) -> list[Sample]:
+        if not ids:
+            raise RowError(origin, "becomes no token at all")
+        whole = mask is None
+        mask = [1] * len(ids) if mask is None else mask
+        opening, closing = self._opening[type(shape)], self._closing[type(shape)]
+        if ids[: len(opening)] != opening:
+            ids, mask = opening + ids, [int(whole)] * len(opening) + mask
+        if ids[len(ids) - len(closing) :] != closing:
+            ids, mask = ids + closing, mask + mask[-1:] * len(closing)
+        full, truncation = len(ids), self._config.preprocess.truncation
+        if full <= self._limit:
+            return [Sample(input_ids=ids, mask=mask, full_length=full)]
+        if truncation is False:
+            raise RowError(origin, f"has {full} tokens, and max_seq_length is {self._limit}; raise it, leave "
+                           "the row out, or set preprocess.truncation to true")  # fmt: skip
+        if self._pretrains and truncation is None:
+            starts = range(0, full, self._limit)
+            parts = [(ids[start : start + self._limit], mask[start : start + self._limit]) for start in starts]
+            return [Sample(input_ids=part, mask=marks, full_length=len(part)) for part, marks in parts]
+        return [Sample(input_ids=ids[: self._limit], mask=mask[: self._limit], full_length=full)]
+
+    def _opening_ids(self) -> dict[type, list[int]]:
+        """What a sample of each shape begins with."""
+        wanted = self._config.preprocess.add_bos
+        bos = self._tokenizer.bos_token_id
+        if wanted and bos is None:
+            raise InputError("preprocess.add_bos is true, and the tokenizer has no such token; leave it out")
+        if wanted is not None:
+            return dict.fromkeys((Chat, Pair, Plain), [bos] if wanted else [])
+        usual = self._usual_opening()
+        # A chat template writes its own.
+        return {Chat: [], Pair: usual, Plain: usual}
+
+    def _usual_opening(self) -> list[int]:
+        """What the tokenizer itself puts in front of a text."""
+        probe = self._tokenizer("a", add_special_tokens=False)["input_ids"]
+        with_specials = self._tokenizer("a")["input_ids"]
+        for length in range(len(with_specials) - len(probe) + 1):
+            if with_specials[length : length + len(probe)] == probe:
+                return list(with_specials[:length])
+        return []
+
+    def _closing_ids(self) -> dict[type, list[int]]:
+        """What a sample of each shape ends with."""
+        wanted = self._config.preprocess.add_eos
+        eos = self._tokenizer.eos_token_id
+        if wanted and eos is None:
+            raise InputError("preprocess.add_eos is true, and the tokenizer has no such token; leave it out")
+        if wanted is not None:
+            return dict.fromkeys((Chat, Pair, Plain), [eos] if wanted else [])
+        usual = [] if eos is None else [eos]
+        # Without it a model never learns to stop; a chat template writes its own.
+        return {Chat: [], Pair: usual, Plain: usual}
+
+    def _require_places(self) -> None:
+        if not self._tokenizer.is_fast:
+            raise InputError(
+                "the tokenizer cannot tell which text a token stands for, so that no part of a row can be left out "
+                "of the loss; set completion_only_loss and assistant_only_loss to false, or name a tokenizer with a "
+                "tokenizer.json"
+            )
+
+
+def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
+    """1 for every token of a text in a batch that stands for a character which is trained on."""
+    count = len(encoded["input_ids"][index])
+    mask = [0] * count
+    for start, end in text.trained or ():
+        first = _token_at(encoded, index, range(start, end))
+        last = _token_at(encoded, index, range(end - 1, start - 1, -1))
+        if first is None or last is None:
+            continue  # nothing but what the tokenizer leaves out, such as spaces
+        # A character of several tokens is found at the first of them.
+        while last + 1 < count and (chars := encoded.token_to_chars(index, last + 1)) and chars.start < end:
+            last += 1
+        mask[first : last + 1] = [1] * (last + 1 - first)
+    return mask
+
+
+def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
+    """The token of the first of these characters that has one."""
+    return next((token for place in places if (token := encoded.char_to_token(index, place)) is not None), None)

@@ -1,0 +1,195 @@
+"""What a row says: a conversation, a prompt with its completion, or plain text.
+
+Fields are found under their own names or those of `preprocess.field_mapping`. Of several shapes in one row the first
+counts: `messages`, then `prompt` with `completion`, then `text`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.training.data.filtering import MISSING, kind_of, value_at
+from trainmaster.training.errors import Origin, RowError
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation, to be written out by the chat template."""
+
+    messages: list[dict[str, Any]]
+    prompt_messages: int = 0
+    """How many of them, from the first, are given; the rest is the completion. 0: all are alike."""
+    tools: list[dict[str, Any]] | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A prompt and what is to follow it."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Text."""
+
+    text: str
+
+
+Shape = Chat | Pair | Plain
+
+
+def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, *, text_only: bool = False) -> Shape:
+    """What a row says.
+
+    Args:
+        row: its columns.
+        mapping: our name of a field to the row's own.
+        origin: where the row comes from.
+        text_only: nothing but `text` is looked for.
+
+    Raises:
+        RowError: it says nothing that can be trained on, or says it wrongly.
+    """
+    reader = _Reader(row, mapping, origin)
+    if text_only:
+        return Plain(text=reader.text("text"))
+    if reader.has("messages"):
+        return reader.chat(reader.messages("messages"))
+    if reader.has("prompt") and reader.has("completion"):
+        return reader.pair()
+    if reader.has("text"):
+        return Plain(text=reader.text("text"))
+    raise reader.nothing()
+
+
+class _Reader:
+    """Reads the fields of one row."""
+
+    def __init__(self, row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin) -> None:
+        self._row = row
+        self._mapping = mapping
+        self._origin = origin
+
+    def has(self, name: str) -> bool:
+        return self._value(name) is not MISSING
+
+    def text(self, name: str) -> str:
+        value = self._value(name)
+        if value is MISSING:
+            raise self.nothing(name)
+        if not isinstance(value, str):
+            raise self._error(name, f"is {kind_of(value)}; expected text")
+        if not value.strip():
+            raise self._error(name, 'is empty; leave such rows out with a filter such as {"op": "matches", "value": '
+                              '"\\\\S"}')  # fmt: skip
+        return value
+
+    def messages(self, name: str) -> list[dict[str, Any]]:
+        value = self._unpacked(name)
+        if not isinstance(value, list):
+            raise self._error(name, f"is {kind_of(value)}; expected a list of messages with role and content")
+        if not value:
+            raise self._error(name, "is an empty list; expected messages with role and content")
+        return [self._message(name, number, each) for number, each in enumerate(value, 1)]
+
+    def chat(self, messages: list[dict[str, Any]], prompt_messages: int = 0) -> Chat:
+        tools = self._unpacked("tools") if self.has("tools") else None
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+            raise self._error("tools", f"is {kind_of(tools)}; expected a list of objects")
+        arguments = self._unpacked("chat_template_kwargs") if self.has("chat_template_kwargs") else {}
+        if not isinstance(arguments, dict):
+            raise self._error("chat_template_kwargs", f"is {kind_of(arguments)}; expected an object")
+        return Chat(
+            messages=messages,
+            prompt_messages=prompt_messages,
+            tools=_without_nulls(tools) or None,
+            template_arguments=_without_nulls(arguments),
+        )
+
+    def pair(self) -> Shape:
+        listed = [name for name in ("prompt", "completion") if isinstance(self._unpacked(name), list)]
+        if len(listed) == 1:
+            other = "completion" if listed == ["prompt"] else "prompt"
+            raise self._error(other, f"is {kind_of(self._value(other))}, and '{listed[0]}' a list of messages; "
+                              "expected both as text, or both as messages")  # fmt: skip
+        if listed:
+            prompt = self.messages("prompt")
+            return self.chat(prompt + self.messages("completion"), prompt_messages=len(prompt))
+        prompt_text = self._value("prompt")
+        if not isinstance(prompt_text, str):
+            raise self._error("prompt", f"is {kind_of(prompt_text)}; expected text, or a list of messages")
+        return Pair(prompt=prompt_text, completion=self.text("completion"))
+
+    def nothing(self, only: str | None = None) -> RowError:
+        has = ", ".join(self._row) or "none"
+        lost = [f"'{column}' for {name}" for name, column in self._mapping.items() if not self.has(name)]
+        if lost:
+            expected = f"has no column {', '.join(lost)}, which field_mapping names"
+        elif only:
+            expected = f"has no `{only}`, which this training type needs"
+        else:
+            expected = "has no `messages`, no `prompt` with `completion` and no `text`"
+        looked_for = (only,) if only else ("messages", "prompt", "completion", "text")
+        columns = map(self._column, looked_for)
+        if empty := " and ".join(f"'{column}'" for column in columns if value_at(self._row, column) is None):
+            return RowError(self._origin, f"has nothing in {empty}; fill it in, or leave such rows out with `filters`")
+        advice = "" if lost else "; name the column that is meant with preprocess.field_mapping"
+        return RowError(self._origin, f"{expected}; its columns are {has}{advice}")
+
+    def _value(self, name: str) -> Any:
+        """A field's value; null counts as absent."""
+        value = value_at(self._row, self._column(name))
+        return MISSING if value is None else value
+
+    def _column(self, name: str) -> str:
+        """Where a field is: under its mapped name, or its own in a source that has no such column."""
+        mapped = self._mapping.get(name, name)
+        return name if value_at(self._row, mapped) is MISSING and name in self._row else mapped
+
+    def _unpacked(self, name: str) -> Any:
+        """A field's value; where a table could only hold text, that text is JSON."""
+        value = self._value(name)
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            try:
+                return json.loads(value)
+            except ValueError:
+                return value
+        return value
+
+    def _message(self, name: str, number: int, message: Any) -> dict[str, Any]:
+        if not isinstance(message, dict):
+            raise self._error(name, f"message {number} is {kind_of(message)}; expected an object with role and content")
+        if not isinstance(message.get("role"), str):
+            has = ", ".join(message) or "nothing"
+            raise self._error(name, f"message {number} has no role, but {has}; expected role and content")
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise self._error(name, f"message {number} ({message['role']}) has no content")
+        if isinstance(content, list):
+            kinds = {str(part.get("type")) if isinstance(part, dict) else "?" for part in content}
+            if kinds - {"text"}:
+                raise self._error(name, f"message {number} holds {', '.join(sorted(kinds - {'text'}))}; only text "
+                                  "can be trained on")  # fmt: skip
+        elif content is not None and not isinstance(content, str):
+            raise self._error(name, f"message {number}: its content is {kind_of(content)}; expected text")
+        return {**_without_nulls(message), "content": "" if content is None else content}
+
+    def _error(self, name: str, problem: str) -> RowError:
+        return RowError(self._origin, problem, self._column(name))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Tables fill in keys that only other rows have; a template would take them for given."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value

@@ -1,0 +1,163 @@
+"""What was fetched or prepared before: entries by key, each made once, whole or not at all.
+
+An entry is a directory. Whoever makes it holds a lock, which the kernel takes from a process that dies; others wait.
+What a maker left unfinished is there for the next one, who holds the same lock. Using an entry renews its time of
+change, so that what nobody uses any more can be told from the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.jobs.flushing import flush_path, flush_tree
+from trainmaster.training.progress import say
+
+_LOOK_AGAIN_S = 0.2
+_TELL_EVERY_S = 30.0
+UNFINISHED = ".unfinished"
+KINDS = ("http", "s3", "models", "rows", "prepared", "tables")
+"""The kinds of entries, each in a directory of its name. What the Hub's client keeps is in `hub`, and is its own."""
+KEEP_S = 30 * 24 * 3600.0
+SPARE_BYTES = 256 << 20
+"""A download leaves at least this free: a full disk stops more than one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A file that was fetched."""
+
+    path: Path
+    whole: bool = True
+    """False: only its beginning was asked for, and there is more."""
+
+
+def key_of(*parts: Any) -> str:
+    """A key that is another when any part is another; parts are plain JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
+
+
+class Cache:
+    """Entries below one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
+        """The entry's directory; `make` is called with a directory to fill when there is none.
+
+        The directory may hold what an earlier call left that did not come to its end.
+        """
+        place = self.root / kind / key
+        if not place.is_dir():
+            with self.lock(kind, key):
+                if not place.is_dir():
+                    draft = self.draft(kind, key)
+                    draft.mkdir(parents=True, exist_ok=True)
+                    make(draft)
+                    flush_tree(draft)
+                    os.rename(draft, place)
+                    flush_path(place.parent)
+        with contextlib.suppress(OSError):
+            os.utime(place)
+        return place
+
+    def draft(self, kind: str, key: str) -> Path:
+        """Where an entry is made; who holds its lock may have others help."""
+        return self.root / kind / (key + UNFINISHED)
+
+    @contextlib.contextmanager
+    def lock(self, kind: str, key: str) -> Iterator[None]:
+        """Hold the entry's lock; waits for whoever holds it."""
+        path = self.root / "locks" / f"{kind}-{key}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a") as file:
+            _acquire(file.fileno(), kind)
+            yield  # closing the file gives the lock back
+
+    def forget_unused(self, older_than_s: float = KEEP_S) -> None:
+        """Remove entries that nobody has used for so long; what somebody is making, or waits for, stays."""
+        before = time.time() - older_than_s
+        for kind in KINDS:
+            for path in (self.root / kind).glob("*"):
+                with contextlib.suppress(OSError), self._try_lock(kind, path.name.removesuffix(UNFINISHED)) as held:
+                    if held and path.stat().st_mtime < before:
+                        shutil.rmtree(path)
+
+    @contextlib.contextmanager
+    def _try_lock(self, kind: str, key: str) -> Iterator[bool]:
+        with open(self.root / "locks" / f"{kind}-{key}", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                held = False
+            yield held
+
+    def digest(self, path: Path) -> str:
+        """The SHA-256 of a file's content; remembered while the file does not change."""
+        status = path.stat()
+        facts = [os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ino]
+        memo = self.root / "digests" / key_of(facts)
+        with contextlib.suppress(OSError):
+            return memo.read_text()
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(memo, digest)
+        return digest
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that nobody sees half written."""
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def require_room(directory: Path, needed: int, shown: str) -> None:
+    """See that so many bytes can be written.
+
+    Raises:
+        OSError: the disk is as good as full.
+    """
+    free = shutil.disk_usage(directory).free
+    if free - SPARE_BYTES < needed:
+        message = f"No space left on device: {shown} needs {needed} bytes more, and {free} are free"
+        raise OSError(errno.ENOSPC, message, str(directory))
+
+
+def emptied(directory: Path) -> Path:
+    """The directory, without what an earlier call left in it."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return directory
+
+
+def _acquire(descriptor: int, kind: str) -> None:
+    told = time.monotonic() - _TELL_EVERY_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - told >= _TELL_EVERY_S:
+                told = time.monotonic()
+                say(f"waiting for another job, which is fetching or preparing the same ({kind})")
+            time.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,300 @@
+"""Files by http and https: checked addresses, downloads that go on where they broke off, kept until they change.
+
+Where the policy asks for public addresses, each name is resolved once, its addresses are checked, and the connection
+goes to what was checked; the same for every redirect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urljoin, urlsplit
+
+import httpx
+
+from trainmaster import __version__
+from trainmaster.protocol.addresses import is_public
+from trainmaster.server.core.training.sources import scheme_of
+from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
+from trainmaster.training.progress import Tell, tell_nobody
+
+BACK_OFF_S = (1.0, 3.0, 9.0)
+"""Before each further try."""
+MAX_REDIRECTS = 10
+_TIMEOUT = httpx.Timeout(60.0, connect=20.0)
+_KEEP_VERSIONS_S = 24 * 3600.0
+_LOOK_AT_DISK_EVERY = 64 << 20
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to fetch."""
+
+    url: str
+    shown: str
+    """How it is named in messages: the path that the job gave, without what may be secret in it."""
+    headers: Mapping[str, str]
+    """Sent to the URL's own host, and nowhere else."""
+    trusted: bool = False
+    """The address is the operator's own, so that it may be private; redirects may not."""
+
+
+def target_of(url: str) -> Target:
+    """What a URL in a job's document names.
+
+    Raises:
+        InputError: it is none, or holds a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # Not shown: who can say which part of it is a password?
+        raise InputError(f"what begins with {scheme_of(url)}:// here is no URL; check its host and port") from None
+    shown = f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"
+    if parts.username or parts.password:
+        raise InputError(f"{shown}: a URL must not hold a user or a password")
+    return Target(url=url, shown=shown, headers={})
+
+
+def download(target: Target, access: Access, tell: Tell = tell_nobody) -> Fetched:
+    """Fetch a file, unless the one that was fetched before is still the same.
+
+    Raises:
+        InputError: there is no such file, or the address may not be asked.
+        CredentialsError: the server refuses the credentials, or wants some.
+        UnavailableError: it does not answer, several times.
+    """
+    cache = Cache(access.cache)
+    key = key_of("http", target.url)
+    with cache.lock("http", key):
+        place = access.cache / "http" / key
+        place.mkdir(parents=True, exist_ok=True)
+        work = _Download(target, access, place, tell)
+        for wait_s in (*BACK_OFF_S, None):
+            try:
+                fetched = work.run()
+            except _TryAgainError as error:
+                if wait_s is None:
+                    raise UnavailableError(
+                        f"{target.shown}: {error}; gave up after {len(BACK_OFF_S) + 1} tries"
+                    ) from error
+                time.sleep(wait_s)
+            else:
+                os.utime(place)
+                return fetched
+        raise AssertionError("the last try ends the loop")
+
+
+class _TryAgainError(Exception):
+    """It did not work this time."""
+
+
+class _Download:
+    """One file. The caller holds its lock."""
+
+    def __init__(self, target: Target, access: Access, place: Path, tell: Tell) -> None:
+        self._target = target
+        self._access = access
+        self._tell = tell
+        self._limit = access.beginning_bytes
+        self._place = place
+        self._record = place / "record.json"
+        self._part = place / "part"
+
+    def run(self) -> Fetched:
+        known = self._known()
+        done = self._place / known["file"] if "file" in known else None
+        headers = dict(self._target.headers)
+        if done is not None and done.is_file():
+            headers |= _conditions(known)
+        elif self._part.is_file() and (validator := known.get("etag") or known.get("last_modified")):
+            headers |= {"Range": f"bytes={self._part.stat().st_size}-", "If-Range": validator}
+        try:
+            with _answered(self._target, self._access, headers) as answer:
+                if answer.status_code == HTTPStatus.NOT_MODIFIED and done is not None:
+                    os.utime(done.parent)
+                    return Fetched(path=done)
+                return self._take(answer)
+        except httpx.HTTPError as error:
+            raise _TryAgainError(f"the transfer broke off: {error or type(error).__name__}") from error
+
+    def _take(self, answer: httpx.Response) -> Fetched:
+        resumes = answer.status_code == HTTPStatus.PARTIAL_CONTENT
+        start = self._part.stat().st_size if resumes else 0
+        if resumes and not answer.headers.get("content-range", "").startswith(f"bytes {start}-"):
+            self._part.unlink()
+            raise _TryAgainError("the server sent another part than the one that was asked for")
+        length = answer.headers.get("content-length", "")
+        # What was packed for the way has another length, and nobody can say where to go on.
+        plain = "content-encoding" not in answer.headers
+        total = start + int(length) if length.isdecimal() and plain else None
+        etag = answer.headers.get("etag", "")
+        record = {
+            "etag": "" if etag.startswith("W/") or not plain else etag,
+            "last_modified": answer.headers.get("last-modified", "") if plain else "",
+        }
+        if not resumes:
+            write_whole(self._record, json.dumps(record))
+        with open(self._part, "ab" if resumes else "wb") as file:
+            whole = self._copy(answer, file, start, total)
+        if whole and total is not None and self._part.stat().st_size != total:
+            raise _TryAgainError(f"only {self._part.stat().st_size} of {total} bytes came")
+        return self._finish(record, whole)
+
+    def _copy(self, answer: httpx.Response, file: IO[bytes], size: int, total: int | None) -> bool:
+        """Write what comes; false when it was stopped because no more is wanted."""
+        if total is not None and self._limit is None:
+            require_room(self._place, total - size, self._target.shown)
+        looked = size
+        for piece in answer.iter_bytes():
+            file.write(piece)
+            size += len(piece)
+            if self._limit is not None and size >= self._limit:
+                return size == total
+            if size - looked >= _LOOK_AT_DISK_EVERY:
+                looked = size
+                require_room(self._place, 0, self._target.shown)
+            self._tell(size / total if total else 0.0)
+        return True
+
+    def _finish(self, record: Mapping[str, str], whole: bool) -> Fetched:
+        # A file in use keeps its content: a new version has another name, and the old ones stay for a while.
+        for old in self._place.glob("version-*"):
+            if time.time() - old.stat().st_mtime > _KEEP_VERSIONS_S:
+                shutil.rmtree(old)
+        directory = self._place / f"version-{os.urandom(6).hex()}"
+        directory.mkdir()
+        done = directory / _name_of(self._target.url)
+        with open(self._part, "rb") as file:
+            os.fsync(file.fileno())
+        os.rename(self._part, done)
+        if whole:
+            write_whole(self._record, json.dumps({**record, "file": str(done.relative_to(self._place))}))
+        else:
+            self._record.unlink(missing_ok=True)
+        return Fetched(path=done, whole=whole)
+
+    def _known(self) -> dict[str, str]:
+        try:
+            known: dict[str, str] = json.loads(self._record.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known
+
+
+def _conditions(known: Mapping[str, str]) -> dict[str, str]:
+    if known.get("etag"):
+        return {"If-None-Match": known["etag"]}
+    return {"If-Modified-Since": known["last_modified"]} if known.get("last_modified") else {}
+
+
+@contextlib.contextmanager
+def _answered(target: Target, access: Access, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+    """A good answer, after redirects."""
+    url, sent = target.url, {"User-Agent": f"trainmaster/{__version__}", "Accept-Encoding": "identity", **headers}
+    for hop in range(MAX_REDIRECTS + 1):
+        private = access.private_urls or (target.trusted and not hop)
+        with _requested(target, url, sent, private=private) as answer:
+            if not answer.has_redirect_location:
+                _refuse_failure(target, answer)
+                yield answer
+                return
+            further = urljoin(url, answer.headers["location"])
+        if urlsplit(further)[:2] != urlsplit(target.url)[:2]:
+            sent = {name: value for name, value in sent.items() if name not in target.headers}
+        url = further
+    raise InputError(f"{target.shown}: it is redirected more than {MAX_REDIRECTS} times")
+
+
+@contextlib.contextmanager
+def _requested(target: Target, url: str, headers: Mapping[str, str], *, private: bool) -> Iterator[httpx.Response]:
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise InputError(f"{target.shown} is no URL") from None
+    if address.scheme not in ("http", "https") or not address.host:
+        raise InputError(f"{target.shown}: it leads to {address.scheme}://{address.host}; only http and https are read")
+    # With addresses of our own choosing a proxy is of no use, and would be a way around them.
+    with httpx.Client(timeout=_TIMEOUT, follow_redirects=False, trust_env=private) as client:
+        request = client.build_request("GET", address, headers=headers)
+        if not private:
+            checked = _public_address(target, address)
+            request = client.build_request(
+                "GET",
+                address.copy_with(host=checked),
+                headers={**headers, "Host": address.netloc.decode()},
+                extensions={"sni_hostname": address.host} if address.scheme == "https" else {},
+            )
+        try:
+            answer = client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError) as error:
+            if isinstance(error, httpx.ConnectError) and _unknown_host(error):
+                raise InputError(f"{target.shown}: there is no host {address.host}") from error
+            raise _TryAgainError(f"{address.host} does not answer: {error or type(error).__name__}") from error
+        try:
+            yield answer
+        finally:
+            answer.close()
+
+
+def _public_address(target: Target, address: httpx.URL) -> str:
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        if _unknown_host(error):
+            raise InputError(f"{target.shown}: there is no host {address.host}") from error
+        raise _TryAgainError(f"{address.host} cannot be looked up: {error}") from error
+    for entry in found:
+        candidate = str(entry[4][0])
+        if is_public(ipaddress.ip_address(candidate.partition("%")[0])):
+            return candidate
+    raise InputError(
+        f"{target.shown}: it leads to {address.host}, which is no public address; this server lets jobs read from "
+        "public addresses alone"
+    )
+
+
+def _refuse_failure(target: Target, answer: httpx.Response) -> None:
+    status = answer.status_code
+    if status < HTTPStatus.BAD_REQUEST:
+        return
+    said = f"{target.shown}: the server answers {status} {answer.reason_phrase}".rstrip()
+    if status in _TRANSIENT:
+        raise _TryAgainError(f"the server answers {status} {answer.reason_phrase}".rstrip())
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        got = "than it got" if target.headers else "than none"
+        raise CredentialsError(f"{said}: it wants other credentials {got}")
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise _TryAgainError("the file became shorter")
+    raise InputError(f"{said}; check the address")
+
+
+def _unknown_host(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _name_of(url: str) -> str:
+    """The file's name in a URL: what tells its format."""
+    name = _NOT_IN_NAMES.sub("_", unquote(urlsplit(url).path.rpartition("/")[2]))
+    return name.strip("._")[-100:] or "download"

@@ -1,0 +1,178 @@
+"""The base model and its tokenizer, as directories on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from trainmaster.server.core.training.sources import ModelSource, model_source, scheme_of
+from trainmaster.training.errors import InputError, PreparingError
+from trainmaster.training.fetching import files
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.archives import MARK, checkpoint_in, unpack
+from trainmaster.training.fetching.cache import Cache, emptied, key_of
+from trainmaster.training.progress import Tell, tell_nobody
+
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+_TIMES_UNPACKED = 8
+"""What an archive may unpack to for a check, in times of what of it is fetched at most."""
+ADAPTER_MARK = "adapter_config.json"
+"""What only an adapter has."""
+_TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
+
+
+def fetch_model(base_model: Mapping[str, Any], access: Access, tell: Tell = tell_nobody) -> Path:
+    """The directory of a base model.
+
+    Raises:
+        InputError: there is no such model.
+        CredentialsError: its source refuses the credentials, or wants some.
+        UnavailableError: its source does not answer.
+    """
+    name, revision = base_model["model_id"], base_model.get("revision")
+    source = model_source(name, _named(base_model))
+    if source is ModelSource.HUGGINGFACE:
+        from trainmaster.training.fetching import hub
+
+        with _named_on_the_hub(name, access):
+            return hub.model(name.removeprefix("hf://"), revision, access, tell)
+    return _directory(name, source, revision, access, tell, MARK)
+
+
+def fetch_tokenizer(
+    base_model: Mapping[str, Any], tokenizer_id: str | None, access: Access, tell: Tell = tell_nobody
+) -> Path:
+    """The directory of a tokenizer: the one that is named, or the base model's, without its weights.
+
+    Raises: as `fetch_model`.
+    """
+    name = tokenizer_id or base_model.get("tokenizer_id") or base_model["model_id"]
+    same = name == base_model.get("model_id")
+    source = model_source(name, _named(base_model) if same else None)
+    revision = base_model.get("revision") if same else None
+    if source is ModelSource.HUGGINGFACE:
+        from trainmaster.training.fetching import hub
+
+        with _named_on_the_hub(name, access):
+            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, tell)
+    else:
+        directory = _directory(name, source, revision, access, tell, None)
+    if not any((directory / mark).is_file() for mark in _TOKENIZER_MARKS):
+        raise InputError(f"{name} holds no tokenizer ({' or '.join(_TOKENIZER_MARKS)}); name one with tokenizer_id")
+    return directory
+
+
+def fetch_config(base_model: Mapping[str, Any], access: Access) -> Path | None:
+    """The directory with the configuration of a base model, without its weights; None where it cannot be had so."""
+    name = base_model.get("model_id")
+    if name is None:
+        return None
+    try:
+        # Its configuration comes along with its tokenizer.
+        return fetch_tokenizer({**base_model, "tokenizer_id": None}, None, access)
+    except PreparingError:
+        return None
+
+
+def adapter_error(shown: str) -> InputError:
+    """What is said where a model is expected, and an adapter lies there."""
+    return InputError(
+        f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before: a LORA with "
+        "output_config.merge_lora leaves the whole model"
+    )
+
+
+def left_to_the_script(base_model: Mapping[str, Any]) -> bool:
+    """Whether a CUSTOM script loads the model itself: its id is a mere name, and no source is given."""
+    name = base_model["model_id"]
+    return not base_model.get("source") and scheme_of(name) is None and model_source(name) is ModelSource.HUGGINGFACE
+
+
+@contextlib.contextmanager
+def _named_on_the_hub(name: str, access: Access) -> Iterator[None]:
+    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`.
+
+    Raises:
+        InputError: it lies in a directory of the job's, or the Hub has no such model; the message says where it was
+            looked for.
+    """
+    first, slash, _ = name.partition("/")
+    if scheme_of(name) is not None or not slash:
+        yield
+        return
+    if (access.working_directory / first).is_dir():
+        place = access.working_directory / name
+        if place.is_dir():
+            raise InputError(f"{name} is a directory of this job, and a name on the Hub; write ./{name} or hf://{name}")
+        raise InputError(
+            f"{name}: there is no such file or directory; looked in {access.working_directory}. If a model of the Hub "
+            f"is meant, write hf://{name}"
+        )
+    try:
+        yield
+    except InputError as error:
+        below = [root / name for root in access.data_roots or () if (root / name).is_dir()]
+        if below:
+            raise InputError(f"{error}; but there is {below[0]}: name it by its whole path") from error
+        looked = ", ".join(map(str, (access.working_directory, *(access.data_roots or ()))))
+        raise InputError(f"{error}; nor is there such a directory in {looked}") from error
+
+
+def _named(base_model: Mapping[str, Any]) -> ModelSource | None:
+    source = base_model.get("source")
+    return ModelSource(source) if source else None
+
+
+def _directory(
+    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+) -> Path:
+    match source:
+        case ModelSource.LOCAL:
+            directory = files.local_path(name, access)
+            if not directory.is_dir():
+                raise InputError(f"{name} is no directory; expected one of a model, as save_pretrained writes it")
+        case ModelSource.ARTIFACTS:
+            directory = files.left_directory(name, access)
+        case ModelSource.S3 if not name.endswith(_ARCHIVES):
+            from trainmaster.training.fetching import s3
+
+            directory = s3.directory(name if scheme_of(name) else f"s3://{name}", access, tell)
+        case _:
+            return _unpacked(name, source, revision, access, tell, mark)
+    if mark is not None and not (directory / mark).is_file():
+        if (directory / ADAPTER_MARK).is_file():
+            raise adapter_error(name)
+        raise InputError(f"{name} holds no {mark}; expected the directory of a model, as save_pretrained writes it")
+    return directory
+
+
+def _unpacked(
+    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+) -> Path:
+    """The model in an archive."""
+    from trainmaster.training.fetching import http, s3
+    from trainmaster.training.fetching.sources import service_target
+
+    match source:
+        case ModelSource.S3:
+            uri = name if scheme_of(name) else f"s3://{name}"
+            shown, fetched = name, s3.fetch(uri, s3.find(uri), access, tell)[0]
+        case ModelSource.SCAIATLAS:
+            path = name if scheme_of(name) else f"scaiatlas://{name}"
+            query = f"?{urlencode({'revision': revision})}" if revision else ""
+            shown, fetched = path, http.download(service_target("scaiatlas", path, access, query), access, tell)
+        case _:
+            target = http.target_of(name if scheme_of(name) else f"https://{name}")
+            shown, fetched = target.shown, http.download(target, access, tell)
+    if not fetched.whole:
+        raise InputError(f"{shown} is too large to be unpacked for a check; name the tokenizer with tokenizer_id")
+    cache = Cache(access.cache)
+    key = key_of("archive", cache.digest(fetched.path))
+    most_bytes = None if access.beginning_bytes is None else _TIMES_UNPACKED * access.beginning_bytes
+    directory = cache.entry(
+        "models", key, lambda draft: unpack(fetched.path, emptied(draft), shown, most_bytes=most_bytes)
+    )
+    return checkpoint_in(directory, shown, mark or MARK)

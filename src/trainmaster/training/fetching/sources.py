@@ -1,0 +1,172 @@
+"""Each of `data_config.sources` as files on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.training.sources import SOURCE_TYPES, fixed_part, scheme_of
+from trainmaster.training.data.config import LocalSource, Source
+from trainmaster.training.data.formats import BEGINNING_SUFFICES, format_of
+from trainmaster.training.errors import InputError
+from trainmaster.training.fetching import files
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.cache import Fetched
+from trainmaster.training.fetching.choosing import CARD, card_data, choose, choose_file, choose_from_hub
+from trainmaster.training.progress import Tell, tell_nobody
+
+if TYPE_CHECKING:
+    from trainmaster.training.fetching import http
+
+
+def fetch_source(source: Source, access: Access, tell: Tell = tell_nobody) -> LocalSource:
+    """Bring a source here.
+
+    Raises:
+        InputError: there is nothing that could be read, or it must not be.
+        CredentialsError: the source refuses the credentials, or wants some.
+        UnavailableError: it does not answer.
+    """
+    scheme = _scheme(source)
+    path = source.path if scheme_of(source.path) else f"{scheme}://{source.path}"
+    match scheme:
+        case "hf":
+            return _from_hub(source, path, access, tell)
+        case "s3":
+            return _from_s3(source, path, access, tell)
+        case "http" | "https":
+            return _from_url(source, path, access, tell)
+        case "scaidrive" | "scaiatlas":
+            return _from_service(source, scheme, path, access, tell)
+        case _:
+            return _from_files(source, access)
+
+
+def _scheme(source: Source) -> str:
+    scheme = scheme_of(source.path)
+    if source.type is None:
+        return scheme or "file"
+    typed = SOURCE_TYPES.get(source.type.lower())
+    if typed is None:
+        raise InputError(f"{source.path}: {choice_message('type', source.type, SOURCE_TYPES)}")
+    if scheme is not None and {scheme, typed} not in ({scheme}, {"http", "https"}):
+        raise InputError(f"{source.path}: its type is {source.type}, and its path begins with {scheme}://; change one")
+    return scheme or typed
+
+
+def _from_files(source: Source, access: Access) -> LocalSource:
+    found = files.local_files(source.path, access)
+    if found.itself:
+        chosen = choose_file(found.paths[0].name, source.path, format=source.format, split=source.split)
+        return LocalSource(
+            path=source.path, files=found.paths * len(chosen.names), format=chosen.format, parts=chosen.parts
+        )
+    # What lies above all of them says nothing about any.
+    names = {path.relative_to(found.top).as_posix(): path for path in found.paths}
+    chosen = choose(list(names), source.path, format=source.format, split=source.split, explicit=found.pattern)
+    paths = tuple(names[name] for name in chosen.names)
+    return LocalSource(path=source.path, files=paths, format=chosen.format, parts=chosen.parts)
+
+
+def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.training.fetching import hub
+
+    name = hub.name_of(path)
+    names = hub.dataset_files(name, access)
+    card = hub.dataset(name, [CARD], access)[0].read_text(errors="replace") if CARD in names else ""
+    chosen = choose_from_hub(
+        names, source.path, path=name.path, format=source.format, split=source.split, card=card_data(card)
+    )
+    fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
+    whole = len(fetched) == len(chosen.names)
+    return LocalSource(
+        path=source.path, files=tuple(fetched), format=chosen.format, whole=whole, parts=chosen.parts if whole else ()
+    )
+
+
+def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.training.fetching import s3
+
+    below = fixed_part(path.removeprefix("s3://").partition("/")[2])
+    # What lies above all of them says nothing about any.
+    keys = {key.removeprefix(below).lstrip("/"): key for key in s3.find(path)}
+    if list(keys.values()) == [below]:
+        chosen = choose_file(below, source.path, format=source.format, split=source.split)
+        names = chosen.names
+    else:
+        chosen = choose(
+            list(keys), source.path, format=source.format, split=source.split, explicit=fixed_part(path) != path
+        )
+        names = tuple(keys[name] for name in chosen.names)
+    fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, tell)
+    whole = len(fetched) == len(names) and all(each.whole for each in fetched)
+    local = LocalSource(
+        path=source.path,
+        files=tuple(each.path for each in fetched),
+        format=chosen.format,
+        whole=whole,
+        parts=chosen.parts if whole else (),
+    )
+    return _readable(local, access)
+
+
+def _from_url(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.training.fetching import http
+
+    target = http.target_of(path)
+    return _downloaded(source, target.shown, http.download(target, access, tell), access)
+
+
+def _from_service(source: Source, scheme: str, path: str, access: Access, tell: Tell) -> LocalSource:
+    from trainmaster.training.fetching import http
+
+    return _downloaded(source, source.path, http.download(service_target(scheme, path, access), access, tell), access)
+
+
+def service_target(scheme: str, path: str, access: Access, query: str = "") -> http.Target:
+    """What a path of ScaiDrive or ScaiAtlas stands for: a file below the service's URL, asked for with the token.
+
+    Raises:
+        InputError: the server knows no such service, or the path leads out of it.
+        CredentialsError: there is no token.
+    """
+    from trainmaster.training.fetching import http
+
+    service = access.service(scheme, path)
+    inner = path.removeprefix(f"{scheme}://").strip("/")
+    if not inner or {"..", "."} & set(inner.split("/")):
+        raise InputError(f"{path}: a path of {scheme} names what lies in it, without '.' and '..'")
+    return http.Target(
+        url=f"{service.url}/{quote(inner)}{query}",
+        shown=path,
+        headers={"Authorization": f"Bearer {service.token}"},
+        trusted=True,
+    )
+
+
+def _downloaded(source: Source, shown: str, fetched: Fetched, access: Access) -> LocalSource:
+    name = fetched.path.name
+    # A name that tells nothing may belong to a file that does.
+    found = source.format or format_of(name) or format_of(source.path)
+    chosen = choose_file(name, shown, format=found, split=source.split)
+    local = LocalSource(
+        path=shown,
+        files=(fetched.path,) * len(chosen.names),
+        format=chosen.format,
+        whole=fetched.whole,
+        parts=chosen.parts if fetched.whole else (),
+    )
+    return _readable(local, access)
+
+
+def _readable(local: LocalSource, access: Access) -> LocalSource:
+    if not local.whole and local.format not in BEGINNING_SUFFICES and len(local.files) == 1 and (
+        access.beginning_bytes is not None and local.files[0].stat().st_size >= access.beginning_bytes
+    ):  # fmt: skip
+        limit = access.beginning_bytes >> 20
+        raise InputError(
+            f"{local.path} has more than {limit} MiB, and rows of {local.format} cannot be read from its beginning; "
+            "check a smaller file of the same kind"
+        )
+    return local

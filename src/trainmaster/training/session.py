@@ -1,0 +1,217 @@
+"""What a training is connected to: the ranks beside it, the server, its checkpoints, and where it goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.control import Stop
+from trainmaster.jobs.process import Process
+from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.roots import open_checkpoint
+from trainmaster.jobs.saving import BEST, LATEST, SaveError, Saver
+from trainmaster.jobs.wishes import Wishes
+from trainmaster.training.copying import NodeCopies
+from trainmaster.training.document import Document, Prepared
+from trainmaster.training.reporting import Reporting, told
+from trainmaster.training.resuming import Resumed
+
+KIND = "trainer"
+"""What makes these checkpoints, as their manifests say."""
+
+
+class Stopped(Exception):  # noqa: N818 - it went as asked
+    """The job was asked to stop, and has saved what it should."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop.cause)
+        self.stop = stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best checkpoint so far."""
+
+    step: int
+    value: float
+    where: str | None = None
+    """None while it is not committed; in a checkpoint, when it is this one."""
+
+
+class Session:
+    """One rank's connection to all that is around a training. `save`, `wait` and `look` are collective."""
+
+    def __init__(
+        self,
+        document: Document,
+        prepared: Prepared,
+        *,
+        process: Process,
+        reporter: Reporter,
+        reporting: Reporting | None,
+        resumed: Resumed | None,
+        tracker_run: str | None = None,
+    ) -> None:
+        """Connect.
+
+        Args:
+            document: what was asked for.
+            prepared: what it is done with.
+            process: this rank among all.
+            reporter: of this rank.
+            reporting: what tells of the training's course; None on all ranks but the first.
+            resumed: the checkpoint that the training goes on from.
+            tracker_run: the run of the experiment tracker that a later attempt has to join.
+        """
+        output = document.output
+        self._document = document
+        self._prepared = prepared
+        self._process = process
+        self._reporting = reporting
+        self._tracker_run = tracker_run
+        self._root = reporter.checkpoint_root()
+        self._saver = Saver(self._root, process, keep=output.save_total_limit, reporter=reporter)
+        self._copies = (
+            NodeCopies(self._root, reporter, keep=output.save_total_limit) if output.save_on_each_node else None
+        )
+        self.reporter = reporter
+        self._wishes = Wishes(process)
+        self._metrics: dict[str, float] = {}
+        self.resumed = resumed
+        self._latest = None if resumed is None else resumed.where
+        self._best: Best | None = None
+        if resumed is not None and (saved := resumed.metadata.get("best")):
+            self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
+        self._told_of_metric = False
+        self.saved_step: int | None = None
+        """The step at which the last save began."""
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop that was agreed on in the last look."""
+        return self._wishes.stop
+
+    def look(self) -> bool:
+        """See what is wanted of the job now; whether a save is."""
+        return self._wishes.look()
+
+    @property
+    def best_needs_evaluation(self) -> bool:
+        """Whether a checkpoint has to be evaluated to know how good it is."""
+        return (self._document.output.metric_for_best_model or "").startswith("eval_")
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """For the time of an evaluation."""
+        with contextlib.ExitStack() as scope:
+            if self._reporting is not None:
+                scope.enter_context(self.reporter.phase("evaluating"))
+                scope.enter_context(self._reporting.not_training())
+            yield
+
+    def take_metrics(self, logs: Mapping[str, Any]) -> None:
+        """Take note of what the loop logs: a checkpoint says how good it was."""
+        self._metrics |= {name: value for name, value in told(logs).items() if not name.startswith("eval_")}
+
+    def prepare(self, tree: Any) -> None:
+        """Get the memory that a save of this tree takes, in the background."""
+        self._saver.prepare(tree)
+
+    def save(
+        self, tree: Any, *, state: Mapping[str, Any], evaluated: Mapping[str, float], progress: Mapping[str, Any]
+    ) -> None:
+        """Begin to save; training goes on when this returns.
+
+        Args:
+            tree: weights, optimizer, scheduler and the like.
+            state: the loop's own.
+            evaluated: what an evaluation at this very step gave.
+            progress: whatever else a resume has to know.
+        """
+        with self._reporting.not_training() if self._reporting is not None else contextlib.nullcontext(), _writing():
+            self.wait()
+            step, metrics = state["global_step"], {**self._metrics, **told(evaluated)}
+            better = self._better(step, metrics)
+            if evaluated or not self.best_needs_evaluation:
+                self._require_metric(metrics)
+            self._saver.save(
+                tree,
+                rel_path=f"checkpoint-{step}",
+                step=step,
+                epoch=state["epoch"],
+                metrics=metrics,
+                metadata={
+                    "trainer_state": state,
+                    "best": None if (best := better or self._best) is None else asdict(best),
+                    "tracker_run": self._tracker_run,
+                    "rows_key": self._prepared.rows_key,
+                    "model_key": self._prepared.model_key,
+                    **progress,
+                },
+                files={"training.json": self._document.text},
+                point=(LATEST, BEST) if better else (LATEST,),
+                kind=KIND,
+            )
+        self._best = better or self._best
+        self.saved_step = step
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved any more.
+
+        Raises:
+            SaveError: a checkpoint could not be written.
+            NotOwnerError: another attempt owns the job now.
+        """
+        with _writing():
+            saved = self._saver.wait()
+        if saved is None:
+            return
+        self._latest = self._root.locate(saved.rel_path)
+        if self._best is not None and self._best.where is None:
+            self._best = replace(self._best, where=self._latest)
+        if self._copies is not None:
+            self._copies.make(saved.rel_path)
+
+    def load_best(self, template: Any) -> Any:
+        """What the template has of the best checkpoint; None where none is the best, or it is the latest."""
+        if self._best is None or self._best.where is None or self._best.where == self._latest:
+            return None
+        root, rel_path = open_checkpoint(self._best.where)
+        try:
+            return Saver(root, self._process, reporter=self.reporter).load(rel_path, template, partial=True).tree
+        except (FileNotFoundError, CorruptCheckpointError) as error:
+            if self._process.index == 0:
+                self.reporter.note(f"the result is the last model, since the best one cannot be read: {error}")
+            return None
+
+    def _require_metric(self, metrics: Mapping[str, float]) -> None:
+        """Say, once, when what the best checkpoint is to be known by is not measured."""
+        name = self._document.output.metric_for_best_model
+        if name is None or name in metrics or self._told_of_metric or self._process.index != 0:
+            return
+        self._told_of_metric = True
+        has = ", ".join(sorted(metrics)) or "none yet"
+        self.reporter.note(
+            f"no checkpoint is the best: {name} (metric_for_best_model) is none of its metrics; it has {has}"
+        )
+
+    def _better(self, step: int, metrics: Mapping[str, float]) -> Best | None:
+        output = self._document.output
+        value = metrics.get(output.metric_for_best_model or "")
+        if value is None or not math.isfinite(value):
+            return None
+        if self._best is None or (value > self._best.value if output.best_is_greater else value < self._best.value):
+            return Best(step=step, value=value)
+        return None
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SaveError(f"a checkpoint could not be written: {error}") from error

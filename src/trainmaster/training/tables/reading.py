@@ -1,0 +1,224 @@
+"""Reading a table of Iceberg: its metadata, which shards it makes, and the rows of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.cache import key_of
+from trainmaster.training.fetching.files import local_path
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyiceberg.table import FileScanTask, StaticTable
+    from pyiceberg.table.snapshots import Snapshot
+
+PART_SUFFIX = ".part"
+"""Ends the name of a shard that somebody is writing, or was."""
+_FORM = 2
+"""Of what is kept: another number, and nothing that is kept is taken any more."""
+_REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "403", "EXPIRED_TOKEN")
+_ABSENCES = ("NO_SUCH_BUCKET", "NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "404")
+"""What pyarrow says of a store's answers."""
+_NAMES_OF_COLUMNS = "schema.name-mapping.default"
+"""The property that says which columns files have that name none by number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A table, and how it is read; it travels to the processes that write its shards."""
+
+    location: str
+    access: Access
+    store: Mapping[str, str]
+
+    @classmethod
+    def reached(cls, location: str, access: Access) -> Self:
+        """The table at a location, read with the keys of the role, or with those of the environment."""
+        return cls(location=location, access=replace(access, s3_credentials=None), store=_store(access))
+
+    def table(self) -> StaticTable:
+        """The table, read through `files` alone: what its metadata says of that is not asked."""
+        from pyiceberg.catalog.noop import NoopCatalog
+        from pyiceberg.serializers import FromInputFile
+        from pyiceberg.table import StaticTable
+
+        files = self._files()
+        return StaticTable(
+            identifier=("table", self.location),
+            metadata_location=self.location,
+            metadata=FromInputFile.table_metadata(files.new_input(self.location)),
+            io=files,
+            catalog=NoopCatalog("table"),
+        )
+
+    def snapshot(self, table: StaticTable) -> Snapshot:
+        """The rows that the table has now.
+
+        Raises:
+            InputError: it never had any.
+        """
+        snapshot = table.metadata.current_snapshot()
+        if snapshot is None:
+            raise InputError(f"{self.location}: the table holds no rows yet")
+        return snapshot
+
+    def key(self, table: StaticTable, count: int) -> str:
+        """The key of its shards: what they are made from, and how many they are.
+
+        A copy of a table has the same ids, and the numbers of schemas are each table's own. What tells two apart is
+        where the snapshot lists its files, on which store, and as what their columns are read. The place of the
+        metadata itself says less: of one snapshot there may be several, and they make the same shards.
+        """
+        metadata, snapshot = table.metadata, self.snapshot(table)
+        return key_of(
+            "iceberg",
+            _FORM,
+            *(str(metadata.table_uuid), snapshot.snapshot_id, snapshot.manifest_list),
+            self.store.get("s3.endpoint") if snapshot.manifest_list.startswith("s3") else None,
+            table.schema().model_dump(mode="json"),
+            metadata.properties.get(_NAMES_OF_COLUMNS),
+            count,
+        )
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """What the libraries raise as our own errors."""
+        location = self.location
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise InputError(f"{location}: there is no such table: {_line(error)}") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise  # of this machine: its disk is full, say
+            if any(word in str(error) for word in _REFUSALS):
+                raise CredentialsError(f"{location}: {_line(error)}; {self.access.remedies.s3_keys}") from error
+            if any(word in str(error) for word in _ABSENCES):
+                raise InputError(f"{location}: there is no such table: {_line(error)}") from error
+            raise UnavailableError(f"{location}: {_line(error)}") from error
+        except Exception as error:
+            about_it = type(error).__module__ == "pyiceberg.exceptions" or isinstance(error, ValueError | KeyError)
+            if not about_it:
+                raise
+            raise InputError(f"{location} cannot be read as a table of Iceberg: {_line(error)}") from error
+
+    def _files(self) -> Any:
+        from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+        access = self.access
+
+        class Files(PyArrowFileIO):
+            """Files on S3, and below the data roots: a table's metadata may name any."""
+
+            def new_input(self, location: str) -> PyArrowFile:
+                scheme, _, path = self.parse_location(location)
+                if scheme == "file":
+                    local_path(path, access)  # the very path that is opened
+                elif scheme not in ("s3", "s3a", "s3n"):
+                    raise InputError(f"{location}: tables are read from s3:// and from files alone")
+                return super().new_input(location)
+
+        return Files(dict(self.store))
+
+
+def shard_names(count: int) -> list[str]:
+    """The files of so many shards."""
+    return [f"shard-{index:05}-of-{count:05}.arrow" for index in range(count)]
+
+
+def files_of(table: StaticTable) -> list[FileScanTask]:
+    """The table's files, in an order that is the same for all who ask."""
+    return sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
+
+
+def write_shard(table: StaticTable, index: int, count: int, target: Path) -> None:
+    """Write one of so many shards, whole or not at all."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    # Of a name that nobody else takes: who was cut off from the rest may be writing the same shard still.
+    part = target.with_name(f".{target.name}.{os.urandom(6).hex()}{PART_SUFFIX}")
+    try:
+        with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in _share(table, index, count):
+                writer.write_batch(_conforming(batch, schema))
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def rows_in(file: Path) -> int:
+    """How many rows a shard has."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(file)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+
+
+def _share(table: StaticTable, index: int, count: int) -> Iterator[RecordBatch]:
+    """One of so many shares of a table's rows, all about as large: a span of all rows, in the order of their files."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    tasks = files_of(table)
+    total = sum(task.file.record_count for task in tasks)
+    first, end = total * index // count, total * (index + 1) // count
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    start = 0
+    for task in tasks:
+        size = task.file.record_count
+        begins, ends = max(first - start, 0), min(end - start, size)
+        if begins < ends:
+            # Rows that were deleted since are still in the count: whoever has the file's last rows takes what is left.
+            yield from _cut(scan.to_record_batches([task]), begins, None if ends == size else ends)
+        start += size
+
+
+def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterator[RecordBatch]:
+    """Of rows in batches those from `begin` on, before `end`."""
+    position = 0
+    for batch in batches:
+        low = max(begin - position, 0)
+        high = batch.num_rows if end is None else min(end - position, batch.num_rows)
+        if low < high:
+            yield batch.slice(low, high - low)
+        position += batch.num_rows
+
+
+def _conforming(batch: RecordBatch, schema: Any) -> RecordBatch:
+    """The batch in the table's own types: files may have others of the same meaning."""
+    return batch if batch.schema.equals(schema) else batch.cast(schema)
+
+
+def _store(access: Access) -> dict[str, str]:
+    """How the store is reached."""
+    given: dict[str, str | None]
+    if access.s3_credentials is not None:
+        keys = access.s3_credentials()
+        given = {
+            "access-key-id": keys["access_key_id"],
+            "secret-access-key": keys["secret_access_key"],
+            "session-token": keys["token"],
+        }
+    else:
+        given = {
+            "access-key-id": os.environ.get("AWS_ACCESS_KEY_ID"),
+            "secret-access-key": os.environ.get("AWS_SECRET_ACCESS_KEY"),
+            "session-token": os.environ.get("AWS_SESSION_TOKEN"),
+        }
+    given["endpoint"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    given["region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return {f"s3.{name}": value for name, value in given.items() if value}
+
+
+def _line(error: BaseException) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:500]
