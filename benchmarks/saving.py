@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figure, Peer, Progress, WrongResultError, machine, table
+from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.saving import Saver
 
 SMALL = 10_000_000
 LARGE = 1_700_000_000

@@ -17,8 +17,8 @@ from typing import Any
 
 import fireworks_methods
 
+from trainmaster.server.doors.tinker.router import By, DoorRoute
 from trainmaster.server.doors.tinker.routes import ROUTES
-from trainmaster.server.doors.tinker.routing import By, DoorRoute
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"

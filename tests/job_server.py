@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from real_server import ENDED, RealServer, wait_for
-from trainmaster.protocol.rundir import RunDirectory, log_stream
+from trainmaster.protocol.run_directory import RunDirectory, log_stream
 
 NO_GPU = {"gpu_count": 0}
 

@@ -23,8 +23,8 @@ import pytest
 
 from job_server import JobServer, pids, shown_of
 from real_server import ENDED, wait_for
-from trainmaster.backends.local.forkclient import ForkServer
-from trainmaster.protocol.rundir import read_lines, worker_stream
+from trainmaster.backends.local.fork_client import ForkServer
+from trainmaster.protocol.run_directory import read_lines, worker_stream
 
 TRANSPORTS = ("files", "http")
 PYTHON = sys.executable

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.protocol.processes import ProcessIdentity, is_alive
 
 COMMAND = Path(sys.executable).with_name("trainmaster")

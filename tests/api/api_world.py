@@ -18,23 +18,23 @@ import uvicorn
 from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of
-from trainmaster.protocol.rundir import RunDirectory, log_stream, metrics_stream
+from trainmaster.protocol.run_directory import RunDirectory, log_stream, metrics_stream
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launching import attempt_request
-from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job, Progress
 from trainmaster.server.core.keys import KeyScope, key_digest, key_id_of, new_key
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Gpu, Node, Share
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.front import Front
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.http.middleware import Front
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import accounts, jobs, keys, nodes
 from trainmaster.server.store.database import Database

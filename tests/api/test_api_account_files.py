@@ -20,7 +20,7 @@ from fireworks_world import MODEL, Door, door_of, knowing
 from attacker import UID, give, interfering
 from deep_tree import deep_tree
 from model_config import model_config
-from trainmaster.server.coordinator.checking import DataCheck, DataChecks
+from trainmaster.server.coordinator.data_checks import DataCheck, DataChecks
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings

@@ -19,8 +19,8 @@ import pytest
 from api_world import Api, Served, World
 
 from data_tokenizer import make_tokenizer
-from trainmaster.server.coordinator import checking
-from trainmaster.server.coordinator.checking import DataCheck, DataChecks
+from trainmaster.server.coordinator import data_checks as checking
+from trainmaster.server.coordinator.data_checks import DataCheck, DataChecks
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import ConflictError, RefusedError
 from trainmaster.server.settings.settings import Settings

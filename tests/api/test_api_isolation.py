@@ -18,12 +18,12 @@ import pytest
 import sqlalchemy as sa
 from api_world import COMMAND, EVERYTHING, SEALER, WAIT_S, Api, Served, World, wait_for
 
-from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.http.auth import AT_ONCE
-from trainmaster.server.http.trials import AT_ONCE_OF_AN_ACCOUNT
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.http.webhook_test_delivery import AT_ONCE_OF_AN_ACCOUNT
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.store import nodes, schema
 
 

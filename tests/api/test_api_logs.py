@@ -14,7 +14,7 @@ import pytest
 from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
 
 from trainmaster.server.http.logs import files
-from trainmaster.server.http.logs.reading import LogReader, LogSight
+from trainmaster.server.http.logs.reader import LogReader, LogSight
 from trainmaster.server.http.wire.logs import LogPage
 
 
@@ -335,7 +335,7 @@ def test_many_followers_miss_nothing(api: Api, served: Served, world: World) -> 
 
 
 def test_quiet_stream_has_heartbeats(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.server.http.follow.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("trainmaster.server.http.followers.HEARTBEAT_S", 0.2)
     job_id = api.submit()
     with api.http.stream("GET", f"/v1/jobs/{job_id}/logs?follow=1") as response:
         quiet = response.iter_lines()
@@ -354,7 +354,7 @@ def test_failure_in_the_middle_of_a_stream_is_told(
         def explode(*arguments: object, **options: object) -> object:
             raise PermissionError("no")
 
-        monkeypatch.setattr("trainmaster.server.http.logs.reading.LogReader.read", explode)
+        monkeypatch.setattr("trainmaster.server.http.logs.reader.LogReader.read", explode)
         world.write(job, "two\n")
         failed, done = events
     assert (failed.event, failed.json()["code"], done.data) == ("error", "INTERNAL", "[DONE]")
@@ -484,7 +484,7 @@ def test_long_line_that_is_overwritten_is_cut_between_two_states(api: Api, world
 def test_follower_sees_the_newest_state_of_a_line_as_it_changes(
     api: Api, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.server.http.follow.PASSING_EVERY_S", 0.3)
+    monkeypatch.setattr("trainmaster.server.http.followers.PASSING_EVERY_S", 0.3)
     job_id = api.submit()
     job = world.start(job_id)
     with api.stream(f"/v1/jobs/{job_id}/logs") as events:

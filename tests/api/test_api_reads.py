@@ -17,7 +17,7 @@ from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.envelope import encoded
 from trainmaster.server.http.summaries import plain_query
 from trainmaster.server.http.wire.jobs import ControlledJob, JobList, JobResource
-from trainmaster.server.http.wire.waiting import MOST_BLOCKERS, PendingResource, pending_document
+from trainmaster.server.http.wire.wait_reasons import MOST_BLOCKERS, PendingResource, pending_document
 from trainmaster.server.scheduling.explain import Blocker, Explanation, PendingCode
 from trainmaster.server.scheduling.shortage import BestNode
 

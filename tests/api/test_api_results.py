@@ -12,8 +12,8 @@ from api_world import WAIT_S, Api, Served, World, wait_for
 from sqlalchemy import Connection
 
 from trainmaster.client import Client
-from trainmaster.protocol.gaps import Gap
-from trainmaster.protocol.rundir import log_stream
+from trainmaster.protocol.log_gaps import Gap
+from trainmaster.protocol.run_directory import log_stream
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.retention import Keep

@@ -22,9 +22,9 @@ from sqlalchemy import Connection
 
 from tls_files import self_signed
 from trainmaster.client import SignatureError, verify_webhook
-from trainmaster.server.coordinator import posting
-from trainmaster.server.coordinator.posting import is_public, url_problem
-from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator import webhook_delivery
+from trainmaster.server.coordinator.webhook_delivery import is_public, url_problem
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries, most_tries, retry_delay_s
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.store import events, leases
@@ -445,7 +445,7 @@ def test_public_address_is_fine() -> None:
 def test_name_that_resolves_to_a_private_address_is_not_connected_to(name: str) -> None:
     with receiving() as receiver:
         port = receiver.url.rpartition(":")[2]
-        with pytest.raises(posting.DeliveryError, match=r"no public address|has no address"):
+        with pytest.raises(webhook_delivery.DeliveryError, match=r"no public address|has no address"):
             post(f"http://{name}:{port}", ca=None, private_addresses=False)
         assert receiver.arrived == []
 
@@ -472,8 +472,8 @@ def test_tries_are_further_and_further_apart_for_a_day() -> None:
 
 
 def test_signature_is_checked() -> None:
-    message = posting.trial("test-1", "a", 1000.0)
-    headers = posting.headers_of(message, "the secret", 1000.0)
+    message = webhook_delivery.trial("test-1", "a", 1000.0)
+    headers = webhook_delivery.headers_of(message, "the secret", 1000.0)
     assert verify_webhook("the secret", headers, message.body, now=1010.0)["type"] == "test"
     lower = {name.lower(): value for name, value in headers.items()}
     assert verify_webhook("the secret", lower, message.body, now=990.0)["type"] == "test"
@@ -507,7 +507,7 @@ def test_receiver_with_tls_is_checked_by_its_name(tmp_path: Path) -> None:
         assert post(f"https://localhost:{port}", ca=files.cert) == 200
         assert receiver.taken[0]["type"] == "test"
         for host, ca in (("127.1", files.cert), ("localhost", None)):
-            with pytest.raises(posting.DeliveryError, match="certificate verify failed"):
+            with pytest.raises(webhook_delivery.DeliveryError, match="certificate verify failed"):
                 post(f"https://{host}:{port}", ca=ca)
         assert len(receiver.arrived) == 1
 
@@ -517,8 +517,8 @@ def post(url: str, *, ca: Path | None, private_addresses: bool = True) -> int:
 
     async def send() -> int:
         now = time.time()
-        message = posting.trial("test-1", "a", now)
-        async with posting.Poster(private_addresses=private_addresses, ca=ca, timeout_s=30) as poster:
-            return await poster.post(url, message, posting.headers_of(message, Receiver.secret, now))
+        message = webhook_delivery.trial("test-1", "a", now)
+        async with webhook_delivery.Poster(private_addresses=private_addresses, ca=ca, timeout_s=30) as poster:
+            return await poster.post(url, message, webhook_delivery.headers_of(message, Receiver.secret, now))
 
     return asyncio.run(send())

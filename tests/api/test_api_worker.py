@@ -14,7 +14,7 @@ import pytest
 from api_world import WAIT_S, Api, Served, World, wait_for
 
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import log_stream
+from trainmaster.protocol.run_directory import log_stream
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Share
 

@@ -33,7 +33,7 @@ from trainmaster.server.http.context import ApiContext
 from trainmaster.server.settings.settings import NamedPath
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.listing import JobQuery, page
+from trainmaster.server.store.job_list import JobQuery, page
 
 MODEL = "Qwen/Qwen3-8B"
 ALIAS = "accounts/fireworks/models/qwen3-8b"

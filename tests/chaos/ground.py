@@ -17,7 +17,7 @@ import httpx
 from sqlalchemy import Connection, create_engine
 
 from real_server import RealServer, wait_for
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.server.store import leases
 from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope

@@ -12,16 +12,16 @@ from typing import Any
 from trainmaster.backends.scripted import Script, ScriptedBackend, ScriptedWorld, succeed
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.acting import Acting
+from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.loop import Coordinator, Pace
-from trainmaster.server.coordinator.reporting import NodeReports
+from trainmaster.server.coordinator.node_reports import NodeReports
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.job import Attempt, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
 from trainmaster.server.core.spec import parse_submit
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import allocations, attempts, checkpoints, events, jobs, leases
 from trainmaster.server.store.database import Database

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.reasons import Phase, Reason, StopCause
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     endpoint_document,
     events_stream,
     exit_document,
@@ -24,12 +24,12 @@ from trainmaster.protocol.rundir import (
     worker_stream,
 )
 from trainmaster.server.coordinator.explain import Waiting
-from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Node, Share
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.http.wire.jobs import JobResource, JobView, job_json
 from trainmaster.server.storage import run_directory

@@ -15,7 +15,7 @@ from harness import ACCOUNT, Cluster
 from trainmaster.backends.scripted import Act
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import beat_document
+from trainmaster.protocol.run_directory import beat_document
 from trainmaster.server.coordinator import loop
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus

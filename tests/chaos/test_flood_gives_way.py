@@ -11,7 +11,7 @@ from harness import Cluster
 
 from trainmaster.backends.scripted import Act
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import events_stream
+from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.storage import ARTIFACTS

@@ -12,7 +12,7 @@ from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 
 WORKLOAD = {"kind": "command", "argv": ["true"], "environment": {"PASSWORD": "hunter2"}}
 GIVEN = Secrets(environment={"PASSWORD": "hunter2"})

@@ -150,7 +150,7 @@ def test_variables_of_settings_are_not_passed_on(tmp_path: Path) -> None:
     """What a server starts, the fork server and through it every worker, must not find the server's keys."""
     code = (
         "import os; os.environ['TRAINMASTER_SECRET_KEY'] = 'x'; os.environ['TRAINMASTER_URL'] = 'y'\n"
-        "from trainmaster.server.settings.resolving import forget_variables\n"
+        "from trainmaster.server.settings.resolution import forget_variables\n"
         "forget_variables(); print(sorted(name for name in os.environ if name.startswith('TRAINMASTER_')))"
     )
     command: list[Any] = [sys.executable, "-c", code]

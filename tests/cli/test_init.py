@@ -16,7 +16,7 @@ import pytest
 from cli_server import WAIT_S
 from typer.testing import Result
 
-from trainmaster.cli.jobfile import load
+from trainmaster.cli.job_file import load
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.support import BUILT_IN

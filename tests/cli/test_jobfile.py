@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.jobfile import changed, load, pairs, set_values
+from trainmaster.cli.job_file import changed, load, pairs, set_values
 
 
 def loaded(tmp_path: Path, text: str) -> object:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainmaster.cli.plotting import plot
+from trainmaster.cli.plot import plot
 
 
 def dots(lines: list[str]) -> int:

@@ -87,7 +87,7 @@ def end_processes(directory: Path) -> None:
     import json
     import signal
 
-    from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+    from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 
     with contextlib.suppress(OSError, ForkServerError, KeyError):
         ForkServer(directory / "forkserver")._exchange({"op": "retire"})

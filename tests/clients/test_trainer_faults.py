@@ -14,7 +14,7 @@ import pytest
 
 from real_server import PATIENCE_S, RealServer, wait_for
 from trainmaster import TrainerClient
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.trainer import CustomTrainer, LocalProcessBackendConfig, TrainJob
 from trainmaster.trainer.options import (
     ActiveDeadlineSeconds,

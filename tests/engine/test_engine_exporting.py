@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import make_checkpoint, random_tokens, reference
 from transformers import AutoTokenizer
 
-from trainmaster.engine import exporting
+from trainmaster.engine import export as exporting
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, LoraOptions, Pass, Trained
 

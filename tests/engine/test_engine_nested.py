@@ -21,7 +21,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.exporting import export_adapter, export_model, read_adapter
+from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained

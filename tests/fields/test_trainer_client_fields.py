@@ -11,9 +11,9 @@ import pytest
 from field_tables import Field, broken_reference, fields_of
 
 from trainmaster.trainer import configs, options, types
-from trainmaster.trainer.choosing import Surroundings, choose
-from trainmaster.trainer.compiling import job_document
-from trainmaster.trainer.runtimes.reading import built_in
+from trainmaster.trainer.job_document import job_document
+from trainmaster.trainer.runtimes.yaml_file import built_in
+from trainmaster.trainer.server_choice import Surroundings, choose
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from trainmaster.jobs import ExecutionSpec, RestoreableJob
-from trainmaster.jobs.loading import InexactResumeError
+from trainmaster.jobs.checkpoint_reader import InexactResumeError
 from trainmaster.jobs.process import connected
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.process import ProcessError, connected, current_process
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.saving import Saver
 
 
 def main(rank: int, place: Path) -> None:

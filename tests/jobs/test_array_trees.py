@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as arrays
 
 from trainmaster.jobs import trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.trees import ANYTHING, Buffers, TreeError, writing
+from trainmaster.jobs.trees import ANYTHING, Buffers, TreeError, writer
 
 # PyTorch says so of every tensor of complex32.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -97,7 +97,7 @@ def test_tree_saved_and_read_is_the_same_to_the_bit(tree: Any) -> None:
 @given(tree=any_tree, limit=st.integers(8, 64))
 def test_tree_saved_in_many_small_files_is_the_same(tree: Any, limit: int) -> None:
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "SHARD_BYTES", limit)
+        patch.setattr(writer, "SHARD_BYTES", limit)
         digests = trees.plan(tree).start(Path(name), Buffers(0)).result()
         assert same(trees.read(Path(name), tree, digests=digests), tree)
         assert set(digests) == {path.name for path in Path(name).iterdir()}
@@ -266,7 +266,7 @@ def test_partial_restore_takes_what_fits_and_keeps_the_rest(tmp_path: Path) -> N
 
 
 def test_partial_restore_does_not_read_what_it_does_not_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "SHARD_BYTES", 8)
+    monkeypatch.setattr(writer, "SHARD_BYTES", 8)
     digests = trees.write({"a": torch.ones(4), "b": torch.ones(4)}, tmp_path)
     (tmp_path / "arrays-00001.safetensors").unlink()
     found = trees.read(tmp_path, {"a": torch.zeros(4)}, partial=True, digests=digests)
@@ -340,7 +340,7 @@ def test_full_disk_is_an_error_of_the_result(tmp_path: Path) -> None:
 def test_staging_memory_stays_below_its_limit_and_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "SHARD_BYTES", 1 << 20)
+    monkeypatch.setattr(writer, "SHARD_BYTES", 1 << 20)
     size = 1 << 20
     tree = {str(index): torch.full((size,), index, dtype=torch.uint8) for index in range(16)}
     buffers = Buffers(limit=4 << 20)

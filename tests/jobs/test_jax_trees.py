@@ -20,8 +20,8 @@ import pytest
 
 from trainmaster.jobs import trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.saving import Saver
 from trainmaster.jobs.trees import TreeError
 
 INSIDE = "TRAINMASTER_TESTS_OF_JAX"

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainmaster.jobs import ExecutionSpec, RestoreableJob, job, runner
+from trainmaster.jobs.checkpoint_reader import InexactResumeError
 from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.loading import InexactResumeError
 from trainmaster.jobs.run_plan import RunError, RunRequest
 from trainmaster.protocol.reasons import EXIT_STOPPED
 

@@ -323,7 +323,7 @@ def test_inside_a_job_the_request_comes_as_a_file_and_a_refusal_is_told(
 def test_resumed_run_rejoins_the_tracker(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.jobs import tracking
+    from trainmaster.jobs import tracker as tracking
 
     started: list[tuple[str, str | None]] = []
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster.jobs.tracking import Mirror, TrackerMissingError, tracker_for
+from trainmaster.jobs.tracker import Mirror, TrackerMissingError, tracker_for
 
 TRACKED = """
 import os
 import sys
 from pathlib import Path
-from trainmaster.jobs.tracking import tracker_for
+from trainmaster.jobs.tracker import tracker_for
 
 directory, run_id, first = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 tracker = tracker_for(os.environ.get("TRACKER", "trackio"), directory=Path(directory), group="team")

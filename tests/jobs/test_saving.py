@@ -19,14 +19,14 @@ import torch
 from checkpoint_files import assert_no_pickle, same
 from forked_ranks import run_ranks
 
-from trainmaster.jobs import rng, saving, trees
+from trainmaster.jobs import checkpoint_saver, rng, trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
+from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError, Saver
 from trainmaster.jobs.local_root import LocalRoot
 from trainmaster.jobs.owner import NotOwnerError
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.saving import InexactResumeError, SaveError, Saver
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol import environment
 
@@ -391,7 +391,7 @@ def test_failure_of_one_rank_is_told_to_all(tmp_path: Path) -> None:
         said = []
         with Saver(open_root(root), current_process()) as saver:
             if rank == 1:
-                saving.rng.write = _raise  # type: ignore[assignment]
+                checkpoint_saver.rng.write = _raise  # type: ignore[assignment]
             saver.save(TREE, rel_path="c-1", step=1)
             try:
                 saver.wait()
@@ -399,7 +399,7 @@ def test_failure_of_one_rank_is_told_to_all(tmp_path: Path) -> None:
                 said.append(f"{type(error).__name__}: {error}")
             assert open_root(root).committed() == []
             if rank == 1:
-                saving.rng.write = write
+                checkpoint_saver.rng.write = write
             saver.save(TREE, rel_path="c-2", step=2)
         return said
 
@@ -495,7 +495,7 @@ def test_rank_that_does_not_come_is_named_and_only_a_draft_is_left_of_it(tmp_pat
         saver = Saver(open_root(root), current_process(), timeout_s=1.0)
         if rank == 1:
             hang = threading.Event()
-            saving.rng.write = lambda *_: hang.wait() and {}  # type: ignore[assignment,return-value,func-returns-value]
+            checkpoint_saver.rng.write = lambda *_: hang.wait() and {}  # type: ignore[assignment,return-value,func-returns-value]
         saver.save(TREE, rel_path="c", step=1)
         if rank == 1:
             while not over.exists():

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from trainmaster.jobs import trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.saving import Saver
 from trainmaster.jobs.trees import ANYTHING, TreeError, torch_sharded
 
 WHOLE = {

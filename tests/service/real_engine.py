@@ -17,7 +17,7 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.process import Service
-from trainmaster.trainer_service.stopping import Wishes
+from trainmaster.trainer_service.stop_signal import Wishes
 
 
 class RealEngine:

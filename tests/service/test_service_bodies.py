@@ -23,8 +23,8 @@ from starlette.requests import Request
 
 from trainmaster.trainer_service import schema, wire
 from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.trainer_service.front.intake import Intake
 from trainmaster.trainer_service.front.refusals import BusyError
+from trainmaster.trainer_service.front.request_body import Intake
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from starlette.requests import Request
 from trainmaster.trainer_service import bodies, wire
 from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.front.futures import Futures
-from trainmaster.trainer_service.front.intake import Intake, size_of_fields
 from trainmaster.trainer_service.front.link import Link
 from trainmaster.trainer_service.front.refusals import BusyError
+from trainmaster.trainer_service.front.request_body import Intake, size_of_fields
 from trainmaster.trainer_service.front.saved import Saved
 from trainmaster.trainer_service.messages import Request as EngineRequest
 

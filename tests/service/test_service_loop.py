@@ -25,7 +25,7 @@ from trainmaster.trainer_service.failures import FatalError
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
 from trainmaster.trainer_service.process import Service
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
-from trainmaster.trainer_service.stopping import Wishes
+from trainmaster.trainer_service.stop_signal import Wishes
 
 
 class Loop:

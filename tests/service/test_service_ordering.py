@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.bodies import INLINE_BYTES
-from trainmaster.trainer_service.front import ordering, peeking
-from trainmaster.trainer_service.front.ordering import Order, Placement
-from trainmaster.trainer_service.front.pacing import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service.front import body_peek, operation_order
+from trainmaster.trainer_service.front.concurrency_limit import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service.front.operation_order import Order, Placement
 
 
 @given(st.integers(1, 40).flatmap(lambda count: st.permutations([*range(1, count + 1)] * 2)))
@@ -83,7 +83,7 @@ def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> No
 
 
 def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "REMEMBERED", 10)
+    monkeypatch.setattr(operation_order, "REMEMBERED", 10)
     order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     for seq_id in range(1, 101):
         order.place(seq_id, b"a", seq_id, size=1, room=True)
@@ -123,7 +123,7 @@ def test_burst_begins_in_order_and_a_few_at_a_time() -> None:
     asyncio.run(burst())
 
 
-def reading(body: bytes) -> tuple[peeking.Read, int]:
+def reading(body: bytes) -> tuple[body_peek.Read, int]:
     return lambda offset, count: body[offset : offset + count], len(body)
 
 
@@ -138,31 +138,31 @@ def json_pass(values: int, **members: Any) -> dict[str, Any]:
 def test_json_members_are_found_at_the_end(values: int) -> None:
     body = json.dumps(json_pass(values, model_id="s:train:0", seq_id=4)).encode()
     assert (len(body) > INLINE_BYTES) is (values > 3)
-    found = peeking.json_fields(*reading(body))
+    found = body_peek.json_fields(*reading(body))
     assert (found["model_id"], found["seq_id"]) == ("s:train:0", 4)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_members_are_found_at_both_ends(indent: int | None) -> None:
     body = {"num_samples": 2, "model_id": "m", **json_pass(100_000, seq_id=9, flag=True, nothing=None, ratio=-1.5e3)}
-    found = peeking.json_fields(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
+    found = body_peek.json_fields(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
     assert found == {"num_samples": 2, "model_id": "m", "seq_id": 9, "flag": True, "nothing": None, "ratio": -1500.0}
 
 
 def test_json_members_in_the_middle_are_not_guessed() -> None:
     whole = json_pass(100_000)
     body = json.dumps({"a": [1] * 50_000, "model_id": "m", "seq_id": 1, **whole}).encode()
-    assert peeking.json_fields(*reading(body)) == {}
+    assert body_peek.json_fields(*reading(body)) == {}
 
 
 def test_text_that_looks_like_members_is_not_taken_for_them() -> None:
     """A string at the end may hold anything, quotes among it."""
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5}'}).encode()
-    assert peeking.json_fields(*reading(body)) == {}
+    assert body_peek.json_fields(*reading(body)) == {}
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5', "seq_id": 6}).encode()
-    assert peeking.json_fields(*reading(body)) == {"seq_id": 6}
+    assert body_peek.json_fields(*reading(body)) == {"seq_id": 6}
     body = json.dumps({"data": [1] * 50_000, "inner": {"seq_id": 5, "model_id": "inner"}}).encode()
-    assert peeking.json_fields(*reading(body)) == {}
+    assert body_peek.json_fields(*reading(body)) == {}
 
 
 @given(
@@ -185,14 +185,14 @@ def test_what_is_found_in_large_json_is_true(members: dict[str, Any], indent: in
     ordered["\0large"] = [7] * 40_000
     ordered |= {name: members[name] for name in names[middle:]}
     body = json.dumps(ordered, indent=indent).encode()
-    for name, value in peeking.json_fields(*reading(body)).items():
+    for name, value in body_peek.json_fields(*reading(body)).items():
         assert ordered[name] == value
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"3", b"\xff"])
 def test_small_body_that_is_no_object_is_refused(body: bytes) -> None:
-    with pytest.raises(peeking.PeekError):
-        peeking.json_fields(*reading(body))
+    with pytest.raises(body_peek.PeekError):
+        body_peek.json_fields(*reading(body))
 
 
 def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
@@ -204,9 +204,9 @@ def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
 
 def test_protobuf_fields_are_found() -> None:
     expected = {"model_id": "s:train:0", "seq_id": 300}
-    assert peeking.protobuf_fields(*reading(protobuf_pass(3))) == expected
+    assert body_peek.protobuf_fields(*reading(protobuf_pass(3))) == expected
     packed = zstandard.ZstdCompressor().compress(protobuf_pass(1000, 500))
-    assert peeking.compressed_protobuf_fields(memoryview(packed)) == expected
+    assert body_peek.compressed_protobuf_fields(memoryview(packed)) == expected
 
 
 def test_protobuf_fields_are_found_behind_the_data() -> None:
@@ -214,18 +214,18 @@ def test_protobuf_fields_are_found_behind_the_data() -> None:
     data.data.add().model_input.add().encoded_text.tokens = bytes(1 << 20)
     ids = schema.ForwardBackwardRequest(model_id="m", seq_id=2)
     body = data.SerializeToString() + b"\x49" + bytes(8) + b"\x4d" + bytes(4) + ids.SerializeToString()
-    assert peeking.protobuf_fields(*reading(body)) == {"model_id": "m", "seq_id": 2}
+    assert body_peek.protobuf_fields(*reading(body)) == {"model_id": "m", "seq_id": 2}
 
 
 @pytest.mark.parametrize("body", [b"\x0b", b"\xff" * 12, b"\x80", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
-    with pytest.raises(peeking.PeekError):
-        peeking.protobuf_fields(*reading(body))
+    with pytest.raises(body_peek.PeekError):
+        body_peek.protobuf_fields(*reading(body))
 
 
 def test_compressed_garbage_is_refused() -> None:
-    with pytest.raises(peeking.PeekError):
-        peeking.compressed_protobuf_fields(memoryview(b"not compressed"))
+    with pytest.raises(body_peek.PeekError):
+        body_peek.compressed_protobuf_fields(memoryview(b"not compressed"))
 
 
 def test_search_in_protobuf_is_bounded() -> None:
@@ -237,7 +237,7 @@ def test_search_in_protobuf_is_bounded() -> None:
         reads += 1
         return (b"\x48\x01" * count)[:count]
 
-    assert peeking.protobuf_fields(counted, 1 << 30) == {}
+    assert body_peek.protobuf_fields(counted, 1 << 30) == {}
     assert reads < 5000
 
 
@@ -250,7 +250,7 @@ def test_only_the_ends_of_a_large_body_are_read(large: bytes) -> None:
         read += count
         return large[offset : offset + count]
 
-    look = peeking.json_fields if large.startswith(b"{") else peeking.protobuf_fields
+    look = body_peek.json_fields if large.startswith(b"{") else body_peek.protobuf_fields
     assert look(counted, len(large))["seq_id"]
     assert len(large) > 15_000_000
     assert read < 20_000

@@ -13,7 +13,7 @@ from real_engine import RealEngine
 from running_front import RunningFront
 from running_service import Client, FailedError, TestModel
 
-from trainmaster.trainer_service.saving import LEFT_BEHIND_TTL_S
+from trainmaster.trainer_service.model_checkpoints import LEFT_BEHIND_TTL_S
 
 STEPS = range(5)
 

@@ -13,10 +13,10 @@ from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.spec.filters import FilterOp
-from trainmaster.training.checking import check
 from trainmaster.training.data.config import Filter
-from trainmaster.training.data.filtering import predicate
 from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
+from trainmaster.training.data.row_filter import predicate
+from trainmaster.training.data_check import check
 from trainmaster.training.fetching import Access
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()

@@ -17,8 +17,9 @@ import pytest
 from data_tokenizer import GENERATION, PLAIN, make_tokenizer, shown
 from trainmaster.jobs import inputs, report
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.training import checking, preparing, progress, steps
-from trainmaster.training.data import building, load
+from trainmaster.training import data_check, progress, steps
+from trainmaster.training import prepare as preparing
+from trainmaster.training.data import dataset, load
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching import __main__ as fetching_step
 
@@ -95,7 +96,7 @@ def texts(path: str | None) -> list[str]:
 
     tokenizer = make_tokenizer()
     return [
-        shown(tokenizer, row["input_ids"], [label != building.IGNORED for label in row["labels"]])
+        shown(tokenizer, row["input_ids"], [label != dataset.IGNORED for label in row["labels"]])
         for row in load_from_disk(str(path))
     ]
 
@@ -174,7 +175,7 @@ def test_without_validation_there_is_no_eval_path(job: Job) -> None:
 def test_second_attempt_takes_what_the_first_prepared(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     first = job.prepare()
     os.utime(job.directory / "work" / "train.jsonl")  # shipped anew: another time, the same content
-    monkeypatch.setattr(building, "build", None)
+    monkeypatch.setattr(dataset, "build", None)
     assert job.prepare() == first
 
 
@@ -338,7 +339,7 @@ def marked(build: Any, directory: Path) -> Any:
 def test_two_jobs_prepare_the_same_once(
     job: Job, forked: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "build", marked(building.build, job.directory))
+    monkeypatch.setattr(dataset, "build", marked(dataset.build, job.directory))
     children = [forked(preparing.main) for _ in range(2)]
     assert all(ended_well(child) for child in children)
     assert len(list(job.directory.glob("build-*"))) == 1
@@ -348,14 +349,14 @@ def test_two_jobs_prepare_the_same_once(
 def test_preparing_that_was_killed_is_done_again_by_the_next(
     job: Job, forked: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = building.build
+    real = dataset.build
 
     def stuck(*arguments: Any, **options: Any) -> Any:
         real(*arguments, **options)
         (job.directory / "stuck").touch()
         time.sleep(WAIT_S)
 
-    monkeypatch.setattr(building, "build", stuck)
+    monkeypatch.setattr(dataset, "build", stuck)
     child = forked(preparing.main)
     deadline = time.monotonic() + WAIT_S
     while not (job.directory / "stuck").exists() and time.monotonic() < deadline:
@@ -363,7 +364,7 @@ def test_preparing_that_was_killed_is_done_again_by_the_next(
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert not (job.directory / "prepared" / "prepared.json").exists()
-    monkeypatch.setattr(building, "build", real)
+    monkeypatch.setattr(dataset, "build", real)
     assert len(texts(job.prepare()["train_path"])) == len(PAIRS)
     assert not list((job.directory / "cache").rglob("*.unfinished"))
 
@@ -434,10 +435,10 @@ def test_load_is_what_a_trainer_would_train_on(job: Job) -> None:
 def test_ranks_that_load_at_once_read_the_files_once(
     job: Job, forked: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.training.data import loading
+    from trainmaster.training.data import script_rows
 
     job.prepare(fetching_step.main)
-    monkeypatch.setattr(loading, "write_rows", marked(loading.write_rows, job.directory))
+    monkeypatch.setattr(script_rows, "write_rows", marked(script_rows.write_rows, job.directory))
     children = [forked(lambda: load().train[0]) for _ in range(3)]
     assert all(ended_well(child) for child in children)
     assert len(list(job.directory.glob("build-*"))) == 1
@@ -489,7 +490,7 @@ def run_with_tokens(job: Job, module: str, **options: Any) -> subprocess.Complet
 
 
 def test_code_of_a_tokenizer_sees_no_token_while_it_prepares(job: Job, spying: Path) -> None:
-    ended = run_with_tokens(job, "trainmaster.training.preparing", stdin=subprocess.DEVNULL)
+    ended = run_with_tokens(job, "trainmaster.training.prepare", stdin=subprocess.DEVNULL)
     assert ended.returncode == 0, ended.stderr
     assert inputs.prepared()["train_rows"] == len(PAIRS)
     assert "TRAINMASTER_CACHE_DIR=" in spying.read_text()
@@ -504,7 +505,7 @@ def test_code_of_a_tokenizer_sees_no_token_in_a_check(job: Job, spying: Path) ->
         sources=[{"path": "no.jsonl"}, {"path": "train.jsonl", "split": "train[:50%]"}],
     )
     request = {"document": inputs.training(), "limit": 2}
-    ended = run_with_tokens(job, "trainmaster.training.checking", input=json.dumps(request))
+    ended = run_with_tokens(job, "trainmaster.training.data_check", input=json.dumps(request))
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["problem"], found["max_seq_length"]) == (None, 64)
@@ -519,8 +520,8 @@ def test_code_of_a_tokenizer_sees_no_token_in_a_check(job: Job, spying: Path) ->
 
 
 def checked(job: Job, limit: int = 2) -> dict[str, Any]:
-    access = Access.from_environ(os.environ, beginning_bytes=checking.BEGINNING_BYTES)
-    return checking.check(inputs.training(), access, limit=limit)
+    access = Access.from_environ(os.environ, beginning_bytes=data_check.BEGINNING_BYTES)
+    return data_check.check(inputs.training(), access, limit=limit)
 
 
 def test_check_shows_what_the_model_will_see(job: Job) -> None:
@@ -550,7 +551,7 @@ def test_check_names_every_wrong_row_up_to_a_limit(job: Job) -> None:
 
 
 def test_check_looks_at_rows_that_it_does_not_tokenize(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MAX_ENCODED", 5)
+    monkeypatch.setattr(data_check, "MAX_ENCODED", 5)
     job.write("train.jsonl", [*PAIRS, {"text": 3}])
     (source,) = checked(job)["sources"]
     assert source["tokenized"] == 5
@@ -569,7 +570,7 @@ def test_check_goes_on_with_other_sources_and_without_a_tokenizer(job: Job) -> N
 
 
 def test_check_reads_no_more_than_it_has_to(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MAX_READ", 10)
+    monkeypatch.setattr(data_check, "MAX_READ", 10)
     (source,) = checked(job)["sources"]
     assert source["rows"] <= 10
     assert not source["complete"]

@@ -19,8 +19,8 @@ import pytest
 
 from trainmaster.training.data import formats
 from trainmaster.training.data.config import Filter, LocalSource, Sampling, Source
+from trainmaster.training.data.row_order import select
 from trainmaster.training.data.rows import Tally, rows_of, write_rows
-from trainmaster.training.data.sampling import select
 from trainmaster.training.errors import InputError, RowError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "zwei ü"}, {"id": 3, "text": "three\nlines"}]

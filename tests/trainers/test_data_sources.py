@@ -30,7 +30,7 @@ from trainmaster.training.fetching import (
     left_to_the_script,
 )
 from trainmaster.training.fetching.access import Service
-from trainmaster.training.fetching.choosing import card_data, choose, choose_from_hub
+from trainmaster.training.fetching.file_choice import card_data, choose, choose_from_hub
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
 MODEL = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights", "tokenizer.json": b"{}"}

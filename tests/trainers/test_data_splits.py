@@ -13,14 +13,14 @@ import pytest
 from data_servers import FileServer, Hub, serving
 
 from trainmaster.server.core.training.splits import Slice, read_split
+from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
-from trainmaster.trainer.tuning import training_from
 from trainmaster.trainer.types import DataFormat, TorchTuneConfig, TorchTuneInstructDataset
 from trainmaster.training.data.config import LocalSource, Source
 from trainmaster.training.data.rows import Tally, rows_of, write_rows
 from trainmaster.training.errors import InputError
 from trainmaster.training.fetching import Access, fetch_source
-from trainmaster.training.fetching.choosing import card_data, choose_from_hub
+from trainmaster.training.fetching.file_choice import card_data, choose_from_hub
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "arrow")
 

@@ -10,9 +10,9 @@ import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
 from trainmaster.training.data import build, explain_row
-from trainmaster.training.data.building import IGNORED, Built
 from trainmaster.training.data.config import DataConfig, LocalSource
-from trainmaster.training.data.encoding import Encoder
+from trainmaster.training.data.dataset import IGNORED, Built
+from trainmaster.training.data.encoder import Encoder
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 from trainmaster.training.errors import InputError, Origin, RowError
 

@@ -18,7 +18,7 @@ from data_servers import Hub, serving
 
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import objects
-from trainmaster.training import initializing
+from trainmaster.training import initializer as initializing
 from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching import Access, cache, hub, roles, s3
 

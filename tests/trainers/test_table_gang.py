@@ -20,7 +20,7 @@ from trainmaster.jobs import data_cache
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables import KIND
-from trainmaster.training.tables.reading import Source
+from trainmaster.training.tables.table_reader import Source
 
 MEMBER = subprocess.Popen[str]
 
@@ -47,10 +47,10 @@ class Meeting:
         self.members: list[MEMBER] = []
 
     def head(self) -> MEMBER:
-        return self._start("trainmaster.training.initializing", "dataset")
+        return self._start("trainmaster.training.initializer", "dataset")
 
     def writer(self, index: int) -> MEMBER:
-        return self._start("trainmaster.training.tables.writing", str(index))
+        return self._start("trainmaster.training.tables.shard_writer", str(index))
 
     def held_writer(self, index: int) -> MEMBER:
         """A writer that waits for work, and will not notice that there is some."""

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainmaster.jobs.control import LOOK_EVERY_S
+from trainmaster.jobs.control_file import LOOK_EVERY_S
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     import transformers  # noqa: F401
     from trl import SFTTrainer  # noqa: F401
 
-    import trainmaster.training.running  # noqa: F401
+    import trainmaster.training.run  # noqa: F401
 
     datasets.disable_progress_bars()
     assert threads() <= {"jemalloc_bg_thd"}, "such a thread would not survive the fork"

@@ -15,12 +15,12 @@ MODULE = "protocol/account_files"
 CALLERS = {
     "server/http/artifacts.py",
     "server/coordinator/base_models.py",
-    "server/coordinator/checking.py",
-    "server/coordinator/promoting.py",
+    "server/coordinator/data_checks.py",
+    "server/coordinator/promotion.py",
     "server/coordinator/retention.py",
     "server/coordinator/tombstones.py",
-    "protocol/gaps.py",
-    "protocol/rundir.py",
+    "protocol/log_gaps.py",
+    "protocol/run_directory.py",
     "storage.py",
 }
 """The server's modules that use it. Whoever is new here works on files of accounts: have it reviewed as such."""
@@ -34,14 +34,14 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "sources of mounts; the directory above each is the server's own",
         {".mkdir"},
     ),
-    "backends/container/connecting.py": (_OWN, {".read_bytes", ".write_text", ".replace"}),
-    "backends/container/following.py": ("/proc", {".read_text"}),
+    "backends/container/connection.py": (_OWN, {".read_bytes", ".write_text", ".replace"}),
+    "backends/container/container_process.py": ("/proc", {".read_text"}),
     "backends/container/memory.py": ("/proc, and the engine's cgroup", {".read_bytes", ".read_text"}),
-    "backends/container/outside.py": (
+    "backends/container/supervision.py": (
         "its plan is the server's own; streams are made in a directory of the server's own, without following a link",
         {".read_bytes", "os.open"},
     ),
-    "backends/container/packing.py": (
+    "backends/container/worker_archive.py": (
         _OWN,
         {".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"},
     ),
@@ -51,26 +51,26 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
     ),
     "backends/deferred.py": (_OWN, {".unlink"}),
-    "backends/local/forkclient.py": (_OWN, {".mkdir", "open", ".read_text"}),
-    "backends/local/passage.py": (
+    "backends/local/fork_client.py": (_OWN, {".mkdir", "open", ".read_text"}),
+    "backends/local/directory_access.py": (
         "the server's data directory and roots, whose entries are the server's own",
         {".iterdir", ".mkdir", ".chmod"},
     ),
     "server/coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
     "server/http/artifacts.py": ("reads what account_files has opened", {"open"}),
-    "server/coordinator/checking.py": (
+    "server/coordinator/data_checks.py": (
         "beside the check's directory, where only the server can write",
         {"open", "os.open"},
     ),
     "server/coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "server/coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
-    "protocol/gaps.py": ("what account_files has opened", {"open"}),
-    "protocol/handing.py": ("a descriptor", {"open"}),
+    "protocol/log_gaps.py": ("what account_files has opened", {"open"}),
+    "protocol/memory_file.py": ("a descriptor", {"open"}),
     "protocol/hints.py": (_OWN, {".unlink", ".chmod"}),
     "protocol/mpi_nodes.py": (_JOB, {"open"}),
     "protocol/processes.py": ("/proc", {".read_text"}),
-    "protocol/rundir.py": (
+    "protocol/run_directory.py": (
         "the run directory itself, above what a job writes; below, names in directories that account_files has opened",
         {
             *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.open", "os.chown", "os.fchown"),

@@ -17,7 +17,7 @@ from postgres_server import running_postgres
 from real_server import RealServer
 from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.process import problems
-from trainmaster.server.settings.resolving import resolve
+from trainmaster.server.settings.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy" / "compose.yaml"

@@ -21,14 +21,14 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.subscribing import Subscriptions
 from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import TrainingType
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.process import ensure_key
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store.database import Database
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.http import follow
-from trainmaster.server.http.follow import Followers, Piece
+from trainmaster.server.http import followers as follow
+from trainmaster.server.http.followers import Followers, Piece
 from trainmaster.server.store.database import Database
 
 FOLLOWERS = 20

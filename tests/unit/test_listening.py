@@ -7,7 +7,7 @@ import pytest
 
 from tls_files import self_signed
 from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.settings.listening import check, listening, url_of
+from trainmaster.server.settings.listener import check, listening, url_of
 from trainmaster.server.settings.settings import DEFAULT_RATE_LIMIT_PER_S, Settings
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.server.settings.resolving import resolve
+from trainmaster.server.settings.resolution import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.server.settings.sealing import KEY_FILE, Sealer, SealError, key_id_of
+from trainmaster.server.settings.encryption import KEY_FILE, Sealer, SealError, key_id_of
 from trainmaster.server.settings.settings import Settings
 
 ABOUT = "secrets/default/job-1/env.WANDB_API_KEY"

@@ -20,7 +20,7 @@ from trainmaster.protocol.launch import Lifetime
 
 if TYPE_CHECKING:
     from trainmaster.protocol.request import AttemptRequest
-    from trainmaster.protocol.rundir import RunDirectory
+    from trainmaster.protocol.run_directory import RunDirectory
 
 BACKENDS: Mapping[str, str] = {
     LOCAL: "trainmaster.backends.local:make",

@@ -10,10 +10,10 @@ from trainmaster.backends.base import Capabilities, LaunchError
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.sight import EngineFacts, Liveness
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from trainmaster.backends.base import Backend, Capabilities
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.sight import EngineFacts, Liveness
 
 
 class DeferredBackend:

@@ -17,7 +17,7 @@ from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     RunDirectory,
     endpoint_document,
     events_stream,
@@ -25,8 +25,8 @@ from trainmaster.protocol.rundir import (
     worker_stream,
 )
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.sight import EngineFacts, Liveness
 
 Act = Mapping[str, Any]
 """A record of the worker, or one of {"rank": record}, {"exit": {...}}, {"vanish": True}, {"endpoint": {...}}."""

@@ -127,7 +127,7 @@ def _say_refusal(error: ApiError) -> None:
 
 
 def _which_key() -> str:
-    from trainmaster.client.finding import KEY_VARIABLE, configured_url
+    from trainmaster.client.server_lookup import KEY_VARIABLE, configured_url
 
     if os.environ.get(KEY_VARIABLE):
         local = "" if configured_url() else ", or unset it to use the local server's own key"
@@ -139,7 +139,7 @@ def _which_key() -> str:
 
 
 def _where_to_look() -> str:
-    from trainmaster.client.finding import URL_VARIABLE, configured_url
+    from trainmaster.client.server_lookup import URL_VARIABLE, configured_url
 
     if os.environ.get(URL_VARIABLE):
         return f"check {URL_VARIABLE}, or unset it to use the local server"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from trainmaster.cli.exits import CommandError, say
-from trainmaster.cli.formatting import clock
+from trainmaster.cli.human_units import clock
 from trainmaster.client.errors import NotFoundError, SdkError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Named = TypeVar("Named", "JobSummary", "Tombstone")
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Jobs for the shell: handles, ids and names that begin with what was typed. Silent and quick, or nothing."""
     from trainmaster.client import Client, local
-    from trainmaster.client.finding import configured_url
+    from trainmaster.client.server_lookup import configured_url
 
     try:
         if configured_url() is None and local.find() is None:

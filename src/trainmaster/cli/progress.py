@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from trainmaster.cli.formatting import duration, number
+from trainmaster.cli.human_units import duration, number
 
 if TYPE_CHECKING:
     from trainmaster.client.types import Job, JobSummary

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainmaster.cli.formatting import duration
+from trainmaster.cli.human_units import duration
 from trainmaster.cli.progress import losses, steps
 from trainmaster.client.training_files import TRAINER
 

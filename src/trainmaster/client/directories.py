@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmaster.client.ignoring import Ignoring
+from trainmaster.client.gitignore import Ignoring
 
 LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
 """Directories that nobody means when they ship the one around them."""

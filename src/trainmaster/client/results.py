@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
+from trainmaster.client.checkpoint_verification import problems
 from trainmaster.client.connection import Connection
 from trainmaster.client.download import Target, download, targets
 from trainmaster.client.errors import DownloadError
 from trainmaster.client.types import Artifact, Checkpoint, Collection, JobCheckpoints, Tombstone, Usage
-from trainmaster.client.verifying import problems
 
 PAGE_SIZE = 1000
 LATEST, BEST = "latest", "best"

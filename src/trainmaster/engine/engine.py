@@ -17,7 +17,7 @@ import torch
 from trainmaster.engine import losses
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.exporting import export_adapter, export_model, read_adapter
+from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.models import State, TrainedModel, check_shapes, weights_state
 from trainmaster.engine.packing import cut, pack, share

@@ -19,9 +19,9 @@ from trainmaster.engine.activations import gated
 from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows
 from trainmaster.engine.attention import Attention
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.loading import load_weights
 from trainmaster.engine.lowrank import adapted_product
 from trainmaster.engine.rope import Turn, turn_of, turned
+from trainmaster.engine.weight_files import load_weights
 
 
 class Linear(nn.Module):

@@ -30,9 +30,9 @@ from trainmaster.engine.continuations import PIECE, Continuation, Generation, Li
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
-from trainmaster.engine.sampling import choose, likeliest, logprobs_of, tempered_logprobs_of
 from trainmaster.engine.snapshots import Snapshot
-from trainmaster.engine.stopping import end_tokens, read_tokenizer
+from trainmaster.engine.stop_conditions import end_tokens, read_tokenizer
+from trainmaster.engine.token_choice import choose, likeliest, logprobs_of, tempered_logprobs_of
 from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
 
 MAX_SEQUENCES = 256

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, committed, verify
-from trainmaster.jobs.control import Stop
+from trainmaster.jobs.control_file import Stop
 from trainmaster.jobs.owner import NotOwnerError
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Any, Generic, Self, TypeVar
 
 from trainmaster.jobs import ambient, report
 from trainmaster.jobs.config_document import config_type, overlay_of, plain, typed
-from trainmaster.jobs.control import Stop
-from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.control_file import Stop
+from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.jobs.tracking import NONE, Lines, tracker_for
-from trainmaster.jobs.wishes import Wishes
+from trainmaster.jobs.stop_requests import Wishes
+from trainmaster.jobs.tracker import NONE, Lines, tracker_for
 from trainmaster.protocol.reasons import Phase
 
 C = TypeVar("C")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.jobs.flushing import flush_path
+from trainmaster.jobs.fsync import flush_path
 
 MANIFEST = "manifest.json"
 """Written last into a checkpoint; a file of this name at its top belongs to the protocol."""

@@ -12,16 +12,16 @@ from typing import Any, ClassVar, TypeVar
 from trainmaster.jobs import ambient, job_key, report, theseus_checkpoint
 from trainmaster.jobs.basic_job import BasicJob
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_lookup import LATEST, find
+from trainmaster.jobs.checkpoint_reader import METADATA
+from trainmaster.jobs.checkpoint_saver import Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
-from trainmaster.jobs.finding import LATEST, find
-from trainmaster.jobs.loading import METADATA
-from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import ProcessError
 from trainmaster.jobs.registrar import Registrar
 from trainmaster.jobs.registry import name_of
 from trainmaster.jobs.roots import Root, checked, open_root
-from trainmaster.jobs.saving import Saver, finish_saves
 from trainmaster.jobs.spec import ExecutionSpec
 
 C = TypeVar("C")

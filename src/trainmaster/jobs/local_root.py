@@ -22,8 +22,8 @@ from trainmaster.jobs.checkpoint import (
     seal,
     verify,
 )
-from trainmaster.jobs.flushing import flush_path
-from trainmaster.jobs.locking import Lock, file_lock
+from trainmaster.jobs.fsync import flush_path
+from trainmaster.jobs.lock import Lock, file_lock
 from trainmaster.jobs.roots import checked
 
 _LOCK = ".lock"

@@ -32,7 +32,7 @@ from trainmaster.jobs.checkpoint import (
     require_space,
 )
 from trainmaster.jobs.local_copies import copy
-from trainmaster.jobs.locking import Lock, object_lock
+from trainmaster.jobs.lock import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import checked
 from trainmaster.protocol import environment

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Collection
 
 from trainmaster.jobs import report
-from trainmaster.jobs.committing import Saved
-from trainmaster.jobs.finding import BEST, find
-from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.checkpoint_lookup import BEST, find
+from trainmaster.jobs.commit import Saved
+from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.roots import Root
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.control import ControlReader, Stop
-from trainmaster.jobs.journal import Journal
+from trainmaster.jobs.control_file import ControlReader, Stop
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.owner import require_ownership
+from trainmaster.jobs.record_stream import Journal
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason

@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 
 from trainmaster.jobs import ambient, theseus_checkpoint
 from trainmaster.jobs.basic_job import make_job
+from trainmaster.jobs.checkpoint_lookup import BEST, LATEST, find, path_of, paths, pointed
+from trainmaster.jobs.checkpoint_saver import finish_saves
 from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob
 from trainmaster.jobs.config_document import from_yaml, overlaid, overlay_of
-from trainmaster.jobs.finding import BEST, LATEST, find, path_of, paths, pointed
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.registry import UnknownJobClassError, known_class
 from trainmaster.jobs.roots import Root, checked, open_root
-from trainmaster.jobs.saving import finish_saves
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.protocol.identity import POINTERS
 

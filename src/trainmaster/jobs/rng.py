@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.jobs.trees.reading import read_small
-from trainmaster.jobs.trees.writing import write_small
+from trainmaster.jobs.trees.reader import read_small
+from trainmaster.jobs.trees.writer import write_small
 
 
 @dataclass(frozen=True, slots=True)

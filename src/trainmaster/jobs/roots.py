@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
-from trainmaster.jobs.locking import Lock
+from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
 
 ANOTHER_SAVE = "-attempt-"

@@ -11,18 +11,18 @@ from typing import Any
 from trainmaster.jobs import ambient
 from trainmaster.jobs.basic_job import BasicJob, completed_document
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_lookup import LATEST, find, pointed
 from trainmaster.jobs.config_document import (
     ConfigurationError,
     differences,
     overlaid,
     overridden,
 )
-from trainmaster.jobs.finding import LATEST, find, pointed
 from trainmaster.jobs.hardware import HardwareRequest
 from trainmaster.jobs.restoreable_job import RestoreableJob, identity_and_configuration
 from trainmaster.jobs.roots import Root
 from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, ExecutionSpec
-from trainmaster.jobs.tracking import NONE
+from trainmaster.jobs.tracker import NONE
 from trainmaster.protocol import environment
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from trainmaster.jobs import report
 from trainmaster.jobs.basic_job import BasicJob, make_job
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_reader import InexactResumeError
 from trainmaster.jobs.config_document import ConfigurationError, to_yaml
 from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.loading import InexactResumeError
-from trainmaster.jobs.locking import Lock, LockedError
+from trainmaster.jobs.lock import Lock, LockedError
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
 from trainmaster.jobs.process import Process, connected, current_process
 from trainmaster.jobs.registry import UnknownJobClassError, job_class
@@ -28,7 +28,7 @@ from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.run_plan import Plan, RunError, RunRequest, next_after, plan_run
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.jobs.tracking import NONE, TrackerMissingError
+from trainmaster.jobs.tracker import NONE, TrackerMissingError
 from trainmaster.protocol import environment
 from trainmaster.protocol.identity import RUN_FILE
 from trainmaster.protocol.reasons import Reason

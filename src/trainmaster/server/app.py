@@ -23,9 +23,10 @@ from trainmaster.server.http.auth import Gate, refuse_unguarded
 from trainmaster.server.http.context import API, GATEWAY, ApiContext
 from trainmaster.server.http.envelope import request_id_of
 from trainmaster.server.http.errors import InternalError, WrongMethodError
-from trainmaster.server.http.follow import Followers
-from trainmaster.server.http.front import Front
+from trainmaster.server.http.followers import Followers
+from trainmaster.server.http.middleware import Front
 from trainmaster.server.http.requests import ALIAS, PREFIX
+from trainmaster.server.http.router import Handler, QuickHandler, RawRoute
 from trainmaster.server.http.routes import (
     accounts,
     artifacts,
@@ -51,11 +52,10 @@ from trainmaster.server.http.routes import (
     webhooks,
     worker,
 )
-from trainmaster.server.http.routing import Handler, QuickHandler, RawRoute
 from trainmaster.server.http.status import failure_at
 from trainmaster.server.http.submitting import Submissions
 from trainmaster.server.http.summaries import Summaries
-from trainmaster.server.http.trials import Trials
+from trainmaster.server.http.webhook_test_delivery import Trials
 
 ROOT = (health.router, prometheus.router)
 """What is at the root, whatever the server's roles."""

@@ -21,38 +21,39 @@ from sqlalchemy import Connection
 import trainmaster
 from trainmaster.backends import capabilities_of, check_names, names_from
 from trainmaster.backends.local.inventory import parse_simulated
-from trainmaster.protocol.datadir import AT_REST, KEPT
+from trainmaster.protocol.data_directory import AT_REST, KEPT
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.rundir import OWNER, write_document
+from trainmaster.protocol.run_directory import OWNER, write_document
 from trainmaster.server import failpoints
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
+from trainmaster.server.coordinator.assembly import CoordinatorRole
 from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.server.coordinator.capacity import Capacity
-from trainmaster.server.coordinator.checking import DataChecks
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.declaring import Declaring
+from trainmaster.server.coordinator.data_checks import DataChecks
+from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.retention import keep_from_settings
-from trainmaster.server.coordinator.running import CoordinatorRole
 from trainmaster.server.coordinator.runtime_files import load_runtimes
 from trainmaster.server.coordinator.shape_files import load_shapes
-from trainmaster.server.coordinator.subscribing import Subscriptions, check_webhook
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
 from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions, check_webhook
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.server.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
-from trainmaster.server.core.sight import EngineFacts
+from trainmaster.server.core.observation import EngineFacts
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.exchange import TokenExchange
-from trainmaster.server.http.front import Front
-from trainmaster.server.settings import listening, logs
-from trainmaster.server.settings.connections import BoundedProtocol
+from trainmaster.server.http.middleware import Front
+from trainmaster.server.http.token_exchange import TokenExchange
+from trainmaster.server.settings import listener as listening
+from trainmaster.server.settings import log_format
+from trainmaster.server.settings.connection_limits import BoundedProtocol
 from trainmaster.server.settings.declared import Declared
-from trainmaster.server.settings.sealing import Sealer, keys_of
+from trainmaster.server.settings.encryption import Sealer, keys_of
 from trainmaster.server.settings.settings import Role, Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store import accounts, jobs, keys, secrets
@@ -90,7 +91,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
     declared = declared or Declared()
     if wrong := problems(settings, declared):
         raise RefusedError("\n  ".join(wrong))
-    logs.configure(settings)
+    log_format.configure(settings)
     if settings.ca is not None:
         os.environ[CA] = str(settings.ca)
     _allow_open_files()
@@ -281,7 +282,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 rate_burst=settings.rate_burst,
                 behind_proxy=settings.behind_proxy,
                 open_metrics=settings.open_metrics,
-                access_level=logs.access_level(settings),
+                access_level=log_format.access_level(settings),
                 models=models,
                 shapes=load_shapes(settings.shapes),
                 runtimes=functools.partial(load_runtimes, settings.runtimes),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trainmaster.protocol import account_files
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 
 RUNS = "runs"
 ARTIFACTS = "artifacts"

@@ -13,21 +13,21 @@ from typing import Any, Self
 
 from trainmaster import client as sdk
 from trainmaster.client import local
-from trainmaster.client.shipping import submit
+from trainmaster.client.file_upload import submit
 from trainmaster.client.types import TERMINAL
-from trainmaster.trainer.choosing import Backend, choose, surroundings
-from trainmaster.trainer.compiling import RUNTIME_LABEL, job_document
+from trainmaster.trainer.builtin_trainer import default_runtime
 from trainmaster.trainer.configs import AnyBackendConfig
-from trainmaster.trainer.connecting import connect
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
 from trainmaster.trainer.directories import files_of
+from trainmaster.trainer.error_translation import IN_CONTAINERS, only_in_containers, translated
+from trainmaster.trainer.job_document import RUNTIME_LABEL, job_document
+from trainmaster.trainer.job_names import random_name
+from trainmaster.trainer.job_view import log_filter, name_of
 from trainmaster.trainer.jobs import Jobs, named
-from trainmaster.trainer.naming import random_name
-from trainmaster.trainer.reading_logs import log_lines
+from trainmaster.trainer.log_reader import log_lines
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
-from trainmaster.trainer.showing import log_filter, name_of
-from trainmaster.trainer.translating import IN_CONTAINERS, only_in_containers, translated
-from trainmaster.trainer.tuning import default_runtime
+from trainmaster.trainer.server_choice import Backend, choose, surroundings
+from trainmaster.trainer.server_connection import connect
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,
@@ -38,7 +38,7 @@ from trainmaster.trainer.types import (
     ScriptTrainer,
     TrainJob,
 )
-from trainmaster.trainer.waiting import Wait
+from trainmaster.trainer.wait import Wait
 
 _log = logging.getLogger(__name__)
 

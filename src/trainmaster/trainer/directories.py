@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainmaster.client.directories import kept_files
-from trainmaster.client.shipping import MAX_FILES
+from trainmaster.client.file_upload import MAX_FILES
 
 
 def files_of(directory: Path) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from trainmaster import client as sdk
 from trainmaster.client.types import TERMINAL, Job
+from trainmaster.trainer.error_translation import translated
 from trainmaster.trainer.errors import NotFoundError
-from trainmaster.trainer.naming import successors
+from trainmaster.trainer.job_names import successors
+from trainmaster.trainer.job_view import event, failure, name_of, preparing_steps, train_job
 from trainmaster.trainer.runtimes import RuntimeCatalog
-from trainmaster.trainer.showing import event, failure, name_of, preparing_steps, train_job
-from trainmaster.trainer.translating import translated
 from trainmaster.trainer.types import Event, Listing, Runtime, TrainJob
 
 LAST_LINES = 20

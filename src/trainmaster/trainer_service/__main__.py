@@ -62,7 +62,7 @@ def _lead(configuration: Configuration) -> NoReturn:
     from trainmaster.engine.sampler import Sampler
     from trainmaster.trainer_service.failures import FatalError
     from trainmaster.trainer_service.process import Service
-    from trainmaster.trainer_service.stopping import Wishes
+    from trainmaster.trainer_service.stop_signal import Wishes
 
     engine = _engine(configuration)
     sampler = Sampler(

@@ -8,7 +8,7 @@ import torch
 
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.exporting import read_adapter
+from trainmaster.engine.export import read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.models import weights_state
 from trainmaster.engine.snapshots import Snapshot

@@ -13,18 +13,18 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.jobs.control import Stop as StopWish
+from trainmaster.jobs.control_file import Stop as StopWish
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.trainer_service.channel import EngineChannel
+from trainmaster.trainer_service.checkpoint_names import Found, description
 from trainmaster.trainer_service.configuration import Configuration, Mode
 from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
-from trainmaster.trainer_service.reporting import Gauges
+from trainmaster.trainer_service.model_checkpoints import Saving
+from trainmaster.trainer_service.model_operations import PASSES, Training
 from trainmaster.trainer_service.sampling import Sampling
-from trainmaster.trainer_service.saving import Saving
-from trainmaster.trainer_service.shelf import Found, description
-from trainmaster.trainer_service.stopping import Wishes
-from trainmaster.trainer_service.training import PASSES, Training
+from trainmaster.trainer_service.status_report import Gauges
+from trainmaster.trainer_service.stop_signal import Wishes
 
 IDLE_S = 0.1
 """How long to sleep when there is nothing to do: a stop is seen as late as that."""

@@ -12,11 +12,11 @@ from trainmaster.engine.sampler import Sampler
 from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence
 from trainmaster.trainer_service import exports
+from trainmaster.trainer_service.checkpoint_names import Found, Kind
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Reply, Request
-from trainmaster.trainer_service.saving import Saving
-from trainmaster.trainer_service.shelf import Found, Kind
+from trainmaster.trainer_service.model_checkpoints import Saving
 from trainmaster.trainer_service.wire import decode_sample, encode_sample_result
 
 KEEP_ADAPTERS = 64

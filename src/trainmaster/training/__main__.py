@@ -37,10 +37,10 @@ def main() -> None:
         report.fail(Reason.BAD_INPUT, str(error))
     # Only now: a mistake in the documents is told before seconds of imports.
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
+    from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError
     from trainmaster.jobs.owner import NotOwnerError
-    from trainmaster.jobs.saving import InexactResumeError, SaveError
     from trainmaster.jobs.trees import TreeError
-    from trainmaster.training.running import train
+    from trainmaster.training.run import train
     from trainmaster.training.session import Stopped
     from trainmaster.training.states import StateMismatchError
 

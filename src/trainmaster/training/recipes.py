@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainmaster.training.document import Document, DocumentError, Prepared
 
 if TYPE_CHECKING:
-    from trainmaster.training.checkpointing import Checkpointing
+    from trainmaster.training.checkpoint_mixin import Checkpointing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

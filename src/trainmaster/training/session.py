@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.control import Stop
+from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver
+from trainmaster.jobs.control_file import Stop
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import open_checkpoint
-from trainmaster.jobs.saving import BEST, LATEST, SaveError, Saver
-from trainmaster.jobs.wishes import Wishes
-from trainmaster.training.copying import NodeCopies
+from trainmaster.jobs.stop_requests import Wishes
+from trainmaster.training.checkpoint_copies import NodeCopies
 from trainmaster.training.document import Document, Prepared
-from trainmaster.training.reporting import Reporting, told
-from trainmaster.training.resuming import Resumed
+from trainmaster.training.progress_report import Reporting, told
+from trainmaster.training.resume import Resumed
 
 KIND = "trainer"
 """What makes these checkpoints, as their manifests say."""

@@ -15,7 +15,7 @@ from trl import SFTTrainer
 
 from trainmaster.training import models
 from trainmaster.training.arguments import sft_arguments
-from trainmaster.training.checkpointing import Checkpointing
+from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.sharding import ShardingAnywhere
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from trainmaster.jobs import report
 from trainmaster.jobs.inputs import PREPARED_FILE
 from trainmaster.protocol import environment
-from trainmaster.protocol.handing import handed
+from trainmaster.protocol.memory_file import handed
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core.training.support import TRAIN_EXTRA
 from trainmaster.training.errors import PreparingError

@@ -31,12 +31,12 @@ from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.gaps import Gap
 from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     CONTROL,
     RENDEZVOUS,
     SEARCH_ONLY,
@@ -51,7 +51,7 @@ from trainmaster.protocol.rundir import (
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import remove_groups
-from trainmaster.worker.lastwords import of_lost_worker, of_unprepared_node
+from trainmaster.worker.exit_documents import of_lost_worker, of_unprepared_node
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink

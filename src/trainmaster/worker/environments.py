@@ -27,8 +27,8 @@ from pathlib import Path
 from trainmaster.protocol import environment as names
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.packages import ENVIRONMENT_FILE, PACKAGES_FILE
-from trainmaster.protocol.rundir import read_document, write_document
-from trainmaster.worker.installing import InstallError, install, print_line
+from trainmaster.protocol.run_directory import read_document, write_document
+from trainmaster.worker.package_install import InstallError, install, print_line
 
 READY = "ready.json"
 KEEP_S = 90 * 24 * 3600.0

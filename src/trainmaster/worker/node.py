@@ -18,12 +18,12 @@ from dataclasses import replace
 
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.disks import FULL, disk_is_full
-from trainmaster.protocol.handing import handed_back
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
+from trainmaster.protocol.memory_file import handed_back
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     RENDEZVOUS,
     RunDirectory,
     endpoint_document,
@@ -34,8 +34,9 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
 from trainmaster.worker.memory import MemoryWatch
-from trainmaster.worker.preparing import free_port, surroundings_of
+from trainmaster.worker.preparation import free_port, surroundings_of
 from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
+from trainmaster.worker.rank_stop import TERM_S, Stopping
 from trainmaster.worker.ranks import (
     StartError,
     prepared_environment,
@@ -46,8 +47,6 @@ from trainmaster.worker.ranks import (
 from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.stacks import StackDump
-from trainmaster.worker.staging import StagingError
-from trainmaster.worker.stopping import TERM_S, Stopping
 from trainmaster.worker.tree import Tree
 from trainmaster.worker.users import open_own, user_of
 from trainmaster.worker.verdict import (
@@ -60,6 +59,7 @@ from trainmaster.worker.verdict import (
     verdict_on_timeout,
 )
 from trainmaster.worker.watch import ControlWatch, RankWatch
+from trainmaster.worker.working_directory import StagingError
 
 TICK_S = 0.1
 """How often files are looked at. The end of a process is noticed at once."""

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmaster.protocol import environment as names
-from trainmaster.protocol.handing import KILL_LED, handed
 from trainmaster.protocol.launch import Step
+from trainmaster.protocol.memory_file import KILL_LED, handed
 from trainmaster.protocol.packages import ENVIRONMENT_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import PREPARED, events_stream, log_stream, metrics_stream, read_document
+from trainmaster.protocol.run_directory import PREPARED, events_stream, log_stream, metrics_stream, read_document
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent, gain_no_rights
-from trainmaster.worker.staging import INPUTS
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
+from trainmaster.worker.working_directory import INPUTS
 from trainmaster.worker.workspace import NO_WORKSPACE, Workspace
 
 _REFERENCE = re.compile(rf"\$(\$?)\(({'|'.join(names.REFERABLE)})\)")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainmaster.protocol.disks import FULL, LEAST_FREE_BYTES
-from trainmaster.protocol.rundir import RunDirectory, beat_document, exit_document, worker_stream
+from trainmaster.protocol.run_directory import RunDirectory, beat_document, exit_document, worker_stream
 
 _RETRY_S = 0.5
 

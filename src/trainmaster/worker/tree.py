@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from trainmaster.protocol.handing import KILL_LED
+from trainmaster.protocol.memory_file import KILL_LED
 from trainmaster.worker.cgroups import Cgroup
 from trainmaster.worker.processes import descendants, signal_all
 from trainmaster.worker.verdict import ProcessEnd

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from trainmaster.protocol.environment import CA
-from trainmaster.protocol.rundir import StreamGapError
+from trainmaster.protocol.run_directory import StreamGapError
 
 CHUNK = 1 << 20
 """The most bytes that one request carries."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.protocol.rundir import SEARCH_ONLY
+from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import keeping_death_signal
 

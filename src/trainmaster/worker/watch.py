@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.rundir import CONTROL, RunDirectory, parse_lines, read_document
-from trainmaster.worker.logcap import LogCap
+from trainmaster.protocol.run_directory import CONTROL, RunDirectory, parse_lines, read_document
+from trainmaster.worker.log_cap import LogCap
 from trainmaster.worker.verdict import Failure
 
 

@@ -19,7 +19,7 @@ from trainers.iceberg_tables import ROWS, table_at
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables import KIND
-from trainmaster.training.tables.reading import Source
+from trainmaster.training.tables.table_reader import Source
 
 READS = """
 from trainmaster.jobs import data_cache

@@ -16,11 +16,11 @@ from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import NotYetError
 from trainmaster.backends.container import ContainerBackend
 from trainmaster.backends.container.engine import Engine as ClientOfEngine
-from trainmaster.backends.local.forkclient import ForkServer
+from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import Launch, Lifetime, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import NO_SECRETS
 
 MEETING = """

@@ -16,7 +16,7 @@ import pytest
 from job_server import NO_GPU, processes_marked
 from local_servers import LocalServer, over
 from real_server import wait_for
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.worker.forkserver import LOG
 

@@ -24,7 +24,7 @@ from local_servers import LocalServer, is_alive, over, serving
 from real_server import COMMAND, ENDED, wait_for
 from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.worker.cgroups import own_group
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")

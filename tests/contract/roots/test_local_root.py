@@ -15,7 +15,7 @@ import pytest
 from root_saves import everything, fill, manifest, save
 
 from trainmaster.jobs.local_root import LocalRoot
-from trainmaster.jobs.locking import LockedError
+from trainmaster.jobs.lock import LockedError
 
 DRAFTING = """
 import sys

@@ -17,8 +17,9 @@ import pytest
 from root_saves import FILES, everything, overwrite, save
 
 from seaweed_server import SeaweedServer
-from trainmaster.jobs import locking, object_root, objects
-from trainmaster.jobs.locking import LockedError, LockLostError
+from trainmaster.jobs import lock as locking
+from trainmaster.jobs import object_root, objects
+from trainmaster.jobs.lock import LockedError, LockLostError
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
 

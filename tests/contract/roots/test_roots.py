@@ -14,7 +14,7 @@ import pytest
 from root_saves import FILES, everything, fill, manifest, overwrite, save
 
 from trainmaster.jobs import CorruptCheckpointError, NotOwnerError, verify
-from trainmaster.jobs.locking import LockedError
+from trainmaster.jobs.lock import LockedError
 from trainmaster.jobs.roots import Root, open_checkpoint, open_root
 
 

@@ -13,7 +13,7 @@ from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.store import checkpoint_lists, checkpoints
 from trainmaster.server.store.checkpoint_lists import CheckpointPage
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.paging import token_after
+from trainmaster.server.store.page_tokens import token_after
 
 MANY = 2500
 

@@ -37,13 +37,13 @@ from trainmaster.server.store import (
     checkpoint_lists,
     checkpoints,
     events,
+    job_list,
     jobs,
     keys,
     leases,
-    listing,
     nodes,
+    queue_view,
     queues,
-    waiting,
 )
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.keys import ApiKey
@@ -76,10 +76,10 @@ def job(database: Database) -> Job:
 READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "load": lambda connection, scope, job: jobs.load(connection, scope, [job.job_id]),
     "unfinished": lambda connection, scope, job: jobs.unfinished(connection, scope),
-    "page": lambda connection, scope, job: listing.page(connection, scope, listing.JobQuery()).jobs,
-    "count": lambda connection, scope, job: listing.page(connection, scope, listing.JobQuery()).total_count,
+    "page": lambda connection, scope, job: job_list.page(connection, scope, job_list.JobQuery()).jobs,
+    "count": lambda connection, scope, job: job_list.page(connection, scope, job_list.JobQuery()).total_count,
     "labels": lambda connection, scope, job: (
-        listing.page(connection, scope, listing.JobQuery(labels={"team": ("a",)})).jobs
+        job_list.page(connection, scope, job_list.JobQuery(labels={"team": ("a",)})).jobs
     ),
     "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
     "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
@@ -116,7 +116,7 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
 REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "job": lambda connection, scope, job: jobs.get(connection, scope, job.job_id),
     "handle": lambda connection, scope, job: jobs.get(connection, scope, "tuner"),
-    "queue position": lambda connection, scope, job: waiting.position(connection, scope, job),
+    "queue position": lambda connection, scope, job: queue_view.position(connection, scope, job),
     "attempt": lambda connection, scope, job: attempts.get(connection, scope, f"{job.job_id}.1"),
     "checkpoint": lambda connection, scope, job: checkpoints.get(connection, scope, "c-1"),
     "insert": lambda connection, scope, job: jobs.insert(connection, scope, submission_of(new_job("job-2"))),

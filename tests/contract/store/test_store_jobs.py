@@ -32,7 +32,7 @@ from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Attempt, Change, Progress
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired, JobStatus
-from trainmaster.server.store import attempts, checkpoints, events, jobs, listing, schema
+from trainmaster.server.store import attempts, checkpoints, events, job_list, jobs, schema
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -187,7 +187,7 @@ def test_stale_change_is_refused_and_writes_nothing(database: Database) -> None:
         assert len(events.page(connection, ACME, job.job_id)) == 2
         assert checkpoints.of_job(connection, ACME, job.job_id) == []
         assert attempts.of_job(connection, ACME, job.job_id) == []
-        assert listing.page(connection, ACME, listing.JobQuery(labels={"team": ("b",)})).jobs == ()
+        assert job_list.page(connection, ACME, job_list.JobQuery(labels={"team": ("b",)})).jobs == ()
 
 
 def test_change_of_a_job_that_is_not_there_is_refused(database: Database) -> None:
@@ -241,7 +241,7 @@ def test_changed_labels_replace_the_old_ones(database: Database) -> None:
     with database.read() as connection:
         assert jobs.get(connection, ACME, job.job_id).labels == {"team": "b"}
         for labels, found in (({"team": ("b",)}, 1), ({"team": ("a",)}, 0), ({"stage": ("one",)}, 0)):
-            assert len(listing.page(connection, ACME, listing.JobQuery(labels=labels)).jobs) == found
+            assert len(job_list.page(connection, ACME, job_list.JobQuery(labels=labels)).jobs) == found
 
 
 def test_handle_of_another_job_is_refused(database: Database) -> None:

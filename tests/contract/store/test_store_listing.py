@@ -10,14 +10,14 @@ from store_records import ACME, EVERYTHING, apply, change_of, new_job, submissio
 
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.store import jobs, listing
+from trainmaster.server.store import job_list, jobs
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.listing import JobPage, JobQuery
+from trainmaster.server.store.job_list import JobPage, JobQuery
 
 
 def page(database: Database, **query: Any) -> JobPage:
     with database.read() as connection:
-        return listing.page(connection, ACME, JobQuery(**query))
+        return job_list.page(connection, ACME, JobQuery(**query))
 
 
 def ids(database: Database, **query: Any) -> list[str]:
@@ -137,7 +137,7 @@ def test_deleted_jobs_are_not_listed(database: Database) -> None:
 
 
 def test_counting_stops_at_the_cap(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "MAX_TOTAL_COUNT", 4)
+    monkeypatch.setattr(job_list, "MAX_TOTAL_COUNT", 4)
     fill(database, 7)
     assert page(database, page_size=2).total_count == 4
 

@@ -14,7 +14,7 @@ from store_records import EVERYTHING, apply, change_of, new_job, submission_of, 
 
 from trainmaster.server import failpoints
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError, StoreUnavailableError
-from trainmaster.server.store import accounts, events, jobs, listing, schema
+from trainmaster.server.store import accounts, events, job_list, jobs, schema
 from trainmaster.server.store.database import Database
 
 TIMEOUT_S = 60.0
@@ -190,7 +190,7 @@ def test_crash_around_the_commit_leaves_all_or_nothing(database_url: str, point:
     database = Database.open(database_url)
     try:
         with database.read() as connection:
-            found = listing.page(connection, EVERYTHING, listing.JobQuery(labels={"team": ("a",)}))
+            found = job_list.page(connection, EVERYTHING, job_list.JobQuery(labels={"team": ("a",)}))
             assert len(found.jobs) == int(survives)
             assert len(events.feed(connection, EVERYTHING, 0, 10)) == 3 * survives
         if survives:

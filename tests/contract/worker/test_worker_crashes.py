@@ -13,7 +13,7 @@ import pytest
 from worker_attempts import Attempts, ForkServerProcess, is_running, kill, wait_for
 
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.rundir import exit_document
+from trainmaster.protocol.run_directory import exit_document
 from trainmaster.worker.cgroups import own_group
 
 

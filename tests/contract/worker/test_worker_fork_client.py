@@ -13,8 +13,8 @@ import pytest
 from worker_attempts import PATIENCE_S, wait_for
 
 import trainmaster
-from trainmaster.backends.local import forkclient
-from trainmaster.backends.local.forkclient import ForkServer
+from trainmaster.backends.local import fork_client
+from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.protocol.processes import identity_of, is_alive
 
 # A fork server is meant to outlive whoever started it.
@@ -67,7 +67,7 @@ def test_fork_server_of_another_environment_is_replaced(tmp_path: Path) -> None:
 
 
 def test_fork_server_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkclient, "_HELLO_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(fork_client, "_HELLO_TIMEOUT_S", 1.0)
     fork_server = ForkServer(tmp_path / "forkserver")
     fork_server.ensure()
     stopped = fork_server.ask({"op": "hello"})["pid"]

@@ -9,7 +9,7 @@ from worker_attempts import Attempts, wait_for
 
 from trainmaster.protocol.launch import Lifetime, Readiness
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.protocol.rundir import endpoint_document
+from trainmaster.protocol.run_directory import endpoint_document
 
 SERVER = """
 import http.server, os, pathlib

@@ -20,7 +20,7 @@ from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     RunDirectory,
     exit_document,
     log_stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.backends.container.rendering import Surroundings
+from trainmaster.backends.container.container_spec import Surroundings
 
 AROUND = Surroundings(
     runs=Path("/srv/runs"),

@@ -13,8 +13,8 @@ from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RunDirectory
-from trainmaster.server.core.sight import Liveness
+from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.server.core.observation import Liveness
 
 WHY = "it is not installed"
 

@@ -12,13 +12,13 @@ import pytest
 
 from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.container.checking import checked
+from trainmaster.backends.container.container_spec import ImageFacts
 from trainmaster.backends.container.plans import Plans
-from trainmaster.backends.container.rendering import ImageFacts
+from trainmaster.backends.container.preflight import checked
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RunDirectory, exit_document, write_document
-from trainmaster.server.coordinator.running import private_places
+from trainmaster.protocol.run_directory import RunDirectory, exit_document, write_document
+from trainmaster.server.coordinator.assembly import private_places
 from trainmaster.server.settings.settings import Settings
 
 IMAGE = ImageFacts(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends.container import connecting
+from trainmaster.backends.container import connection as connecting
 from trainmaster.backends.container.engine import (
     Engine,
     EngineAwayError,

@@ -12,9 +12,9 @@ import pytest
 from container_around import AROUND
 
 from trainmaster.backends.container import gangs
+from trainmaster.backends.container.container_spec import KEEP, ImageFacts
 from trainmaster.backends.container.engine import Engine
 from trainmaster.backends.container.initializers import plan_document, planned_names
-from trainmaster.backends.container.rendering import KEEP, ImageFacts
 from trainmaster.protocol.launch import Gang, Launch, Size, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 

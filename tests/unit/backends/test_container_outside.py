@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends.container import following, outside
+from trainmaster.backends.container import container_process, supervision
 from trainmaster.backends.container.engine import (
     Engine,
     EngineAwayError,
@@ -19,9 +19,9 @@ from trainmaster.backends.container.engine import (
     NoSuchCommandError,
     RefusedByEngineError,
 )
-from trainmaster.backends.container.outside import End, run_container
+from trainmaster.backends.container.supervision import End, run_container
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.rundir import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS
 
 
@@ -84,8 +84,8 @@ def planned(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "AWAY_S", 0.01)
-    monkeypatch.setattr(following, "AWAY_S", 0.01)
+    monkeypatch.setattr(supervision, "AWAY_S", 0.01)
+    monkeypatch.setattr(container_process, "AWAY_S", 0.01)
 
 
 def ended(engine: FailingEngine, planned: dict[str, Any]) -> End:
@@ -127,7 +127,7 @@ def test_program_that_the_image_has_not_is_the_jobs_own_mistake(planned: dict[st
 
 
 def test_engine_that_stays_away_is_given_up(planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_ENGINE_S", 0.05)
+    monkeypatch.setattr(supervision, "_ENGINE_S", 0.05)
     end = ended(FailingEngine(create=[EngineAwayError("no engine")] * 1000), planned)
     assert (end.reason, end.message) == (Reason.ENGINE_UNAVAILABLE, "no engine")
 
@@ -159,7 +159,7 @@ def test_output_waits_for_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -
         return write(writer, data[:4])
 
     monkeypatch.setattr(os, "write", written)
-    code = following.followed(FailingEngine(said=b"a long line\n"), "tm-1", process=None, copies=True)
+    code = container_process.followed(FailingEngine(said=b"a long line\n"), "tm-1", process=None, copies=True)
     assert (code, os.read(reader, 100)) == (0, b"a long line\n")
     for descriptor in (reader, writer):
         os.close(descriptor)
@@ -169,7 +169,7 @@ def test_node_whose_worker_dies_inside_says_what_it_said(
     planned: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = FailingEngine(1, said=b"no module named trainmaster")
-    outside._become_node(engine, {**planned, "secrets": str(tmp_path / "secrets")}, NO_SECRETS)
+    supervision._become_node(engine, {**planned, "secrets": str(tmp_path / "secrets")}, NO_SECRETS)
     written = RunDirectory(tmp_path).document(exit_document(0))
     assert written is not None
     assert written["reason"] == Reason.WORKER_LOST

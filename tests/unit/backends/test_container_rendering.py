@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from container_around import AROUND
 
-from trainmaster.backends.container.libpod import libpod_from
-from trainmaster.backends.container.packing import packed_worker
-from trainmaster.backends.container.rendering import (
+from trainmaster.backends.container.container_spec import (
     OF_CLAIMED,
     OF_STEPS,
     ImageFacts,
@@ -24,6 +22,8 @@ from trainmaster.backends.container.rendering import (
     outside_document,
     volume_name,
 )
+from trainmaster.backends.container.libpod import libpod_from
+from trainmaster.backends.container.worker_archive import packed_worker
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment, Within
 

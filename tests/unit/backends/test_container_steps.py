@@ -9,6 +9,7 @@ import pytest
 from container_around import AROUND
 
 from trainmaster.backends.base import LaunchError
+from trainmaster.backends.container.container_spec import unknown_image
 from trainmaster.backends.container.initializers import (
     check_steps,
     output_directories,
@@ -16,7 +17,6 @@ from trainmaster.backends.container.initializers import (
     planned_names,
     within_outside,
 )
-from trainmaster.backends.container.rendering import unknown_image
 from trainmaster.protocol.launch import Launch, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
 

@@ -17,9 +17,9 @@ from trainmaster.backends.container.images import Images
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.sight import Liveness
+from trainmaster.server.core.observation import Liveness
 
 GANG = AttemptRequest(
     job_id="job-1",

@@ -14,7 +14,7 @@ from trainmaster.backends.container import upkeep
 from trainmaster.backends.container.engine import Container, Engine, EngineError
 from trainmaster.backends.container.upkeep import Upkeep
 from trainmaster.protocol.processes import boot_id
-from trainmaster.protocol.rundir import MOST_CLAIM_BYTES, MOST_DOCUMENT_BYTES, RunDirectory, exit_document
+from trainmaster.protocol.run_directory import MOST_CLAIM_BYTES, MOST_DOCUMENT_BYTES, RunDirectory, exit_document
 
 
 class ScriptedEngine:

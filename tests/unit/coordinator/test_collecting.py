@@ -15,9 +15,9 @@ from deep_tree import deep_tree
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import new_job_id, submit

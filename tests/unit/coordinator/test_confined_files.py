@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.server.coordinator.launching import Standing, attempt_request
+from trainmaster.server.coordinator.launch import Standing, attempt_request
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.worker.staging import stage
 from trainmaster.worker.users import acting_as, user_of
+from trainmaster.worker.working_directory import stage
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.coordinator.declaring import Declaring
-from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.declared_cluster import Declaring
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Node, Queue
 from trainmaster.server.core.states import JobStatus
@@ -20,7 +20,7 @@ from trainmaster.server.settings.declared import (
     DeclaredQueue,
     DeclaredWebhook,
 )
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.store import accounts, cluster_events, nodes, queues, webhooks
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope

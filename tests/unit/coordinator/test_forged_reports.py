@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from trainmaster.backends.base import endpoint_on_node
-from trainmaster.protocol.rundir import RunDirectory, endpoint_document, worker_stream
-from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, worker_stream
+from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.observation import Liveness, Sight
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.resources import Node, Share
-from trainmaster.server.core.sight import Liveness, Sight
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory

@@ -17,12 +17,12 @@ from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.coordinator.acting import LAUNCH_TIMEOUT_S, Acting
+from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
 from trainmaster.server.core.commands import cancel
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import submit
@@ -230,7 +230,7 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
 def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.server.coordinator.acting.CLOSE_S", 0.2)
+    monkeypatch.setattr("trainmaster.server.coordinator.actions.CLOSE_S", 0.2)
     free, done, stopped = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     class Hanging(SlowBackend):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.server.coordinator.launching import fetching_environment
+from trainmaster.server.coordinator.launch import fetching_environment
 from trainmaster.server.settings.settings import Settings
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.launch import Lifetime
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     RunDirectory,
     endpoint_document,
     events_stream,
@@ -20,13 +20,13 @@ from trainmaster.protocol.rundir import (
     worker_stream,
 )
 from trainmaster.server.coordinator import streams
-from trainmaster.server.coordinator.launching import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
 from trainmaster.server.core.job import Job, Progress
+from trainmaster.server.core.observation import Liveness, Sight
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.sight import Liveness, Sight
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.submission import submit

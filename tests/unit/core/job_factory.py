@@ -6,8 +6,8 @@ from typing import Any
 
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit
 

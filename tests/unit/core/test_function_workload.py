@@ -14,7 +14,7 @@ from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol import function_runner
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
 from trainmaster.protocol.launch import Launch, Lifetime, Step, launch_from_json, launch_to_json
-from trainmaster.server.coordinator.accepting import check_backend
+from trainmaster.server.coordinator.submission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.workloads import compile_launch

@@ -10,7 +10,7 @@ import pytest
 
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.launch import Lifetime, launch_from_json, launch_to_json
-from trainmaster.server.coordinator.accepting import check_backend
+from trainmaster.server.coordinator.submission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec import dump, load_stored, redacted, secret_values
 from trainmaster.server.core.spec.parse import parse_submit

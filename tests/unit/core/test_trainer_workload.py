@@ -43,7 +43,7 @@ def refused(**changes: Any) -> dict[str, str]:
 def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without() -> None:
     compiled = launch(LORA)
     assert compiled.steps == (
-        Step(name="prepare", argv=("-s", "-P", "-m", "trainmaster.training.preparing"), python=True, tokens=True),
+        Step(name="prepare", argv=("-s", "-P", "-m", "trainmaster.training.prepare"), python=True, tokens=True),
         Step(name="train", argv=("-P", "-m", "trainmaster.training"), python=True),
     )
     assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)

@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.control import Control
-from trainmaster.protocol.rundir import read_lines, write_document
+from trainmaster.protocol.run_directory import read_lines, write_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.jobs.flushing import flush_path, flush_tree
+from trainmaster.jobs.fsync import flush_path, flush_tree
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol.nesting import is_deeper
+from trainmaster.protocol.json_depth import is_deeper
 
 
 def nested(levels: int, inner: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.account_files import directory_below, open_below, open_inside, open_real, status_below
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     MOST_DOCUMENT_BYTES,
     RunDirectory,
     endpoint_document,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import OWNER, RunDirectory, read_document
+from trainmaster.protocol.run_directory import OWNER, RunDirectory, read_document
 
 
 def lay_out(root: Path, attempt: int) -> None:

@@ -13,7 +13,7 @@ from small_cluster import NOW, carried_out, ended, node, running, starts, stoppe
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, Queue
-from trainmaster.server.core.stopping import grace_s
+from trainmaster.server.core.stop import grace_s
 from trainmaster.server.scheduling.placement import fit
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView

@@ -9,7 +9,7 @@ from virtual_diary import nodes
 
 from trainmaster.server.core.resources import Needs, Queue
 from trainmaster.server.scheduling import kueue
-from trainmaster.server.scheduling.figures import makespan_bound
+from trainmaster.server.scheduling.simulation_metrics import makespan_bound
 from trainmaster.server.scheduling.synthetic import synthetic
 from trainmaster.server.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
 

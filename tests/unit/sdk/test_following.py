@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from trainmaster.client import ApiError, Client, NotFoundError, UnreachableError, following
+from trainmaster.client import ApiError, Client, NotFoundError, UnreachableError, event_stream
 
 END = b"event: end\ndata: {}\n\ndata: [DONE]\n\n"
 
@@ -41,7 +41,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "RECONNECT_DELAYS_S", (0.0,))
+    monkeypatch.setattr(event_stream, "RECONNECT_DELAYS_S", (0.0,))
 
 
 def messages(server: Server) -> list[str]:
@@ -98,7 +98,7 @@ def test_unknown_job_is_not_waited_for() -> None:
 
 
 def test_server_that_stays_away_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(event_stream, "PATIENCE_S", -1.0)
     server = Server(httpx.Response(200, content=line(1)), httpx.ConnectError("refused"))
 
     with pytest.raises(UnreachableError):

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from trainmaster.client import Client, RefusedError, ShippingError
+from trainmaster.client.file_upload import ship, submit
 from trainmaster.client.local import LocalServer
-from trainmaster.client.shipping import ship, submit
 from trainmaster.protocol.processes import ProcessIdentity
 
 
@@ -379,7 +379,7 @@ def test_local_server_finds_files_below_its_data_roots_where_they_are(
         data_dir=project,
         data_roots=(Path("/srv/data"), project),
     )
-    monkeypatch.setattr("trainmaster.client.shipping.running", lambda: local)
+    monkeypatch.setattr("trainmaster.client.file_upload.running", lambda: local)
     shipped = ship(client, training(base_model={"model_id": "./model"}), project)
     assert path_of(shipped) == str(project / "data" / "a.jsonl")
     assert shipped["training_config"]["base_model"] == {"model_id": str(project / "model"), "source": "local"}
@@ -387,7 +387,9 @@ def test_local_server_finds_files_below_its_data_roots_where_they_are(
     assert not blobs.kept
     (project / "data" / "elsewhere.jsonl").symlink_to("../../above.jsonl")
     assert paths_in(ship(client, training("data/elsewhere.jsonl"), project)) == ["data/elsewhere.jsonl"]
-    monkeypatch.setattr("trainmaster.client.shipping.running", lambda: replace(local, data_roots=(Path("/srv/data"),)))
+    monkeypatch.setattr(
+        "trainmaster.client.file_upload.running", lambda: replace(local, data_roots=(Path("/srv/data"),))
+    )
     assert paths_in(ship(client, training(), project)) == ["data/a.jsonl"]
 
 
@@ -406,6 +408,6 @@ def test_file_that_the_server_finds_too_large_says_what_to_do(project: Path) -> 
 def test_directory_of_too_many_files_says_what_to_do(
     client: Client, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.client.shipping.MAX_FILES", 1)
+    monkeypatch.setattr("trainmaster.client.file_upload.MAX_FILES", 1)
     with pytest.raises(ShippingError, match=r"sources\[0\]\.path: has 2 files, at most 1 go along"):
         ship(client, training("data"), project)

@@ -24,10 +24,10 @@ from trainmaster.server.store import (
     checkpoints,
     events,
     idempotency,
+    job_list,
     jobs,
     keys,
     leases,
-    listing,
     migrate,
     nodes,
     queues,
@@ -199,7 +199,7 @@ def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine
     scope = Scope("acme")
     with database.read() as connection:
         assert jobs.get(connection, scope, "tuner") == RUNNING
-        page = listing.page(connection, scope, listing.JobQuery(labels={"team": ("a",)}))
+        page = job_list.page(connection, scope, job_list.JobQuery(labels={"team": ("a",)}))
         assert ([job.job_id for job in page.jobs], page.total_count) == (["job-1"], 1)
         assert checkpoints.get(connection, scope, "c-1") == CHECKPOINT
         assert [event for _, event in events.feed(connection, scope, 0, 10)] == [EVENT]

@@ -16,9 +16,9 @@ from trainmaster.trainer import (
     ServerBackendConfig,
     TrainingRuntimeSource,
 )
-from trainmaster.trainer.choosing import Backend, Surroundings, _ask_once, choose
-from trainmaster.trainer.connecting import check_engine
 from trainmaster.trainer.directories import files_of
+from trainmaster.trainer.server_choice import Backend, Surroundings, _ask_once, choose
+from trainmaster.trainer.server_connection import check_engine
 
 KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
 

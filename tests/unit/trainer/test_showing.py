@@ -13,11 +13,9 @@ from trainmaster.client import types as sdk
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import compile_launch
-from trainmaster.trainer import watching
-from trainmaster.trainer.compiling import FRAMEWORK_LABEL, RUNTIME_LABEL
-from trainmaster.trainer.runtimes import runtime_of
-from trainmaster.trainer.runtimes.reading import built_in
-from trainmaster.trainer.showing import (
+from trainmaster.trainer import progress_bar
+from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL
+from trainmaster.trainer.job_view import (
     STATUSES,
     WORKING_STEPS,
     event,
@@ -27,8 +25,10 @@ from trainmaster.trainer.showing import (
     preparing_steps,
     train_job,
 )
+from trainmaster.trainer.runtimes import runtime_of
+from trainmaster.trainer.runtimes.yaml_file import built_in
 from trainmaster.trainer.types import Progress, TrainJob
-from trainmaster.trainer.waiting import Wait
+from trainmaster.trainer.wait import Wait
 
 KNOWN = {each.name: runtime_of(each) for each in built_in().runtimes}
 
@@ -247,21 +247,21 @@ def shown(**changes: Any) -> TrainJob:
 
 
 def test_line_beside_the_bar_has_state_steps_and_loss() -> None:
-    assert watching.line(shown()) == "TRAINING · step 3 of 12 · loss 0.5 · 9 s left"
-    assert watching.percent(shown()) == 25.0
-    assert watching.percent(shown(progress={**summary()["progress"], "percent": 140.0})) == 100.0
-    assert watching.percent(shown(progress=dict.fromkeys(summary()["progress"]))) is None
+    assert progress_bar.line(shown()) == "TRAINING · step 3 of 12 · loss 0.5 · 9 s left"
+    assert progress_bar.percent(shown()) == 25.0
+    assert progress_bar.percent(shown(progress={**summary()["progress"], "percent": 140.0})) == 100.0
+    assert progress_bar.percent(shown(progress=dict.fromkeys(summary()["progress"]))) is None
     waiting = shown(status="QUEUED", pending_reason="2 GPUs are missing", progress=dict.fromkeys(summary()["progress"]))
-    assert watching.line(waiting) == "QUEUED · loss 0.5 · 2 GPUs are missing"
-    assert "&lt;b&gt;" in watching.bar_html(shown(handle="<b>"))
+    assert progress_bar.line(waiting) == "QUEUED · loss 0.5 · 2 GPUs are missing"
+    assert "&lt;b&gt;" in progress_bar.bar_html(shown(handle="<b>"))
 
 
 def test_terminal_bar_draws_and_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
-    bar = watching.display()
-    assert isinstance(bar, watching.TerminalBar)
+    bar = progress_bar.display()
+    assert isinstance(bar, progress_bar.TerminalBar)
     bar.show(shown(handle="[bold]job"))
     bar.show(shown(status="COMPLETED"))
     bar.close()
@@ -284,7 +284,7 @@ def test_notebook_bar_is_one_display_that_changes(monkeypatch: pytest.MonkeyPatc
     shown_by.HTML, shown_by.display = str, display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", shown_by)
-    bar = watching.display()
+    bar = progress_bar.display()
     bar.show(shown())
     bar.show(shown(status="COMPLETED"))
     bar.close()
@@ -293,7 +293,7 @@ def test_notebook_bar_is_one_display_that_changes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = watching.display()
+    bar = progress_bar.display()
     bar.show(shown())
     bar.close()
     assert capsys.readouterr() == ("", "")

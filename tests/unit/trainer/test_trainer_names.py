@@ -14,7 +14,7 @@ import pytest
 
 import trainmaster.trainer
 from trainmaster.trainer import constants, options, types
-from trainmaster.trainer.naming import successors
+from trainmaster.trainer.job_names import successors
 
 PROGRAM = """
 import json, sys

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import CONTROL, RunDirectory, StreamGapError
+from trainmaster.protocol.run_directory import CONTROL, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import NO_SECRETS
 
 LOSE_REQUEST = "lose the request"

@@ -19,7 +19,7 @@ from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, S
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RENDEZVOUS, read_lines
+from trainmaster.protocol.run_directory import RENDEZVOUS, read_lines
 from trainmaster.protocol.secrets import Secrets
 
 COURIER = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol.rundir import RunDirectory, log_stream
-from trainmaster.worker.logcap import LogCap
+from trainmaster.protocol.run_directory import RunDirectory, log_stream
+from trainmaster.worker.log_cap import LogCap
 
 LOG = log_stream(0, "main", 0, "out")
 CAP = 64 << 10

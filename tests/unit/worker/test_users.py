@@ -18,12 +18,12 @@ import pytest
 from trainmaster.protocol.environment import ATTEMPT_ID
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import OWNER, RANKS_OWNER, RunDirectory, read_document
+from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory, read_document
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank
-from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.users import CannotBecomeError, acting_as, give_directory, open_own, user_of
+from trainmaster.worker.working_directory import StagingError, stage
 
 UID = 61001
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

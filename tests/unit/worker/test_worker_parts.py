@@ -16,13 +16,13 @@ from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.rundir import RunDirectory, exit_document, write_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document, write_document
 from trainmaster.worker.cgroups import members_pattern
 from trainmaster.worker.kubeflow import metrics_from_status
 from trainmaster.worker.ranks import Surroundings, rank_environment
 from trainmaster.worker.records import ExitRecord, RunDirectoryGoneError
-from trainmaster.worker.staging import StagingError, stage
 from trainmaster.worker.watch import ControlWatch, LogClock, RankWatch
+from trainmaster.worker.working_directory import StagingError, stage
 
 
 def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:

@@ -22,7 +22,18 @@ from pathlib import Path
 
 from trainmaster.backends import CAPABILITIES, BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.container.checking import checked
+from trainmaster.backends.container.container_spec import (
+    LOOPBACK,
+    ImageFacts,
+    Surroundings,
+    container_document,
+    container_name,
+    network_document,
+    network_name,
+    prepared_directories,
+    unknown_image,
+    writable_directories,
+)
 from trainmaster.backends.container.engine import (
     Engine,
     EngineError,
@@ -40,34 +51,23 @@ from trainmaster.backends.container.initializers import (
     step_documents,
     within_outside,
 )
-from trainmaster.backends.container.packing import packed_worker
 from trainmaster.backends.container.plans import Plans
-from trainmaster.backends.container.rendering import (
-    LOOPBACK,
-    ImageFacts,
-    Surroundings,
-    container_document,
-    container_name,
-    network_document,
-    network_name,
-    prepared_directories,
-    unknown_image,
-    writable_directories,
-)
+from trainmaster.backends.container.preflight import checked
 from trainmaster.backends.container.secret_files import put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.container.upkeep import Upkeep
+from trainmaster.backends.container.worker_archive import packed_worker
 from trainmaster.backends.local import kill_worker, liveness_of
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime, PullPolicy
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.sight import EngineFacts, Liveness
 
 __all__ = ["ContainerBackend", "make"]
 
@@ -283,7 +283,7 @@ class ContainerBackend:
             document = plan_document(request, node, facts, images, around, engine=self._engine.host)
             plan = self._plans.write(request, node, document, directory)
             # Without -P it would import what the job ships into its working directory.
-            leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.outside", str(plan))
+            leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.supervision", str(plan))
             within = within_outside(request, node, facts, images, around, leads=leads)
             order = {"op": "start", "run_dir": str(around.run_dir), "node": node, "within": within.to_json()}
             self._fork_server.ask({**order, **({"secrets": secrets.to_json()} if secrets else {})})

@@ -18,7 +18,7 @@ from requests import Response
 from requests.exceptions import ReadTimeout, RequestException
 
 from trainmaster.backends import BackendContext
-from trainmaster.backends.container.connecting import (
+from trainmaster.backends.container.connection import (
     API_VERSION,
     PODMAN,
     TIMEOUT_S,

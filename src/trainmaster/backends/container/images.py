@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import LaunchError, NotYetError
+from trainmaster.backends.container.container_spec import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
 from trainmaster.backends.container.engine import (
     Engine,
     EngineError,
@@ -19,9 +20,8 @@ from trainmaster.backends.container.engine import (
     NoSuchImageError,
     TookTooLongError,
 )
-from trainmaster.backends.container.packing import OLDEST_PYTHON
-from trainmaster.backends.container.pulling import Pulls, remedy
-from trainmaster.backends.container.rendering import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
+from trainmaster.backends.container.image_pull import Pulls, remedy
+from trainmaster.backends.container.worker_archive import OLDEST_PYTHON
 from trainmaster.protocol.launch import PullPolicy
 from trainmaster.protocol.reasons import Reason
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.container.gangs import sized
-from trainmaster.backends.container.rendering import (
+from trainmaster.backends.container.container_spec import (
     OF_CLAIMED,
     OF_STEPS,
     SECRETS,
@@ -25,10 +24,11 @@ from trainmaster.backends.container.rendering import (
     unknown_image,
     within_container,
 )
+from trainmaster.backends.container.gangs import sized
 from trainmaster.protocol.launch import Gang, Step
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Within
-from trainmaster.protocol.rundir import PREPARED
+from trainmaster.protocol.run_directory import PREPARED
 
 _OF_THE_NODE = ("Entrypoint", "Cmd", "Hostname", "NetworkingConfig", "ExposedPorts")
 _OF_ITS_HOST = ("DeviceRequests", "PortBindings")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainmaster.backends import BackendContext
+from trainmaster.backends.container.container_spec import RUNS
 from trainmaster.backends.container.engine import EngineError, engine_of
 from trainmaster.backends.container.plans import Plans
-from trainmaster.backends.container.rendering import RUNS
 
 _TIMEOUT_S = 3.0
 """A server that ends waits for this."""

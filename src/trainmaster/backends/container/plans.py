@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory, exit_document, read_document, write_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document, read_document, write_document
 
 
 class Plans:

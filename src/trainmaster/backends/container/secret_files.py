@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.container.rendering import SECRETS_FILE
+from trainmaster.backends.container.container_spec import SECRETS_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.secrets import Secrets
 

@@ -12,15 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainmaster.backends.container.engine import (
-    Container,
-    Engine,
-    EngineAwayError,
-    EngineError,
-    RefusedByEngineError,
-)
-from trainmaster.backends.container.memory import KernelKills
-from trainmaster.backends.container.rendering import (
+from trainmaster.backends.container.container_spec import (
     ATTEMPT,
     KEEP,
     NODE,
@@ -31,11 +23,19 @@ from trainmaster.backends.container.rendering import (
     RUN_DIR,
     RUNS,
 )
+from trainmaster.backends.container.engine import (
+    Container,
+    Engine,
+    EngineAwayError,
+    EngineError,
+    RefusedByEngineError,
+)
+from trainmaster.backends.container.memory import KernelKills
 from trainmaster.backends.local import liveness_of
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.rundir import RunDirectory, exit_document
-from trainmaster.server.core.sight import Liveness
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.server.core.observation import Liveness
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 0.5

@@ -19,17 +19,17 @@ from pathlib import Path
 
 from trainmaster.backends import CAPABILITIES, BackendContext
 from trainmaster.backends.base import LaunchError, endpoint_on_node
-from trainmaster.backends.local.forkclient import ForkServer, ForkServerError
+from trainmaster.backends.local.directory_access import open_passage
+from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.backends.local.passage import open_passage
 from trainmaster.protocol.backends import LOCAL
 from trainmaster.protocol.control import Control
 from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.rundir import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.sight import EngineFacts, Liveness
 
 __all__ = ["LocalBackend", "kill_worker", "liveness_of", "make"]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli.each import for_each
+from trainmaster.cli.bulk import for_each
 from trainmaster.cli.options import JobsArgument, JsonOption
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError, ExitCode, UsageError
-from trainmaster.cli.formatting import age, number, size
+from trainmaster.cli.human_units import age, number, size
 from trainmaster.cli.options import JobArgument, JsonOption, complete_job, job_with_files
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.progress import SHOWN_METRICS

@@ -24,8 +24,8 @@ def run(
     --set changes a field of the copy, such as --set training_config.hyperparameters.learning_rate=1e-4; `trainmaster
     show --json JOB` has all fields. The copy has the old job's files and secrets.
     """
-    from trainmaster.cli.jobfile import changed
-    from trainmaster.client.cloning import request_of
+    from trainmaster.cli.job_file import changed
+    from trainmaster.client.clone import request_of
 
     with connect() as client:
         earlier = client.get(job_id_of(client, job))

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli.commands.diff import shown
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.formatting import duration, number
+from trainmaster.cli.human_units import duration, number
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.progress import PREPARED_PERCENT, steps
 from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
-    from trainmaster.cli.comparing import Difference
+    from trainmaster.cli.request_diff import Difference
     from trainmaster.client.types import Job
 
 
 def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     """Show the last metrics of several jobs side by side, and the fields in which their requests differ."""
-    from trainmaster.cli.comparing import differences
+    from trainmaster.cli.request_diff import differences
 
     if len(jobs) < 2:
         raise UsageError("name at least two jobs to compare")

@@ -11,7 +11,7 @@ from trainmaster.cli.options import ConfigOption, DataDirOption, JsonOption
 from trainmaster.cli.output import draw, print_json, table
 
 if TYPE_CHECKING:
-    from trainmaster.server.settings.resolving import Resolved
+    from trainmaster.server.settings.resolution import Resolved
 
 
 def run(
@@ -24,12 +24,12 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
-    from trainmaster.server.settings import describing
+    from trainmaster.server.settings import reference
     from trainmaster.server.settings.problems import SettingsError
-    from trainmaster.server.settings.resolving import resolve
+    from trainmaster.server.settings.resolution import resolve
 
     if example:
-        typer.echo(describing.example(), nl=False)
+        typer.echo(reference.example(), nl=False)
         return
     try:
         resolved = resolve({"data_dir": data_dir}, config=config)
@@ -60,18 +60,18 @@ def _problems(resolved: Resolved) -> list[str]:
 
 
 def _document(resolved: Resolved) -> dict[str, object]:
-    from trainmaster.server.settings import describing
+    from trainmaster.server.settings import reference
 
     return {
         "file": str(resolved.file) if resolved.file else None,
         "problems": [],
         "settings": {
             each.name: {"value": _plain(value), "source": origin.source, "place": origin.place, "meaning": each.meaning}
-            for each, value, origin in describing.shown(resolved)
+            for each, value, origin in reference.shown(resolved)
         },
         **{
             name: {entry: {key: _plain(value) for key, value in said.items()} for entry, said in entries.items()}
-            for name, entries in describing.shown_tables(resolved).items()
+            for name, entries in reference.shown_tables(resolved).items()
         },
     }
 
@@ -79,8 +79,8 @@ def _document(resolved: Resolved) -> dict[str, object]:
 def _draw(resolved: Resolved) -> None:
     from rich.text import Text
 
-    from trainmaster.server.settings import describing
-    from trainmaster.server.settings.resolving import Source
+    from trainmaster.server.settings import reference
+    from trainmaster.server.settings.resolution import Source
 
     typer.echo(f"File: {resolved.file or 'none'}\n")
     rows = [
@@ -90,10 +90,10 @@ def _draw(resolved: Resolved) -> None:
             Text(origin.place or origin.source, style="dim"),
             Text(each.meaning, style="dim"),
         )
-        for each, value, origin in describing.shown(resolved)
+        for each, value, origin in reference.shown(resolved)
     ]
     draw(table(("SETTING", "VALUE", "FROM", "MEANING"), rows, wrap=("VALUE", "FROM", "MEANING"), spare=("MEANING",)))
-    for name, entries in describing.shown_tables(resolved).items():
+    for name, entries in reference.shown_tables(resolved).items():
         for entry, said in entries.items():
             typer.echo(f"\n[{name}.{entry}]")
             for key, value in said.items():

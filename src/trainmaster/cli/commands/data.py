@@ -42,8 +42,8 @@ def check(
 
     Bright text is trained on; what stands in ‹ › is context, which the model reads and is not trained to write.
     """
-    from trainmaster.cli.jobfile import load, set_values
-    from trainmaster.client.shipping import ship
+    from trainmaster.cli.job_file import load, set_values
+    from trainmaster.client.file_upload import ship
 
     document, base = load(file)
     document = set_values(document, settings)

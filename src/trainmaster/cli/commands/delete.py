@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.each import for_each
+from trainmaster.cli.bulk import for_each
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of, job_with_files
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli.each import title
+from trainmaster.cli.bulk import title
 from trainmaster.cli.options import JOB_HELP, JsonOption, complete_job, job_id_of
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.session import connect
@@ -21,7 +21,7 @@ def run(first: Job, second: Job, as_json: JsonOption = False) -> None:
 
     Values of secrets are not compared. `trainmaster compare` shows what came out of the jobs.
     """
-    from trainmaster.cli.comparing import differences
+    from trainmaster.cli.request_diff import differences
 
     with connect() as client:
         jobs = [client.get(job_id_of(client, name)) for name in (first, second)]

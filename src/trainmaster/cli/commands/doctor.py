@@ -13,7 +13,7 @@ from trainmaster.cli.output import draw, print_json, table
 
 def run(as_json: JsonOption = False) -> None:
     """Check this machine and the server, and say what to do. Exits with 1 when something is broken."""
-    from trainmaster.cli.doctoring import Verdict, examine
+    from trainmaster.cli.doctor_checks import Verdict, examine
 
     findings = list(examine())
     if as_json:

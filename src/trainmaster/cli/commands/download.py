@@ -9,7 +9,7 @@ import typer
 
 from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError
-from trainmaster.cli.formatting import size
+from trainmaster.cli.human_units import size
 from trainmaster.cli.options import JobArgument, JsonOption, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.cli.session import connect

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.each import for_each
+from trainmaster.cli.bulk import for_each
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.options import JobsArgument, JsonOption, LabelOption
 
@@ -23,7 +23,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Change priority, queue or labels of jobs that have not ended."""
-    from trainmaster.cli.jobfile import pairs
+    from trainmaster.cli.job_file import pairs
 
     if priority is None and queue is None and not label and not unlabel:
         raise UsageError("nothing to change: give --priority, --queue, --label or --unlabel")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.formatting import clock
+from trainmaster.cli.human_units import clock
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import draw, print_json, print_json_line, table
 from trainmaster.cli.session import connect

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli.formatting import size
+from trainmaster.cli.human_units import size
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.session import connect

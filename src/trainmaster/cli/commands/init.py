@@ -49,7 +49,7 @@ def run(
 
     On a terminal it asks for what you leave out.
     """
-    from trainmaster.cli import jobtemplate
+    from trainmaster.cli import job_template
 
     if file != STDOUT and not force and Path(file).exists():
         raise UsageError(f"{file} is there already; name another file, or replace it with --force")
@@ -57,12 +57,12 @@ def run(
     asks = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     if training_type is None:
         training_type = _asked_type() if asks else DEFAULT_TYPE
-    chosen = jobtemplate.training_type_of(training_type)
+    chosen = job_template.training_type_of(training_type)
     if model is None:
         model = _asked("Base model (a Hugging Face name, a directory or a URI)", DEFAULT_MODEL, asks)
     if data is None:
         data = _asked("Training data (a file or a URI)", str(base / DEFAULT_DATA), asks)
-    text = jobtemplate.job_file(
+    text = job_template.job_file(
         chosen,
         model=_model_from(base, model),
         data=_data_from(base, data),
@@ -80,7 +80,7 @@ def run(
     else:
         typer.echo(f"{file} is written: {chosen} of {model}")
         if _is_relative(data) and not Path(data).exists():
-            say(f"Put your data into {data}: rows such as {jobtemplate.rows_of(chosen)}.")
+            say(f"Put your data into {data}: rows such as {job_template.rows_of(chosen)}.")
         if "://" not in model and not model.startswith("artifacts:") and not Path(model).is_dir():
             say(f"There is no directory {model} here, so {model} is taken as the name of a model on Hugging Face.")
         quoted = shlex.quote(file)
@@ -93,7 +93,7 @@ def _asked(question: str, default: str, asks: bool) -> str:
 
 
 def _asked_type() -> str:
-    from trainmaster.cli.jobtemplate import TYPES
+    from trainmaster.cli.job_template import TYPES
 
     for name, meaning in TYPES.items():
         say(f"  {name:20}{meaning}")

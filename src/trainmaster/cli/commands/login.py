@@ -33,7 +33,7 @@ def run(
     TRAINMASTER_API_KEY win over them; `trainmaster logout` removes them.
     """
     from trainmaster.client import Client, login
-    from trainmaster.client.finding import KEY_VARIABLE, URL_VARIABLE, configured_url
+    from trainmaster.client.server_lookup import KEY_VARIABLE, URL_VARIABLE, configured_url
 
     if url is None:
         if ca is not None:
@@ -57,7 +57,7 @@ def run(
 
 def _show_current(*, as_json: bool) -> None:
     from trainmaster.client import Client, local
-    from trainmaster.client.finding import URL_VARIABLE, configured_url
+    from trainmaster.client.server_lookup import URL_VARIABLE, configured_url
 
     url = configured_url()
     if url is None and local.running() is None:

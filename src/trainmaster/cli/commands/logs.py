@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Show what a job wrote."""
     from trainmaster.cli.views import has_several_ranks
-    from trainmaster.cli.watching import pages, view_for, watch
+    from trainmaster.cli.watch import pages, view_for, watch
 
     filters: dict[str, Any] = {"rank": rank, "stream": "stderr" if stderr else None, "attempt": attempt}
     with connect() as client:

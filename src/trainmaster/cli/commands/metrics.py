@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.formatting import number, sparkline
+from trainmaster.cli.human_units import number, sparkline
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import console, draw, print_json, print_json_line, table
-from trainmaster.cli.plotting import plot
+from trainmaster.cli.plot import plot
 from trainmaster.cli.progress import PREPARED_PERCENT
 from trainmaster.cli.session import connect
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.formatting import age, clock
+from trainmaster.cli.human_units import age, clock
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, facts, print_json, table
 from trainmaster.cli.session import connect

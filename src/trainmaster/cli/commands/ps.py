@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.formatting import age, number, size
+from trainmaster.cli.human_units import age, number, size
 from trainmaster.cli.options import JsonOption, LabelOption
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
 from trainmaster.cli.progress import brief
@@ -56,7 +56,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """List jobs: those that have not ended, the newest first."""
-    from trainmaster.cli.jobfile import pairs
+    from trainmaster.cli.job_file import pairs
 
     if deleted:
         if everything or status or label or queue is not None or watch:
@@ -88,7 +88,7 @@ def run(
 def _nothing_to_list(statuses: list[str]) -> bool:
     """Whether the list is known to be empty without a server, which then is not started."""
     from trainmaster.client import local
-    from trainmaster.client.finding import configured_url
+    from trainmaster.client.server_lookup import configured_url
 
     if configured_url() is not None:
         return False

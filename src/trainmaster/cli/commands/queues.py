@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.formatting import duration, number
+from trainmaster.cli.human_units import duration, number
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.session import connect

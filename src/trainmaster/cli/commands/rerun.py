@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainmaster.cli.each import for_each
+from trainmaster.cli.bulk import for_each
 from trainmaster.cli.options import JobsArgument, JsonOption
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli.each import for_each, from_checkpoint
+from trainmaster.cli.bulk import for_each, from_checkpoint
 from trainmaster.cli.options import JobsArgument, JsonOption, SetOption
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(
 
 
 def _changed(client: Client, job: str, settings: list[str]) -> dict[str, Any]:
-    from trainmaster.cli.jobfile import set_values
+    from trainmaster.cli.job_file import set_values
 
     before: Job = client.get(job)
     return set_values(before["resource_config"], [setting.removeprefix(RESOURCES) for setting in settings])

@@ -65,7 +65,7 @@ def run(
     from trainmaster.jobs.config_document import ConfigurationError, from_yaml
     from trainmaster.jobs.objects import ObjectStoreError
     from trainmaster.jobs.run_plan import RunError, RunRequest
-    from trainmaster.jobs.tracking import TRACKERS
+    from trainmaster.jobs.tracker import TRACKERS
 
     if Path(target).suffix in (".yaml", ".yml", ".json"):
         instead = f"`trainmaster submit {shlex.quote(target)} --follow` runs a job file"

@@ -70,7 +70,7 @@ def run(
     Every setting can also come from a file or a variable; `trainmaster config` shows them all.
     """
     from trainmaster.server.settings.problems import SettingsError
-    from trainmaster.server.settings.resolving import forget_variables, resolve
+    from trainmaster.server.settings.resolution import forget_variables, resolve
 
     flags = {
         "data_dir": data_dir,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.cli.commands.diff import shown
-from trainmaster.cli.formatting import clock, duration, number, seconds_between
+from trainmaster.cli.human_units import clock, duration, number, seconds_between
 from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
 from trainmaster.cli.output import draw, facts, print_json, status_text, table
 from trainmaster.cli.progress import PREPARED_PERCENT, brief

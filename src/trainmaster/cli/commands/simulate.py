@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run a trace of jobs through the scheduler, in virtual time; needs no server."""
     if record is not None:
-        from trainmaster.cli.recording import record_jobs
+        from trainmaster.cli.job_trace import record_jobs
         from trainmaster.cli.session import connect
 
         with connect() as client:
@@ -71,8 +71,8 @@ def run(
         print_json({"file": str(record), "jobs": written}) if as_json else say(f"{written} jobs written to {record}")
         return
 
-    from trainmaster.cli.simulating import draw_figures, progress_of
-    from trainmaster.server.scheduling.auditing import BrokenPromiseError
+    from trainmaster.cli.simulation_report import draw_figures, progress_of
+    from trainmaster.server.scheduling.audit import BrokenPromiseError
     from trainmaster.server.scheduling.simulation import simulate
     from trainmaster.server.scheduling.traces import uniform_nodes
     from trainmaster.server.scheduling.virtual_time import Rules

@@ -45,9 +45,9 @@ def run(
     FILE may also be a job as `trainmaster show --json` prints it, which is submitted again as a new job; the server
     takes the values of its secrets from the old job.
     """
-    from trainmaster.cli.jobfile import changed, load
-    from trainmaster.client.cloning import is_job, request_of
-    from trainmaster.client.shipping import submit
+    from trainmaster.cli.job_file import changed, load
+    from trainmaster.client.clone import is_job, request_of
+    from trainmaster.client.file_upload import submit
 
     document, base = load(file)
     earlier = document["job_id"] if is_job(document) else None
@@ -79,7 +79,7 @@ def _restored(workload: object, rel_path: str) -> dict[str, object]:
 def follow_to_the_end(client: Client, job_id: str, *, as_json: bool) -> ExitCode:
     """Watch a job until it comes to rest; the exit code says how. Ctrl-C leaves it running."""
     from trainmaster.cli.views import has_several_ranks
-    from trainmaster.cli.watching import view_for, watch
+    from trainmaster.cli.watch import view_for, watch
 
     view = view_for(as_json=as_json, with_job=True, ranks=has_several_ranks(client.get(job_id)))
     try:

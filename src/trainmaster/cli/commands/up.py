@@ -29,7 +29,7 @@ def run(
 
     The options are for this start. What shall hold whenever it is started belongs into its settings file.
     """
-    from trainmaster.cli.jobfile import pairs
+    from trainmaster.cli.job_file import pairs
     from trainmaster.client import local
 
     aliases = {name: Path(directory).absolute() for name, directory in pairs(model_alias, "--model-alias").items()}

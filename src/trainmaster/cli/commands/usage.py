@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError, say
-from trainmaster.cli.formatting import clock
+from trainmaster.cli.human_units import clock
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, table
 from trainmaster.cli.session import connect

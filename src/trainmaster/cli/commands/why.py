@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from trainmaster.cli.each import title
-from trainmaster.cli.formatting import about
+from trainmaster.cli.bulk import title
+from trainmaster.cli.human_units import about
 from trainmaster.cli.options import JobArgument, JsonOption, job_id_of
 from trainmaster.cli.output import print_json
 from trainmaster.cli.progress import brief

@@ -12,10 +12,10 @@ import httpx
 
 from trainmaster.client.connection import Connection
 from trainmaster.client.errors import SdkError, UnreachableError
-from trainmaster.client.finding import find_server
 from trainmaster.client.fireworks.config import SHAPE_NAME
 from trainmaster.client.fireworks.errors import TrainerTimeoutError, TrainingAPIError
 from trainmaster.client.fireworks.records import TrainingShapeProfile
+from trainmaster.client.server_lookup import find_server
 
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses of a server that may answer soon."""

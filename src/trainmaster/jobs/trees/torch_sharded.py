@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.trees import torch_tensors
 from trainmaster.jobs.trees.structure import ANYTHING, Wanted
-from trainmaster.jobs.trees.writing import Piece
+from trainmaster.jobs.trees.writer import Piece
 
 DIRECTORY = "sharded"
 THREADS = 8

@@ -12,8 +12,8 @@ No other module of the server may chown, copy, link, rename, walk or remove file
 
 from __future__ import annotations
 
-from trainmaster.protocol.account_files.giving import Giver, StrangeFileError
-from trainmaster.protocol.account_files.opening import (
+from trainmaster.protocol.account_files.handover import Giver, StrangeFileError
+from trainmaster.protocol.account_files.safe_open import (
     claim_directory,
     directory_below,
     exists,

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from types import TracebackType
 
-from trainmaster.protocol.account_files.opening import (
+from trainmaster.protocol.account_files.safe_open import (
     DIRECTORY,
     PathLike,
     directory_below,

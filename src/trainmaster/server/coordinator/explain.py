@@ -16,7 +16,7 @@ from trainmaster.server.scheduling.explain import Explanation, PendingCode
 from trainmaster.server.scheduling.forecast import estimated_waits
 from trainmaster.server.scheduling.obstacles import Situation
 from trainmaster.server.scheduling.view import ClusterView
-from trainmaster.server.store import nodes, queues, waiting
+from trainmaster.server.store import nodes, queue_view, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -90,12 +90,12 @@ class Explainer:
             return Waiting()
         cluster = self._cluster()
         if cluster.complete:
-            position = waiting.position_among(cluster.queues.get(job.queue, ()), job)
+            position = queue_view.position_among(cluster.queues.get(job.queue, ()), job)
             ahead: Sequence[Job] = ()
         else:
             with self._database.read() as connection:
-                position = waiting.position(connection, scope, job)
-                ahead = waiting.ahead(connection, _EVERYTHING, job, FAR)
+                position = queue_view.position(connection, scope, job)
+                ahead = queue_view.ahead(connection, _EVERYTHING, job, FAR)
         view = _with(cluster.view, (*ahead, job))
         told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
         estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
@@ -111,10 +111,10 @@ class Explainer:
         """
         cluster = self._cluster()
         with self._database.read() as connection:
-            page = waiting.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
+            page = queue_view.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
             ahead: Sequence[Job] = ()
             if page.jobs and not cluster.complete:
-                ahead = waiting.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
+                ahead = queue_view.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
         view = _with(cluster.view, (*ahead, *page.jobs))
         positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
         estimates = _estimates(view, positions, now)
@@ -156,12 +156,12 @@ class Explainer:
 
 
 def _read(connection: Connection, asked_at: float, data_version: int) -> _Cluster:
-    first = waiting.first(connection, _EVERYTHING, FAR)
+    first = queue_view.first(connection, _EVERYTHING, FAR)
     view = (
         ClusterView()
         .with_nodes(nodes.all(connection, _EVERYTHING))
         .with_queues(queues.all(connection, _EVERYTHING))
-        .with_jobs((*waiting.holding(connection, _EVERYTHING), *first))
+        .with_jobs((*queue_view.holding(connection, _EVERYTHING), *first))
     )
     by_queue: dict[str, list[Job]] = {}
     for job in first:

@@ -16,17 +16,18 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from trainmaster.server.coordinator.acting import Acting
+from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.leadership import Leadership
-from trainmaster.server.coordinator.reporting import NodeReports, freed_real_gpus
-from trainmaster.server.coordinator.waking import Alarm
-from trainmaster.server.core import observations, stopping, timers
+from trainmaster.server.coordinator.node_reports import NodeReports, freed_real_gpus
+from trainmaster.server.coordinator.wakeups import Alarm
+from trainmaster.server.core import observations, timers
+from trainmaster.server.core import stop as stopping
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.draining import drain
+from trainmaster.server.scheduling.drain import drain
 from trainmaster.server.scheduling.health import occupied
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from trainmaster.protocol import account_files
 from trainmaster.server.coordinator.checkpoints import left_beside
-from trainmaster.server.coordinator.launching import checkpoints_homes
+from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.core import commands, retention
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint, Job

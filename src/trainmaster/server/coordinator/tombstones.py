@@ -10,7 +10,7 @@ from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.storage import ARTIFACTS, RUNS, Location, Roots
 from trainmaster.server.store import checkpoint_lists, jobs
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.paging import position_of, token_after
+from trainmaster.server.store.page_tokens import position_of, token_after
 from trainmaster.server.store.scope import Scope
 
 _ORDER = "-deleted_at"

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec import load_stored, redacted, unsealed_values, with_secrets_of
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.store import secrets
 from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.secrets import SealedSecret

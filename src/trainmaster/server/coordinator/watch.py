@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.protocol.disks import disk_is_full
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.rundir import (
+from trainmaster.protocol.run_directory import (
     RunDirectory,
     beat_document,
     endpoint_document,
@@ -18,11 +18,11 @@ from trainmaster.protocol.rundir import (
     metrics_stream,
     worker_stream,
 )
-from trainmaster.server.coordinator.launching import checkpoints_homes
+from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
 from trainmaster.server.core import reported
 from trainmaster.server.core.job import Attempt, Job, Progress
-from trainmaster.server.core.sight import Liveness, NodeSight, Sight
+from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE

@@ -19,8 +19,8 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.posting import DeliveryError, Message, Poster, headers_of, message_of
-from trainmaster.server.coordinator.subscribing import Subscriptions
+from trainmaster.server.coordinator.webhook_delivery import DeliveryError, Message, Poster, headers_of, message_of
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, NotLeaderError, TrainmasterError
 from trainmaster.server.settings.telemetry import METERS
 from trainmaster.server.store import events, jobs, leases, webhooks

@@ -11,9 +11,9 @@ from typing import Any
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.machine import Draft
+from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TERMINAL, Action, Actor, Desired, Trigger, allowed_from
-from trainmaster.server.core.stopping import request_stop
+from trainmaster.server.core.stop import request_stop
 
 
 def cancel(job: Job, *, now: float, message: str = "") -> Change | None:

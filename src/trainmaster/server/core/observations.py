@@ -14,9 +14,9 @@ from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import reported
 from trainmaster.server.core.endings import settle, take_exit
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job, Progress
-from trainmaster.server.core.machine import Draft
+from trainmaster.server.core.observation import Sight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.sight import Sight
+from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TRANSITIONS, Actor, JobStatus, Trigger
 
 _PHASE_TRIGGERS: Mapping[Phase, Trigger] = {

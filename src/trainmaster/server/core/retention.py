@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.machine import Draft
+from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import TERMINAL, Actor
 
 COMMITTED = "COMMITTED"

@@ -20,7 +20,7 @@ from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.reported import MAX_ID
 from trainmaster.server.storage import ARTIFACTS, Roots
-from trainmaster.server.store.paging import is_text
+from trainmaster.server.store.page_tokens import is_text
 
 OUTPUT = "output"
 CHECKPOINTS = "checkpoints"

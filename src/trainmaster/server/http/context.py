@@ -16,20 +16,20 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster import __version__
 from trainmaster.server.coordinator.base_models import BaseModels
-from trainmaster.server.coordinator.checking import DataChecks
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.promoting import Promotions
+from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.runtime_files import RuntimeFiles
 from trainmaster.server.coordinator.source_checks import SourceChecks
-from trainmaster.server.coordinator.subscribing import Subscriptions
 from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.observation import EngineFacts
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.shapes import Shapes
-from trainmaster.server.core.sight import EngineFacts
-from trainmaster.server.http.exchange import TokenExchange
+from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.storage import Roots
 from trainmaster.server.store.database import Database
 

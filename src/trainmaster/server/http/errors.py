@@ -6,7 +6,7 @@ Errors of the API itself, below the tree of `trainmaster.server.core.errors`:
     ├── UnauthenticatedError         401: no credentials
     │   └── InvalidTokenError        401: wrong ones
     ├── InsufficientScopeError       403: the key may not do that
-    ├── CredentialsRefusedError      403: the token exchange refuses the key (`trainmaster.server.http.exchange`)
+    ├── CredentialsRefusedError      403: the token exchange refuses the key (`trainmaster.server.http.token_exchange`)
     ├── UnknownRouteError            404
     ├── WrongMethodError             405
     ├── StalledError                 408: the rest of the body does not come
@@ -45,8 +45,8 @@ from trainmaster.server.core.errors import (
     StoreUnavailableError,
     TrainmasterError,
 )
-from trainmaster.server.http.exchange import CredentialsRefusedError, ExchangeUnavailableError
-from trainmaster.server.settings.sealing import SealError
+from trainmaster.server.http.token_exchange import CredentialsRefusedError, ExchangeUnavailableError
+from trainmaster.server.settings.encryption import SealError
 
 RETRY_AFTER_S = 1
 """What to wait when the server itself will be back soon."""

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http import sse
-from trainmaster.server.http.follow import Piece
+from trainmaster.server.http.followers import Piece
 from trainmaster.server.http.wire.events import event_resource, feed_event
 from trainmaster.server.store import events, jobs
 from trainmaster.server.store.database import Database

@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.settings.telemetry import Histogram, Meters
-from trainmaster.server.store import allocations, counting, nodes
+from trainmaster.server.store import allocations, nodes
+from trainmaster.server.store import counts as counting
 from trainmaster.server.store.scope import Scope
 
 _EVERYTHING = Scope.everything()

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.protocol.rundir import RunDirectory, metrics_stream, read_lines
+from trainmaster.protocol.run_directory import RunDirectory, metrics_stream, read_lines
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http import sse
-from trainmaster.server.http.follow import Piece
-from trainmaster.server.http.logs.reading import has_ended
+from trainmaster.server.http.followers import Piece
+from trainmaster.server.http.logs.reader import has_ended
 from trainmaster.server.http.wire.metrics import MetricSeries, MetricsReport, Point
 from trainmaster.server.http.wire.reported import clean, number, reported_at
 from trainmaster.server.storage import RUNS, Roots

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from trainmaster.server.http.requests import ALIAS, PREFIX
-from trainmaster.server.http.routing import REQUEST_MODELS
+from trainmaster.server.http.router import REQUEST_MODELS
 
 DESCRIPTION = f"""Training jobs: submit, follow and control them.
 

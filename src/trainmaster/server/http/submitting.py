@@ -18,7 +18,7 @@ from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.envelope import ok
-from trainmaster.server.http.forwarding import forwarded_tokens
+from trainmaster.server.http.forwarded_tokens import forwarded_tokens
 from trainmaster.server.http.requests import idempotency_of, parse_json
 from trainmaster.server.http.wire.commands import submitted_job
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.envelope import encoded
 from trainmaster.server.http.wire.jobs import Summary, summary_of
-from trainmaster.server.store import jobs, listing
-from trainmaster.server.store.listing import JobQuery
+from trainmaster.server.store import job_list, jobs
+from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
 _MOST_KEPT = 4096
@@ -32,7 +32,7 @@ class Summaries:
         Raises:
             SpecError: the token is not one of such a list.
         """
-        index = listing.index(connection, scope, query)
+        index = job_list.index(connection, scope, query)
         found = {key: self._kept.get(key) for key in index.versions.items()}
         missing = [job_id for (job_id, _), summary in found.items() if summary is None]
         if missing:
@@ -75,7 +75,7 @@ def plain_query(text: bytes, kinds: tuple[str, ...]) -> JobQuery | None:
         else:
             wanted[name] = value
     size, order_by = wanted.get("page_size", "20"), wanted.get("order_by", "-created_at")
-    if len(size) > 3 or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) <= listing.MAX_PAGE_SIZE:
+    if len(size) > 3 or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) <= job_list.MAX_PAGE_SIZE:
         return None
     if order_by not in ORDERS:
         return None

@@ -14,8 +14,9 @@ from enum import StrEnum
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.stopping import grace_s
+from trainmaster.server.core.stop import grace_s
 from trainmaster.server.scheduling.forecast import expected_end
+from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, gpus_of
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.shortage import (
@@ -26,7 +27,6 @@ from trainmaster.server.scheduling.shortage import (
     nodes_away,
     why_never,
 )
-from trainmaster.server.scheduling.waiting import key_of
 
 NAMED = 3
 """How many jobs a sentence names."""

@@ -14,11 +14,11 @@ from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.forecast import expected_end
 from trainmaster.server.scheduling.inventory import members
+from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.occupancy import Stay
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView
-from trainmaster.server.scheduling.waiting import key_of
 
 PRUNED = 12
 """Of so many jobs in front, those that are not in the way are left out; with more, it would take too long."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Node, Share, whole
 from trainmaster.server.scheduling.inventory import Amounts
-from trainmaster.server.scheduling.waiting import Line
+from trainmaster.server.scheduling.job_lots import Line
 
 
 class Stay(NamedTuple):

@@ -8,8 +8,8 @@ from math import inf
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.auditing import Audit
-from trainmaster.server.scheduling.figures import Figures, Tally
+from trainmaster.server.scheduling.audit import Audit
+from trainmaster.server.scheduling.simulation_metrics import Figures, Tally
 from trainmaster.server.scheduling.traces import BACKEND, Trace, TraceJob
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.scheduling.virtual_time import Rules, VirtualCluster, Watcher

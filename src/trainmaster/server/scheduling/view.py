@@ -13,8 +13,8 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Node, Queue
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
 from trainmaster.server.scheduling.inventory import Inventory, inventory_from_nodes
+from trainmaster.server.scheduling.job_lots import Waiting
 from trainmaster.server.scheduling.occupancy import Occupancy
-from trainmaster.server.scheduling.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select, tuple_
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.retention import COMMITTED
 from trainmaster.server.store import schema
-from trainmaster.server.store.listing import MAX_TOTAL_COUNT
-from trainmaster.server.store.paging import bad_token, position_of, token_after
+from trainmaster.server.store.job_list import MAX_TOTAL_COUNT
+from trainmaster.server.store.page_tokens import bad_token, position_of, token_after
 from trainmaster.server.store.portions import portions
 from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row
 from trainmaster.server.store.scope import Scope

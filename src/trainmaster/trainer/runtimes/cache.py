@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainmaster.trainer.runtimes.reading import TextFile
+from trainmaster.trainer.runtimes.yaml_file import TextFile
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from trainmaster.client import Client
 from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.runtimes.definition import TrainingRuntime, runtime_of
-from trainmaster.trainer.runtimes.reading import Found, Problem, built_in, read_files, read_into
 from trainmaster.trainer.runtimes.sources import SourceError, SourceReader
+from trainmaster.trainer.runtimes.yaml_file import Found, Problem, built_in, read_files, read_into
 from trainmaster.trainer.types import Listing, Runtime
 
 _log = logging.getLogger(__name__)

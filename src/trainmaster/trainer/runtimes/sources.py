@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from trainmaster.trainer.runtimes.cache import SourceCache
-from trainmaster.trainer.runtimes.reading import SUFFIXES, TextFile
+from trainmaster.trainer.runtimes.yaml_file import SUFFIXES, TextFile
 
 GITHUB = "github://"
 GITHUB_PATH = "manifests/base/runtimes"

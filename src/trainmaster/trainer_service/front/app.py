@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from trainmaster.trainer_service.front.guarding import Guarded
-from trainmaster.trainer_service.front.pacing import Paced
+from trainmaster.trainer_service.front.authentication import Guarded
+from trainmaster.trainer_service.front.concurrency_limit import Paced
 from trainmaster.trainer_service.front.routes import EXCEPTION_HANDLERS, HEALTH, ROUTES, URGENT
 from trainmaster.trainer_service.front.state import Front
 

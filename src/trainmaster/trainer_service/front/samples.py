@@ -8,9 +8,9 @@ from typing import Any
 
 from trainmaster.trainer_service.front.futures import Form, Future, Futures, Outcome, Waiters, wake
 from trainmaster.trainer_service.front.identifiers import Attempt, is_count
-from trainmaster.trainer_service.front.intake import Intake, Received, size_of_fields
 from trainmaster.trainer_service.front.link import Link
 from trainmaster.trainer_service.front.refusals import BusyError, RefusedError, StoppedError
+from trainmaster.trainer_service.front.request_body import Intake, Received, size_of_fields
 from trainmaster.trainer_service.messages import Request
 from trainmaster.trainer_service.tensors import shown
 

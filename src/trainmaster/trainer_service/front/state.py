@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from trainmaster.trainer_service.front.futures import Futures
 from trainmaster.trainer_service.front.identifiers import Attempt
-from trainmaster.trainer_service.front.intake import Intake
 from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.models import Training
+from trainmaster.trainer_service.front.request_body import Intake
 from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.front.saved import Saved
 from trainmaster.trainer_service.front.sessions import Sessions
-from trainmaster.trainer_service.front.training import Training
 from trainmaster.trainer_service.messages import Request
 from trainmaster.trainer_service.wire import MAX_BODY_BYTES
 

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["build", "explain_row", "load"]
 
-_HOME = {"build": "building", "explain_row": "explaining", "load": "loading"}
+_HOME = {"build": "dataset", "explain_row": "row_preview", "load": "script_rows"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from trainmaster.training.data import formats
 from trainmaster.training.data.config import LocalSource, Part, Source
-from trainmaster.training.data.filtering import MISSING, FilterError, predicate, value_at
+from trainmaster.training.data.row_filter import MISSING, FilterError, predicate, value_at
 from trainmaster.training.errors import InputError, Origin, RowError
 from trainmaster.training.progress import Tell, tell_nobody
 

@@ -15,7 +15,7 @@ from trainmaster.server.core.training.sources import HubName, hub_name
 from trainmaster.training.errors import InputError, UnavailableError
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, key_of, write_whole
-from trainmaster.training.fetching.choosing import is_ignored
+from trainmaster.training.fetching.file_choice import is_ignored
 from trainmaster.training.fetching.hub_errors import endpoint, status_of, translated
 from trainmaster.training.progress import Tell, tell_nobody
 

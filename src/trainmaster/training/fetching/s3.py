@@ -13,7 +13,7 @@ from trainmaster.jobs import objects
 from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access, Remedies
 from trainmaster.training.fetching.cache import Cache, Fetched, emptied, key_of, require_room
-from trainmaster.training.fetching.choosing import is_ignored
+from trainmaster.training.fetching.file_choice import is_ignored
 from trainmaster.training.progress import Tell, tell_nobody
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from trainmaster.training.errors import InputError
 from trainmaster.training.fetching import files
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Fetched
-from trainmaster.training.fetching.choosing import CARD, card_data, choose, choose_file, choose_from_hub
+from trainmaster.training.fetching.file_choice import CARD, card_data, choose, choose_file, choose_from_hub
 from trainmaster.training.progress import Tell, tell_nobody
 
 if TYPE_CHECKING:

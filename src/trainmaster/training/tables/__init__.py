@@ -19,7 +19,7 @@ from trainmaster.training.progress import Tell, say
 from trainmaster.training.tables.gang import Gang
 from trainmaster.training.tables.limits import limit
 from trainmaster.training.tables.processes import written_by_processes
-from trainmaster.training.tables.reading import PART_SUFFIX, Source, files_of, rows_in, shard_names
+from trainmaster.training.tables.table_reader import PART_SUFFIX, Source, files_of, rows_in, shard_names
 
 KIND = "tables"
 """Of the cache's entries."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.training.tables.limits import limit
-from trainmaster.training.tables.reading import Source, write_shard
+from trainmaster.training.tables.table_reader import Source, write_shard
 
 
 def written_by_processes(source: Source, spec: Mapping[str, Any], missing: Mapping[int, Path]) -> Iterator[int]:

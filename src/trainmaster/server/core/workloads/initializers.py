@@ -263,7 +263,7 @@ def _own_step(part: str, spec: InitializerSpec) -> Step:
         name=f"{part}-initializer",
         # Whatever the job ships: without -P, a file of that name would be imported in the module's place, and without
         # -s what lies in the home, which may be the working directory.
-        argv=("-s", "-P", "-m", "trainmaster.training.initializing", part),
+        argv=("-s", "-P", "-m", "trainmaster.training.initializer", part),
         python=True,
         secrets=_sealed(part, spec, SECRETS),
         timeout_s=spec.timeout_s,
@@ -276,7 +276,7 @@ def _gang(spec: CacheInitializer) -> Gang:
     """Who writes a table's shards; the step is their head."""
     return Gang(
         count=spec.num_data_nodes,
-        argv=("-s", "-P", "-m", "trainmaster.training.tables.writing"),
+        argv=("-s", "-P", "-m", "trainmaster.training.tables.shard_writer"),
         size=_size(spec.worker_cpu, spec.worker_mem),
         head=_size(spec.head_cpu, spec.head_mem),
     )

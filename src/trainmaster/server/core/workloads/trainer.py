@@ -15,7 +15,7 @@ from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError
 from trainmaster.server.core.suggest import choice_message, shown
 from trainmaster.server.core.training.document import TRAINING_FILE, training_document, training_text
-from trainmaster.server.core.training.loading import refused_arguments
+from trainmaster.server.core.training.load_arguments import refused_arguments
 from trainmaster.server.core.training.options import refused_fields, refused_options
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
@@ -41,7 +41,7 @@ _RUN = ("-P", "-m")
 """A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
 _GUARDED = ("-s", *_RUN)
 """With tokens: no packages from the user's home either, which the account's jobs can write to."""
-PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.preparing"), python=True, tokens=True)
+PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.prepare"), python=True, tokens=True)
 """Fetches model and data, and makes rows of tokens of them; once for each node."""
 FETCH = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.fetching"), python=True, tokens=True)
 """Fetches alone, for a script of the user's own."""

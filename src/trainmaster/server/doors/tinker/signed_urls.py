@@ -13,7 +13,7 @@ from starlette.requests import Request
 from trainmaster.server.core.errors import ForbiddenError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.http.auth import SIGNED_PATHS
-from trainmaster.server.settings.sealing import Sealer
+from trainmaster.server.settings.encryption import Sealer
 
 GOOD_FOR_S = 3600
 """Clients ask for new ones five minutes before they expire."""

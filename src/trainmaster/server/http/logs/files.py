@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainmaster.protocol.gaps import Gap
-from trainmaster.protocol.rundir import RunDirectory
+from trainmaster.protocol.log_gaps import Gap
+from trainmaster.protocol.run_directory import RunDirectory
 
 BLOCK = 1 << 16
 MAX_LINE_BYTES = 1 << 16

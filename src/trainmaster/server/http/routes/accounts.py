@@ -15,7 +15,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, ok
 from trainmaster.server.http.params import PlainText
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.accounts import (
     AccountList,
     AccountResource,

@@ -35,7 +35,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import UnsatisfiableRangeError
 from trainmaster.server.http.params import JobId, PlainText
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.artifacts import ArtifactPage, ArtifactResource
 from trainmaster.server.http.wire.reported import instant
 from trainmaster.server.storage import ARTIFACTS, Roots

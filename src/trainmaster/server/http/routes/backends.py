@@ -11,11 +11,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from trainmaster.server.core.sight import EngineFacts
+from trainmaster.server.core.observation import EngineFacts
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.backends import BackendList, BackendResource, BackendSummary, engine_resource
 
 router = APIRouter(route_class=StrictRoute, tags=["cluster"])

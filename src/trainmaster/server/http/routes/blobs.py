@@ -24,7 +24,7 @@ from trainmaster.server.http.errors import InvalidTokenError
 from trainmaster.server.http.openapi import BY_EITHER
 from trainmaster.server.http.params import Sha256
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.blobs import BlobResource
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, blobs, jobs

@@ -18,7 +18,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.params import JobId, PlainText
 from trainmaster.server.http.requests import idempotency_of, read_body
-from trainmaster.server.http.routing import IDEMPOTENCY_PARAMETER, StrictRoute, errors
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, StrictRoute, errors
 from trainmaster.server.http.submitting import REPLAYED
 from trainmaster.server.http.wire.checkpoints import JobCheckpoints, checkpoint_resources
 from trainmaster.server.http.wire.reported import instant

@@ -9,9 +9,9 @@ from trainmaster.server.core.resources import whole
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.cluster import ClusterResource, cluster_resource
-from trainmaster.server.store import allocations, leases, nodes, waiting
+from trainmaster.server.store import allocations, leases, nodes, queue_view
 from trainmaster.server.store.scope import Scope
 
 router = APIRouter(route_class=StrictRoute, tags=["cluster"])
@@ -32,7 +32,7 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
         return cluster_resource(
             found,
             free,
-            waiting.by_status(connection, Scope.everything()),
+            queue_view.by_status(connection, Scope.everything()),
             leases.current(connection, principal.scope),
             version=context.version,
             now=now,

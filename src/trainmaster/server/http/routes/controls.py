@@ -11,11 +11,11 @@ from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok
-from trainmaster.server.http.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.forwarded_tokens import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.http.params import JobId
 from trainmaster.server.http.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
-from trainmaster.server.http.routing import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
 from trainmaster.server.http.submitting import submissions_of
 from trainmaster.server.http.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob
 from trainmaster.server.http.wire.jobs import ControlledJob, JobResource, controlled_json

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
-from trainmaster.server.coordinator.accepting import check_results
-from trainmaster.server.coordinator.checking import DataCheck
+from trainmaster.server.coordinator.data_checks import DataCheck
+from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.spec import parse
@@ -21,9 +21,9 @@ from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.forwarded_tokens import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.data import CheckedData, ValidateDataBody
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import accounts, blobs

@@ -13,9 +13,9 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.events import FeedSource, JobEventSource
-from trainmaster.server.http.follow import followers_of
+from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.params import MAX_OFFSET, JobId
-from trainmaster.server.http.routing import StrictRoute, errors, stream_too
+from trainmaster.server.http.router import StrictRoute, errors, stream_too
 from trainmaster.server.http.sse import EventStream, wants_events
 from trainmaster.server.http.wire.events import EventPage, FeedPage, event_resource, feed_event
 from trainmaster.server.store import events, jobs

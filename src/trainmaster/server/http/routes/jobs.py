@@ -23,17 +23,17 @@ from trainmaster.server.http.artifacts import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import Ok, ok, ok_json
-from trainmaster.server.http.forwarding import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.forwarded_tokens import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.http.params import MAX_JOB_ID, JobId, PlainText
 from trainmaster.server.http.requests import idempotency_of, parse_optional, read_body
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
 from trainmaster.server.http.routes.blobs import blob_file
-from trainmaster.server.http.routing import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
 from trainmaster.server.http.submitting import REPLAYED, is_large, submissions_of
 from trainmaster.server.http.summaries import Summaries, plain_query
 from trainmaster.server.http.wire.commands import CheckedJob, EditBody, SubmittedJob
 from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
 from trainmaster.server.store import activity, attempts, blobs, checkpoints, jobs
-from trainmaster.server.store.listing import JobQuery
+from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
 LABEL_PREFIX = "labels."

@@ -16,7 +16,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.accounts import KeyList, KeyResource, NewKey, NewKeyBody, key_resource
 from trainmaster.server.store import accounts, keys
 from trainmaster.server.store.keys import ApiKey

@@ -18,11 +18,11 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok_json
-from trainmaster.server.http.follow import followers_of
-from trainmaster.server.http.logs.following import LogSource
-from trainmaster.server.http.logs.reading import Cursor, LogFilter, LogReader, LogSight
+from trainmaster.server.http.followers import followers_of
+from trainmaster.server.http.logs.reader import Cursor, LogFilter, LogReader, LogSight
+from trainmaster.server.http.logs.stream import LogSource
 from trainmaster.server.http.params import JobId, PlainText
-from trainmaster.server.http.routing import StrictRoute, errors, stream_too
+from trainmaster.server.http.router import StrictRoute, errors, stream_too
 from trainmaster.server.http.sse import EventStream, wants_events
 from trainmaster.server.http.wire.logs import LogPage, page_json, page_text
 from trainmaster.server.store import jobs

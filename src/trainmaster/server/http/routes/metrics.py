@@ -13,11 +13,11 @@ from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.follow import followers_of
-from trainmaster.server.http.logs.reading import removal_notice
+from trainmaster.server.http.followers import followers_of
+from trainmaster.server.http.logs.reader import removal_notice
 from trainmaster.server.http.metrics import START, MetricsSource, decode_cursor, series
 from trainmaster.server.http.params import MAX_OFFSET, JobId, PlainText
-from trainmaster.server.http.routing import StrictRoute, errors, stream_too
+from trainmaster.server.http.router import StrictRoute, errors, stream_too
 from trainmaster.server.http.sse import EventStream
 from trainmaster.server.http.wire.checkpoints import checkpoint_resources
 from trainmaster.server.http.wire.metrics import JobMetrics

@@ -13,7 +13,7 @@ from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import parse_optional, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.nodes import (
     ClusterEventList,
     DrainBody,

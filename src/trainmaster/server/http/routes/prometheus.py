@@ -13,7 +13,7 @@ from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.http.auth import guard, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.requests import METRICS_PATH
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.settings.telemetry import METERS
 
 router = APIRouter(route_class=StrictRoute, tags=["metrics"])

@@ -17,7 +17,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, Ok, ok
 from trainmaster.server.http.params import PlainText
 from trainmaster.server.http.requests import parse_optional, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.queues import (
     QueueBody,
     QueueList,
@@ -26,11 +26,11 @@ from trainmaster.server.http.wire.queues import (
     entry_resource,
     queue_resource,
 )
-from trainmaster.server.settings.sealing import Sealer, SealError
-from trainmaster.server.store import queues, waiting
-from trainmaster.server.store.paging import bad_token
+from trainmaster.server.settings.encryption import Sealer, SealError
+from trainmaster.server.store import queue_view, queues
+from trainmaster.server.store.page_tokens import bad_token
+from trainmaster.server.store.queue_view import QueueCounts
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.waiting import QueueCounts
 
 router = APIRouter(route_class=StrictRoute, tags=["queues"])
 
@@ -52,7 +52,7 @@ async def list_queues(principal: Viewer, context: Context) -> Response:
     now = context.clock()
 
     def find(connection: Connection) -> QueueList:
-        counts = waiting.counts(connection, _EVERYTHING)
+        counts = queue_view.counts(connection, _EVERYTHING)
         found = queues.all(connection, principal.scope)
         return QueueList(queues=[queue_resource(queue, counts.get(queue.name, QueueCounts()), now) for queue in found])
 
@@ -78,7 +78,7 @@ async def put_queue(
     def change(connection: Connection) -> QueueResource:
         queue = Queue(name=name, weight=wanted.weight, quota_gpus=wanted.quota_gpus)
         queues.put(connection, _EVERYTHING, queue, now)
-        return queue_resource(queue, waiting.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
+        return queue_resource(queue, queue_view.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
 
     changed = await context.write(change)
     context.hint("")
@@ -118,7 +118,7 @@ async def show_queue(
     def find() -> QueuePage:
         with context.database.read() as connection:
             found = queues.get(connection, principal.scope, queue)
-            counts = waiting.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
+            counts = queue_view.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
         page = context.explainer.look_into(principal.scope, found.name, now=now, page_size=page_size, page_token=after)
         return QueuePage(
             queue=found.name,

@@ -14,7 +14,7 @@ from trainmaster.server.http.auth import Admin
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import parse_optional, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.retention import CollectBody, CollectedKind, Collection
 
 router = APIRouter(route_class=StrictRoute, tags=["retention"])

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.runtimes import RuntimeList, RuntimeResource, runtime_list, runtime_resource
 
 router = APIRouter(route_class=StrictRoute, tags=["runtimes"])

@@ -12,7 +12,7 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.params import PlainText
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.tombstones import TombstonePage, tombstone_resource
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])

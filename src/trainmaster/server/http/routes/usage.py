@@ -17,7 +17,7 @@ from trainmaster.server.http.auth import Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.params import PlainText
-from trainmaster.server.http.routing import StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.reported import instant
 from trainmaster.server.http.wire.usage import Usage, usage_row
 from trainmaster.server.store import usage

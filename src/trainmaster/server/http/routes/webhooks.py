@@ -9,13 +9,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from trainmaster.server.coordinator.posting import DeliveryError, headers_of, trial
+from trainmaster.server.coordinator.webhook_delivery import DeliveryError, headers_of, trial
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, Ok, ok
 from trainmaster.server.http.requests import parse_optional, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
-from trainmaster.server.http.trials import trials_of
+from trainmaster.server.http.router import StrictRoute, body, errors
+from trainmaster.server.http.webhook_test_delivery import trials_of
 from trainmaster.server.http.wire.webhooks import (
     ChangeWebhookBody,
     CreatedWebhook,

@@ -19,21 +19,21 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.protocol.rundir import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError, read_document
+from trainmaster.protocol.run_directory import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError, read_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec import parse
+from trainmaster.server.http.attempt_control import ControlSource, Wish
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.control import ControlSource, Wish
 from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
-from trainmaster.server.http.follow import followers_of
+from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.openapi import BY_RANK_TOKEN, BY_TOKEN
 from trainmaster.server.http.params import MAX_OFFSET, AttemptId
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.wire.worker import (
     Claimant,
     Document,

@@ -27,7 +27,7 @@ from trainmaster.server.http.wire.attempts import (
 )
 from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_document
 from trainmaster.server.http.wire.reported import clean, instant, number, numbers
-from trainmaster.server.http.wire.waiting import PendingResource, pending_document
+from trainmaster.server.http.wire.wait_reasons import PendingResource, pending_document
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from trainmaster.server.http.envelope import Wire
 from trainmaster.server.http.logs.files import Stream
-from trainmaster.server.http.logs.reading import Entry, Page
+from trainmaster.server.http.logs.reader import Entry, Page
 from trainmaster.server.http.wire.reported import reported_at
 
 

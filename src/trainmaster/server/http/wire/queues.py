@@ -11,8 +11,8 @@ from trainmaster.server.core.fields import Model, Natural
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.http.envelope import Wire
 from trainmaster.server.scheduling.obstacles import gpus_of
+from trainmaster.server.store.queue_view import QueueCounts
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.waiting import QueueCounts
 
 
 class QueueResource(Wire):

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from trainmaster.server.coordinator.posting import MAX_URL_LENGTH
-from trainmaster.server.coordinator.subscribing import LONGEST_SECRET, SHORTEST_SECRET
+from trainmaster.server.coordinator.webhook_delivery import MAX_URL_LENGTH
+from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET
 from trainmaster.server.core.fields import Model
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.envelope import Wire

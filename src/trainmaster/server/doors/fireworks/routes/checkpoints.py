@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.server.coordinator.promoting import SAMPLER, Promotion
+from trainmaster.server.coordinator.promotion import SAMPLER, Promotion
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.spec import parse
-from trainmaster.server.doors.fireworks.routes.finding import (
+from trainmaster.server.doors.fireworks.routes.resources import (
     AccountPath,
     Filter,
     PageSize,
@@ -26,7 +26,7 @@ from trainmaster.server.doors.fireworks.routes.finding import (
     trainer_job,
     unknown_token,
 )
-from trainmaster.server.doors.fireworks.wire.filtering import read_filter
+from trainmaster.server.doors.fireworks.wire.list_filter import read_filter
 from trainmaster.server.doors.fireworks.wire.models import (
     CHECKPOINT_MEMBERS,
     PromoteBody,
@@ -38,7 +38,7 @@ from trainmaster.server.doors.fireworks.wire.models import (
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute
+from trainmaster.server.http.router import StrictRoute
 from trainmaster.server.store import checkpoint_lists, jobs
 from trainmaster.server.store.promoted import Operation, PromotedModel
 from trainmaster.server.store.scope import Scope

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from trainmaster.server.core.errors import InvalidTransitionError, NotFoundError, RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.doors.fireworks.routes.absent import DEPLOYED
-from trainmaster.server.doors.fireworks.routes.finding import AccountPath, answer, own, trainer_job
+from trainmaster.server.doors.fireworks.routes.resources import AccountPath, answer, own, trainer_job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import UnknownRouteError

@@ -28,7 +28,7 @@ from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.fireworks.routes.door import door_of
-from trainmaster.server.doors.fireworks.routes.finding import (
+from trainmaster.server.doors.fireworks.routes.resources import (
     AccountPath,
     Filter,
     PageSize,
@@ -41,17 +41,17 @@ from trainmaster.server.doors.fireworks.routes.finding import (
     page_size,
     trainer_job,
 )
-from trainmaster.server.doors.fireworks.wire.filtering import Comparison, masked, read_filter, read_order
 from trainmaster.server.doors.fireworks.wire.jobs import MEMBERS, NO_DEPLOYMENTS, CreateJobBody, job_document
+from trainmaster.server.doors.fireworks.wire.list_filter import Comparison, masked, read_filter, read_order
 from trainmaster.server.doors.fireworks.wire.states import IDLE_AFTER_S, RUNS, state_of
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import ServiceNotReadyError
 from trainmaster.server.http.params import PlainText
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.routing import StrictRoute
+from trainmaster.server.http.router import StrictRoute
 from trainmaster.server.store import activity, jobs, nodes
-from trainmaster.server.store.listing import MAX_PAGE_SIZE, JobQuery, page
+from trainmaster.server.store.job_list import MAX_PAGE_SIZE, JobQuery, page
 from trainmaster.server.store.scope import Scope
 
 router = APIRouter(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.doors.fireworks.routes.finding import (
+from trainmaster.server.doors.fireworks.routes.resources import (
     AccountPath,
     Filter,
     PageSize,
@@ -23,7 +23,7 @@ from trainmaster.server.doors.fireworks.routes.finding import (
 from trainmaster.server.doors.fireworks.wire.models import MODEL_MEMBERS, base_model_document, promoted_document
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.routing import StrictRoute
+from trainmaster.server.http.router import StrictRoute
 from trainmaster.server.store import jobs, promoted
 
 router = APIRouter(

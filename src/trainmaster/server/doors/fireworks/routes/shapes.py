@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from trainmaster.server.core.shapes import ANYBODYS
-from trainmaster.server.doors.fireworks.routes.finding import (
+from trainmaster.server.doors.fireworks.routes.resources import (
     AccountPath,
     Filter,
     PageSize,
@@ -24,7 +24,7 @@ from trainmaster.server.doors.fireworks.wire.shapes import (
 )
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.routing import StrictRoute
+from trainmaster.server.http.router import StrictRoute
 
 router = APIRouter(
     prefix="/v1/accounts/{account_id}/trainingShapes",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from trainmaster.server.coordinator.base_models import BaseModel
-from trainmaster.server.coordinator.promoting import BASE_MODEL, DELTA, EXTERNAL, PEFT_ADDON, SAMPLER, why_not
+from trainmaster.server.coordinator.promotion import BASE_MODEL, DELTA, EXTERNAL, PEFT_ADDON, SAMPLER, why_not
 from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.doors.fireworks.wire.base import ONE_LINE, Body, moment, present

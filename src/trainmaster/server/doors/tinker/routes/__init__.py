@@ -1,5 +1,6 @@
 """The root Tinker door, `/api/v1`: what plain Tinker clients talk to. Importing it declares every route."""
 
+from trainmaster.server.doors.tinker.router import PREFIX, ROUTES, router, shortcuts
 from trainmaster.server.doors.tinker.routes import (
     clients,
     downloads,
@@ -10,7 +11,6 @@ from trainmaster.server.doors.tinker.routes import (
     sampling,
     sessions,
 )
-from trainmaster.server.doors.tinker.routing import PREFIX, ROUTES, router, shortcuts
 
 __all__ = [
     "PREFIX",

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trainmaster.server.core.keys import KeyScope
-from trainmaster.server.doors.tinker.answers import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.responses import ok
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import read_body
 

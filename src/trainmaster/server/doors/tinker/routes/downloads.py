@@ -18,10 +18,10 @@ from starlette.responses import Response, StreamingResponse
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.keys import KeyScope
-from trainmaster.server.doors.tinker.answers import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.names import WeightsPath
-from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.responses import ok
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.signed_urls import ARCHIVE, FILES, GOOD_FOR_S, require_signed, url_of
 from trainmaster.server.doors.tinker.wire import instant
 from trainmaster.server.http.artifacts import MANIFEST, Artifact, Place, checkpoint_place, files, open_file

@@ -11,10 +11,10 @@ from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.answers import ok, read, read_document
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import RunState, TinkerRun, creation_id, mode_of, model_id_of
-from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.responses import ok, read, read_document
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import CreateModel, OfModel, OfWeights
 from trainmaster.server.http.auth import Principal
 

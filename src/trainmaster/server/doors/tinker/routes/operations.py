@@ -17,14 +17,6 @@ from starlette.responses import Response
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.spec import parse
-from trainmaster.server.doors.tinker.answers import (
-    MAX_SMALL_BYTES,
-    accepted_failure,
-    failed,
-    ok,
-    read_document,
-    try_again,
-)
 from trainmaster.server.doors.tinker.bodies import Body, is_plain, plain_id, text_field
 from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor
@@ -37,7 +29,15 @@ from trainmaster.server.doors.tinker.names import (
     model_of_future,
     trainer_of_future,
 )
-from trainmaster.server.doors.tinker.routing import By, answer
+from trainmaster.server.doors.tinker.responses import (
+    MAX_SMALL_BYTES,
+    accepted_failure,
+    failed,
+    ok,
+    read_document,
+    try_again,
+)
+from trainmaster.server.doors.tinker.router import By, answer
 from trainmaster.server.doors.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.server.doors.tinker.wire import OfModel
 from trainmaster.server.http.auth import Principal

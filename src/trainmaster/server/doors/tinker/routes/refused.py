@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.keys import KeyScope
-from trainmaster.server.doors.tinker.answers import accepted_failure, ok
 from trainmaster.server.doors.tinker.bodies import Body
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import Category
-from trainmaster.server.doors.tinker.routing import By, answer
+from trainmaster.server.doors.tinker.responses import accepted_failure, ok
+from trainmaster.server.doors.tinker.router import By, answer
 from trainmaster.server.http.auth import Principal
 
 REASONS = {

@@ -17,10 +17,10 @@ from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.answers import ok, page_of, read
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
 from trainmaster.server.doors.tinker.names import WeightsPath
-from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.responses import ok, page_of, read
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import NO_PROJECT, SetTtl, checkpoint_resource, run_resource
 from trainmaster.server.http.auth import Principal
 

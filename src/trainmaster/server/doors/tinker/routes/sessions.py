@@ -13,10 +13,10 @@ from starlette.responses import Response
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.answers import ok, page_of, read
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import TinkerSession
-from trainmaster.server.doors.tinker.routing import answer
+from trainmaster.server.doors.tinker.responses import ok, page_of, read
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import (
     NO_PROJECT,
     AssignProject,

@@ -1,0 +1,122 @@
+"""A running container as a process: what it writes is copied, signals reach it, and it ends as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+from trainmaster.backends.container.engine import Engine, EngineError, RefusedByEngineError
+from trainmaster.protocol.memory_file import KILL_LED
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, KILL_LED)
+"""What reaches the container; to be blocked before any thread is started, so that none is interrupted by one."""
+REMOVED = -1
+"""In the place of an exit code: the container is not there any more, and how it ended nobody knows."""
+AWAY_S = 0.5
+"""How long an engine that is away, or a disk that is full, is left alone."""
+_LOOK_S = 0.2
+_LAST_OUTPUT_S = 10.0
+_GOING_ON = ("running", "paused")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_HEARD = re.compile(r"^Sig(?:Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
+
+
+def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at_once: bool = False) -> int:
+    """Pass signals on to a running container until it ends; its exit code.
+
+    Args:
+        engine: who runs it.
+        name: what it is called.
+        process: its first process, if that is known.
+        copies: whether what it writes is written here too.
+        at_once: whether SIGTERM kills it. For an image that fetches: it has nothing to save.
+    """
+    channels = (("stdout", 1), ("stderr", 2)) if copies else ()
+    copying = [threading.Thread(target=_copy, args=(engine, name, *channel), daemon=True) for channel in channels]
+    ended: list[int] = []
+    waiting = threading.Thread(target=lambda: ended.append(end_of(engine, name)), daemon=True)
+    for thread in (*copying, waiting):
+        thread.start()
+    asked: list[int] = []
+    while waiting.is_alive():
+        found = signal.sigtimedwait(SIGNALS, _LOOK_S)
+        if found is not None:
+            asked.append(found.si_signo)
+        with contextlib.suppress(EngineError):
+            while asked:
+                kills = asked[0] == KILL_LED or (at_once and asked[0] == signal.SIGTERM)
+                kills = kills or (process is not None and _is_deaf_to(process, asked[0]))
+                engine.kill(name, "SIGKILL" if kills else signal.Signals(asked[0]).name)
+                del asked[0]
+    deadline = time.monotonic() + _LAST_OUTPUT_S
+    for thread in copying:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return ended[0] if ended else REMOVED
+
+
+def end_of(engine: Engine, name: str) -> int:
+    """The exit code of a container, once it has ended; an engine that is away meanwhile is waited for."""
+    while True:
+        try:
+            return engine.wait(name)
+        except EngineError:
+            if _is_removed(engine, name):
+                return REMOVED
+            time.sleep(AWAY_S)
+
+
+def _is_deaf_to(process: int, number: int) -> bool:
+    """Whether a signal would have ended the first process of a container, and does not because it is the first.
+
+    The kernel keeps from it what it neither handles nor ignores.
+    """
+    try:
+        heard = _HEARD.findall(Path(f"/proc/{process}/status").read_text())
+    except OSError:
+        return False
+    return not any(int(mask, 16) >> (number - 1) & 1 for mask in heard)
+
+
+def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
+    """Copy what a container writes, to its end. After an engine was away it is told from the beginning again."""
+    copied = 0
+    while True:
+        try:
+            told = 0
+            for piece in engine.follow(name, channel):
+                rest = piece[max(copied - told, 0) :]
+                told += len(piece)
+                _write(descriptor, rest)
+                copied += len(rest)
+            if engine.state(name) not in _GOING_ON:
+                return
+        except RefusedByEngineError:
+            if _is_removed(engine, name):
+                return
+            time.sleep(AWAY_S)
+        except EngineError:
+            time.sleep(AWAY_S)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write it all; a disk that is full is waited for, and so is what the container writes meanwhile."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            time.sleep(AWAY_S)
+
+
+def _is_removed(engine: Engine, name: str) -> bool:
+    try:
+        return engine.state(name) is None
+    except EngineError:
+        return False

@@ -1,0 +1,303 @@
+"""From an attempt to the containers that run it: plain documents of the engine's API, one for each node. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol.environment import WORKSPACE
+from trainmaster.protocol.launch import Lifetime, Volume
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
+from trainmaster.protocol.run_directory import PREPARED
+
+LABEL = "trainmaster."
+"""Begins the name of every label of ours."""
+RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PORT, PROBED_AT = (
+    f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "port", "probed-at")
+)
+
+PROBE_PREFIX = "tm-probe-"
+"""Begins the name of a container that only looks into an image."""
+INSIDE = "/trainmaster"
+"""Where a container has what is ours and has no path of its own."""
+WORKER = f"{INSIDE}/worker.pyz"
+SECRETS = f"{INSIDE}/secrets"
+SECRETS_FILE = "values.json"
+OF_WORKERS, OF_CLAIMED, OF_STEPS, OF_RANKS = (
+    ("claims", "nodes/{node}"),
+    ("nodes/{node}",),
+    ("nodes/{node}/prepared",),
+    (),
+)
+"""Which part of the run directory a container writes to, besides work/: one with a worker in it; one whose worker goes
+on from another outside, whose claim names a process of the machine; a step, and a rank, of a worker outside. That one
+writes to the node's directory itself, with the rights that it has outside, where nobody may have put links."""
+CDI_KIND = "nvidia.com/gpu"
+LOOPBACK = "127.0.0.1"
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+"""What root in a container can do beyond others: what installing packages and starting servers takes. Of what engines
+let it do besides, nothing is needed here: it makes no devices, forges no packets and changes no roots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What is known of an image before anything runs in it."""
+
+    id: str
+    environment: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    """What it starts when it is not told what to start."""
+    command: tuple[str, ...]
+    """What it gives to that, or starts where it has no entry point."""
+    working_directory: str | None
+    """Where it runs that."""
+    python: str | None
+    """The interpreter in it that runs the worker; None: the worker stays outside."""
+    lacks: str = ""
+    """Why that is so."""
+
+
+def unknown_image(name: str) -> ImageFacts:
+    """An image of which nothing is known yet but its name."""
+    return ImageFacts(id=name, environment={}, entrypoint=(), command=(), working_directory=None, python="python3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all containers of a server have in common."""
+
+    runs: Path
+    """Below which all run directories lie; containers are ours by it."""
+    run_dir: Path
+    worker: Path
+    """The worker's archive, on this machine."""
+    secrets: Path
+    """Below which each container has a directory in memory."""
+    user: str
+    """As whom the worker runs in there, as numbers."""
+    machine_memory_mb: int
+    passes_gpus: bool
+    """Whether the GPUs of this machine are real, and are handed on by their CDI names."""
+    port: int | None = None
+    """Of a node with a service: where that listens, and is published on this machine's loopback address."""
+
+
+def container_name(request: AttemptRequest, node: int) -> str:
+    """The name of a node's container."""
+    return f"tm-{request.attempt_id}-{node}"
+
+
+def network_name(request: AttemptRequest) -> str | None:
+    """The name of the attempt's own network; None where it has the one that all containers have.
+
+    That one is for jobs of the server's own user: whatever listens in a container can be reached by all others there.
+    """
+    own = len(request.nodes) > 1 or request.launch.lifetime is Lifetime.SERVICE or request.confined
+    return f"tm-{request.attempt_id}" if own else None
+
+
+def network_document(request: AttemptRequest, around: Surroundings) -> dict[str, Any]:
+    """The attempt's own network."""
+    labels = _labels(request, around)
+    # For podman, which parts networks from one another only where it is told to; docker always does.
+    options = {"isolate": "true"}
+    name = network_name(request)
+    return {"Name": name, "Driver": "bridge", "CheckDuplicate": True, "Labels": labels, "Options": options}
+
+
+def outside_document(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> dict[str, Any]:
+    """The container of a rank of a worker that stays outside, but for its command, its variables and its streams."""
+    document = container_document(request, node, image, around, writes=OF_RANKS)
+    del document["Entrypoint"], document["Cmd"]
+    host = document["HostConfig"]
+    mounts = [mount for mount in host["Mounts"] if mount["Target"] not in (WORKER, SECRETS)]
+    directory = request.launch.working_directory
+    if directory is None and request.launch.steps[-1].argv:
+        directory = str(around.run_dir / "work")
+    return {**document, "Env": [], "WorkingDir": directory or "", "HostConfig": {**host, "Mounts": mounts}}
+
+
+def within_container(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> Within:
+    """What is different in a node's container."""
+    gpus, steps = request.nodes[node].gpus, request.launch.steps
+    return Within(
+        address=f"node-{node}" if network_name(request) else None,
+        port=around.port,
+        gpus=_numbered(gpus) if gpus and around.passes_gpus else None,
+        entrypoint=image.entrypoint,
+        command=image.command,
+        working_directory=image.working_directory,
+        # Steps that have images of their own come first, and are done when the node's container begins.
+        first_step=next(step.name for step in steps if not step.image) if steps[0].image else None,
+    )
+
+
+def container_document(
+    request: AttemptRequest,
+    node: int,
+    image: ImageFacts,
+    around: Surroundings,
+    *,
+    writes: Sequence[str] = OF_WORKERS,
+) -> dict[str, Any]:
+    """The container of one node, as the engine is asked to create it; `writes` is its part of the run directory."""
+    launch, assigned = request.launch, request.nodes[node]
+    network = network_name(request)
+    name = container_name(request, node)
+    host: dict[str, Any] = {
+        "NetworkMode": network or "bridge",
+        "Mounts": [
+            _bind(str(around.worker), WORKER, read_only=True),
+            _bind(str(around.secrets / name), SECRETS),
+            *_own_mounts(request, node, around, writes),
+            *_workspace_mounts(request, node, around),
+            *(_mounted(volume, request) for volume in launch.volumes),
+        ],
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
+        # Where SELinux is on, containers could not read what is mounted into them.
+        "SecurityOpt": ["label=disable", "no-new-privileges"],
+        "ShmSize": _shm_mb(request, node, around) << 20,
+    }
+    if launch.container.pids:
+        host["PidsLimit"] = launch.container.pids
+    if assigned.cpu_cores:
+        host["NanoCpus"] = assigned.cpu_cores * 1_000_000_000
+    if assigned.memory_mb:
+        host["Memory"] = host["MemorySwap"] = assigned.memory_mb << 20
+    if assigned.gpus and around.passes_gpus:
+        devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
+        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
+    if around.port is not None:
+        # The same number on both sides: a worker outside looks where one inside would.
+        host["PortBindings"] = {f"{around.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(around.port)}]}
+    within = within_container(request, node, image, around)
+    document: dict[str, Any] = {
+        "Image": image.id,
+        "Entrypoint": [image.python, WORKER],
+        "Cmd": [
+            "run",
+            *("--run-dir", str(around.run_dir), "--node", str(node)),
+            *("--secrets", f"{SECRETS}/{SECRETS_FILE}", "--within", json.dumps(within.to_json())),
+        ],
+        "Env": [f"PYTHONPATH={_python_path(image)}"],
+        "User": around.user,
+        "WorkingDir": "/",
+        "Labels": _labels(request, around, node),
+        "HostConfig": host,
+    }
+    if around.port is not None:
+        document["ExposedPorts"] = {f"{around.port}/tcp": {}}
+    if network:
+        document["Hostname"] = f"node-{node}"
+        document["NetworkingConfig"] = {"EndpointsConfig": {network: {"Aliases": [f"node-{node}"]}}}
+    return document
+
+
+def writable_directories(
+    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str] = OF_WORKERS
+) -> list[str]:
+    """What a node writes to, at the same paths inside and outside; it all has to be there before it is mounted."""
+    parts = [str(around.run_dir / part.format(node=node)) for part in (*writes, "work")]
+    found = [*parts, request.checkpoint_dir, request.output_dir]
+    return [*found, *([request.cache_dir] if request.cache_dir else [])]
+
+
+def prepared_directories(request: AttemptRequest, node: int, around: Surroundings) -> dict[str, str]:
+    """Where preparing steps leave what ranks find below /workspace, by the path there; they have to be there first."""
+    home = around.run_dir / "nodes" / str(node) / PREPARED
+    return {path: str(home / path) for path in request.launch.prepared.values()}
+
+
+def volume_name(volume: Volume, request: AttemptRequest) -> str:
+    """The engine's name of a volume: each account of each server has its own."""
+    # As before there were directories for confined accounts: volumes with a name stay.
+    account = (request.cache_dir or "").replace(f"/{CONFINED_CACHES}/", "/")
+    owner = hashlib.sha256(account.encode()).hexdigest()[:12]
+    return f"trainmaster-{owner}-{volume.source}"
+
+
+def _labels(request: AttemptRequest, around: Surroundings, node: int | None = None) -> dict[str, str]:
+    labels = {
+        RUNS: str(around.runs),
+        JOB: request.job_id,
+        ATTEMPT: request.attempt_id,
+        NODES: str(len(request.nodes)),
+        RUN_DIR: str(around.run_dir),
+    }
+    if node is not None:
+        labels[NODE] = str(node)
+        # Said in either case: the image may have labels of its own.
+        labels[KEEP] = "no" if request.launch.container.auto_remove else "yes"
+        labels[PORT] = str(around.port or "")
+    return labels
+
+
+def _own_mounts(
+    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What is the job's own.
+
+    The server reads back what it wrote for the job: the request, and who owns the job. So of all attempts' files a
+    container writes to its own part alone.
+    """
+    job = str(around.run_dir.parent)
+    yield _bind(job, job, read_only=True)
+    writable = writable_directories(request, node, around, writes)
+    for directory in writable:
+        yield _bind(directory, directory)
+    for path in (request.blob_dir if request.launch.blobs else None, _home_of_checkpoint(request)):
+        if path and path not in writable:
+            yield _bind(path, path, read_only=True)
+
+
+def _workspace_mounts(request: AttemptRequest, node: int, around: Surroundings) -> Iterator[dict[str, Any]]:
+    """What was fetched, where programs for Kubeflow look for it; unless a volume of the job is there."""
+    taken = {volume.target.rstrip("/") for volume in request.launch.volumes}
+    for path, directory in prepared_directories(request, node, around).items():
+        if f"{WORKSPACE}/{path}" not in taken:
+            yield _bind(directory, f"{WORKSPACE}/{path}")
+
+
+def _home_of_checkpoint(request: AttemptRequest) -> str | None:
+    """Where the job that the checkpoint to go on from is of has all of its checkpoints; None: on no disk of ours.
+
+    Not the checkpoint itself: that job may have put a link in its place, and the engine would follow it.
+    """
+    artifacts = Path(request.output_dir).parents[1]
+    if request.resume_from is None or not Path(request.resume_from).is_relative_to(artifacts):
+        return None
+    return str(artifacts.joinpath(*Path(request.resume_from).relative_to(artifacts).parts[:2]))
+
+
+def _mounted(volume: Volume, request: AttemptRequest) -> dict[str, Any]:
+    if os.path.isabs(volume.source):
+        return _bind(volume.source, volume.target, read_only=volume.read_only)
+    named = {"Type": "volume", "Source": volume_name(volume, request), "Target": volume.target}
+    return {**named, "ReadOnly": volume.read_only}
+
+
+def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    bind = {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+    # What is mounted below would come along, and could be written to. Podman takes a false one for a true one.
+    return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
+
+
+def _shm_mb(request: AttemptRequest, node: int, around: Surroundings) -> int:
+    """How much /dev/shm may hold: 64 MiB, as engines have it, are too few for the workers of a data loader."""
+    wish = request.launch.container.shm_mb
+    return wish or request.nodes[node].memory_mb or around.machine_memory_mb // 2
+
+
+def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """GPUs as they are called inside: whole ones are counted anew, slices keep the names that they have."""
+    return tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
+
+
+def _python_path(image: ImageFacts) -> str:
+    return ":".join(filter(None, (image.environment.get("PYTHONPATH"), WORKER)))

@@ -1,0 +1,255 @@
+"""`python -m trainmaster.backends.container.supervision`: a container as a process, for a worker outside of it.
+
+An image without a Python that runs the worker is run by a worker on the machine, and so are steps that have images of
+their own. For the worker, this process is the rank, or the step: it starts the container, copies what that writes,
+passes signals on, and ends as it ends. When such steps are done the worker itself becomes this process, and the
+container is that of its node, in which another worker goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.backends.container.container_process import AWAY_S, REMOVED, SIGNALS, end_of, followed
+from trainmaster.backends.container.container_spec import KEEP, NODE, RUN_DIR
+from trainmaster.backends.container.engine import (
+    Engine,
+    EngineAwayError,
+    EngineError,
+    NoSuchCommandError,
+    RefusedByEngineError,
+)
+from trainmaster.backends.container.gangs import Gang
+from trainmaster.backends.container.memory import KernelKills
+from trainmaster.backends.container.secret_files import put_secrets, remove_secrets
+from trainmaster.protocol import environment
+from trainmaster.protocol.memory_file import hand_back
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.secrets import Secrets
+
+_EXIT_NOT_FOUND = 127
+_EXIT_KILLED = 128 + signal.SIGKILL
+_EXIT_LOST = 1
+_COUNTED_S = 0.2
+_ENGINE_S = 60.0
+"""How long an engine that does not answer is waited for, before there is a container."""
+_NOT_STARTED = (None, "created", "configured", "initialized")
+_MAX_MESSAGE = 2000
+_OUT_OF_MEMORY = "the container was killed by the kernel: out of memory"
+_OURS = (environment.RESERVED_PREFIX, environment.KUBEFLOW_URL, environment.KUBEFLOW_TOKEN)
+"""How the variables begin that lead to files of the run directory, or to the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a container ended; or, with a reason, why it did, or there never was one."""
+
+    code: int = _EXIT_LOST
+    reason: Reason | None = None
+    message: str = ""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the container of a plan's step, with what is to run in it, to its end; the exit code.
+
+    Standard input holds the variables of the step, or the secrets of the node.
+    """
+    plan, step, *command = arguments
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    described = json.loads(Path(plan).read_bytes())
+    planned = described["containers"][step]
+    engine, given = Engine(described["engine"]), json.load(sys.stdin)
+    if planned["secrets"] is not None:
+        return _become_node(engine, planned, Secrets.from_json(given))
+    end = run_container(engine, planned, given, command)
+    if end.reason is not None:
+        hand_back({"reason": end.reason, "message": end.message[:_MAX_MESSAGE]})
+    elif end.code == _EXIT_KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)  # which is what the worker is to see
+    return end.code
+
+
+def run_container(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+    """Be a rank, or a step that prepares: run its container to the end."""
+    try:
+        return (_lead if "gang" in planned else _run)(engine, planned, variables, command)
+    except (EngineError, OSError) as error:
+        return End(reason=_reason_of(error), message=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return End(reason=Reason.WORKER_LOST, message=f"what leads into the container failed: {error!r}")
+
+
+def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+    """Be a step with a gang beside it."""
+    variables = {**variables, environment.GANG_DIR: "gang"}
+    (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
+    commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
+    documents = {name: _document(members, variables, own) for name, own in zip(names, commands, strict=True)}
+    told: list[End] = []
+    gang = Gang(
+        engine,
+        head,
+        documents,
+        end_of=lambda name: end_of(engine, name),
+        tell=lambda reason, message: told.append(End(reason=reason, message=message)),
+    )
+    with gang:
+        end = _run(engine, planned, variables, command)
+    if end.code == 0:
+        return end
+    return next(iter(told), End() if gang.broke_head else end)
+
+
+def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+    name = planned["names"][int(variables["LOCAL_RANK"])]
+    document = _document(planned, variables, command)
+    try:
+        _start(engine, name, document)
+        code, is_out_of_memory = _run_to_end(engine, name, copies=True, at_once=not planned["reports"])
+    except NoSuchCommandError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - this is the rank's log
+        code, is_out_of_memory = _EXIT_NOT_FOUND, False
+    if document["Labels"][KEEP] == "no":
+        # Who looks after containers removes what is left here.
+        with contextlib.suppress(EngineError):
+            engine.remove(name)
+    if is_out_of_memory:
+        return End(code=code, reason=Reason.OUT_OF_MEMORY, message=_OUT_OF_MEMORY)
+    if code == REMOVED:
+        return End(reason=Reason.WORKER_LOST, message=f"container {name} was removed while it ran")
+    return End(code=code)
+
+
+def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -> int:
+    """Be the worker of a node whose container goes on in its place. There, how the node ends is written down."""
+    (name,), document, handed = planned["names"], planned["document"], Path(planned["secrets"])
+    labels = document["Labels"]
+    try:
+        put_secrets(handed, secrets)
+        _start(engine, name, document)
+    except (EngineError, NoSuchCommandError, OSError) as error:
+        remove_secrets(handed)
+        _end_node(labels, _reason_of(error), str(error))
+        return _EXIT_LOST
+    code, is_out_of_memory = _run_to_end(engine, name, copies=False)
+    if is_out_of_memory:
+        _end_node(labels, Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)
+    elif code != 0:
+        said = ""
+        with contextlib.suppress(EngineError):
+            said = engine.output(name)[-_MAX_MESSAGE:]
+        _end_node(labels, Reason.WORKER_LOST, f"the worker in container {name} ended with exit code {code}: {said}")
+    return _EXIT_LOST if code == REMOVED else code
+
+
+def _reason_of(error: Exception) -> Reason:
+    """Why a container that could not be started was not."""
+    if isinstance(error, RefusedByEngineError | NoSuchCommandError):
+        return Reason.LAUNCH_REFUSED
+    if isinstance(error, OSError):
+        return Reason.LAUNCH_REFUSED if error.errno == errno.ELOOP else Reason.STORAGE_UNAVAILABLE
+    return Reason.ENGINE_UNAVAILABLE
+
+
+def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
+    """Write down how a node ended, unless its container has."""
+    directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
+    if directory.document(exit_document(node)) is not None:
+        return
+    unknown = dict.fromkeys(("exit_code", "signal", "rank", "step", "stop_cause", "started_at"))
+    evidence: dict[str, Any] = {"last_lines": [], "frame": None, "oom_kills": None}
+    end = {"reason": reason, "message": message, **unknown, "ended_at": time.time(), "evidence": evidence}
+    with contextlib.suppress(FileNotFoundError):  # the job was deleted
+        directory.put_document(exit_document(node), {**end, "streams": dict(directory.streams(node))})
+
+
+def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> dict[str, Any]:
+    """The container of a step, with its variables and its command; without one, the image's own."""
+    given = {name: text for name, text in variables.items() if planned["reports"] or not name.startswith(_OURS)}
+    given |= dict(line.partition("=")[::2] for line in planned["document"]["Env"])
+    document = {**planned["document"], "Env": [f"{name}={text}" for name, text in given.items()]}
+    if planned["reports"]:
+        host = document["HostConfig"]
+        document["HostConfig"] = {**host, "Mounts": [*host["Mounts"], *_streams(variables)]}
+    _check_sources(document)
+    if command:
+        document["Entrypoint"], document["Cmd"] = command[:1], command[1:]
+    return document
+
+
+def _streams(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What a rank or a step reports in; all else of the node's directory is the worker's to write."""
+    for path in (variables[environment.EVENTS_FILE], variables[environment.METRICS_FILE]):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        yield {"Type": "bind", "Source": path, "Target": path, "ReadOnly": False}
+
+
+def _check_sources(document: Mapping[str, Any]) -> None:
+    """See that no step before has put a link where the engine is to mount something of the run directory.
+
+    Raises:
+        OSError: one has.
+    """
+    top = document["Labels"][RUN_DIR]
+    for source in (mount["Source"] for mount in document["HostConfig"]["Mounts"]):
+        if source.startswith(f"{top}/") and os.path.realpath(source) != os.path.realpath(top) + source[len(top) :]:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), source)
+
+
+def _start(engine: Engine, name: str, document: Mapping[str, Any]) -> None:
+    """Start a container, once the engine answers.
+
+    Raises:
+        NoSuchCommandError: its image has no such program.
+        EngineError: the engine refuses, or has not answered for long.
+    """
+
+    def start() -> None:
+        # When what was lost is the answer to a start, it runs; or has ended, and must not run again.
+        if engine.state(name) in _NOT_STARTED:
+            engine.start(name)
+
+    until = time.monotonic() + _ENGINE_S
+    _ask(lambda: engine.create(name, document), until)
+    _ask(start, until)
+
+
+def _ask(question: Callable[[], None], until: float) -> None:
+    while True:
+        try:
+            return question()
+        except EngineAwayError:
+            # Whoever sends a signal now does not want the container any more.
+            if time.monotonic() >= until or signal.sigtimedwait(SIGNALS, AWAY_S) is not None:
+                raise
+
+
+def _run_to_end(engine: Engine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
+    """The exit code of a running container, and whether it ended for want of memory."""
+    process, told = None, False
+    with contextlib.suppress(EngineError):
+        process = engine.process(name)
+    kills = KernelKills(process)
+    code = followed(engine, name, process=process, copies=copies, at_once=at_once)
+    kills.join(_COUNTED_S)
+    if code == _EXIT_KILLED and not kills.count:
+        with contextlib.suppress(EngineError):
+            told = engine.ran_out_of_memory(name)
+    return code, code == _EXIT_KILLED and (kills.count > 0 or told)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""Reading the weights of a transformers checkpoint: one safetensors file, or many with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.types import EngineError
+from trainmaster.engine.weight_names import naming_of
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def load_weights(
+    model: nn.Module, config: ModelConfig, directory: Path, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Give a model that has no memory yet the weights of a checkpoint; parameters that are one stay one.
+
+    Raises:
+        EngineError: A weight is missing, has another shape, or is one that the model does not have.
+    """
+    files = _files(directory)
+    naming = naming_of(config, files)
+    wanted = {naming.theirs(name): parameter for name, parameter in model.named_parameters()}
+    known = {naming.theirs(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    strange = (name for name in files if name not in known and not naming.is_beside(name))
+    if unknown := sorted(name for name in strange if not name.endswith("rotary_emb.inv_freq")):
+        raise EngineError(f"the checkpoint in {directory} has a weight that its architecture does not: {unknown[0]}")
+    if missing := sorted(wanted.keys() - files.keys()):
+        raise EngineError(f"the checkpoint in {directory} has no weight {missing[0]}")
+    by_file: dict[Path, list[str]] = {}
+    for name in wanted:
+        by_file.setdefault(files[name], []).append(name)
+    loaded: dict[int, nn.Parameter] = {}
+    for path, names in by_file.items():
+        for name, tensor in _read(path, names, device):
+            if tensor.shape != wanted[name].shape:
+                shapes = f"{list(tensor.shape)}, and config.json says {list(wanted[name].shape)}"
+                raise EngineError(f"{path}: {name} is {shapes}")
+            if not tensor.is_floating_point() or tensor.element_size() < 2:
+                raise EngineError(f"{path}: {name} is {tensor.dtype}; weights of 16 bits or more are supported")
+            # A copy: the file may be mapped into memory, and what is done to it later would be done to the weights.
+            loaded[id(wanted[name])] = nn.Parameter(tensor.to(device, dtype, copy=True), requires_grad=False)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, loaded[id(parameter)])
+
+
+class StoredWeights:
+    """The weights of a checkpoint as its files have them, one at a time.
+
+    Args:
+        directory: Of the checkpoint.
+        config: Of its language model.
+
+    Raises:
+        EngineError: there are none that can be read.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        self._files = _files(directory)
+        self._naming = naming_of(config, self._files)
+
+    def name(self, own: str) -> str:
+        """What the files call a weight of the model, or would."""
+        return self._naming.theirs(own)
+
+    def read(self, own: str) -> Tensor:
+        """A weight of the model."""
+        return self._read(self.name(own))
+
+    def beside(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that are not the language model's, by the files' names."""
+        for name in self._files:
+            if self._naming.is_beside(name):
+                yield name, self._read(name)
+
+    def _read(self, name: str) -> Tensor:
+        ((_, tensor),) = _read(self._files[name], [name], torch.device("cpu"))
+        return tensor
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """Which file has which weight."""
+    index = directory / _INDEX
+    if index.is_file():
+        try:
+            listed: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: directory / Path(str(file)).name for name, file in listed.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineError(f"{index} cannot be read: {error!r}") from None
+    single = directory / _SINGLE
+    if not single.is_file():
+        raise EngineError(f"{directory} has no weights: neither {_SINGLE} nor {_INDEX}")
+    try:
+        with safe_open(single, framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"{single} cannot be read: {error}") from None
+
+
+def _read(path: Path, names: list[str], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as opened:
+            for name in names:
+                yield name, opened.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,152 @@
+"""The half of a save that training does not wait for: small files, the other ranks' parts, the commit, what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainmaster.jobs import rng, trees
+from trainmaster.jobs.checkpoint import Manifest
+from trainmaster.jobs.checkpoint_lookup import BEST, LATEST
+from trainmaster.jobs.checkpoint_retention import to_remove
+from trainmaster.jobs.process import Process
+from trainmaster.jobs.roots import Root, commit_beside
+from trainmaster.jobs.trees.writer import write_text
+
+_PART = ".part-"
+_LOOK_EVERY_S = 0.05
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was committed."""
+
+    rel_path: str
+    manifest: Manifest
+    took_s: float
+    """From the call that saved it to its commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A checkpoint that is being written."""
+
+    root: Root
+    home: str
+    process: Process
+    rel_path: str
+    draft: Path
+    manifest: Manifest
+    texts: Mapping[str, str]
+    """Small files of process 0."""
+    state: rng.State
+    point: Sequence[str]
+    keep: int | None
+    began: float
+    check_owner: Callable[[], None]
+    on_commit: Callable[[Saved], None]
+    note: Callable[[str], None]
+
+    def finish(self, writing: trees.Writing, parts: Parts) -> Saved | None:
+        """Wait for everything and commit it; None on all ranks but the first, which does."""
+        try:
+            digests = writing.result()
+            digests |= rng.write(self.state, self.draft, self.process.index)
+            if self.process.index != 0:
+                parts.done(digests)
+                return None
+        except BaseException as error:
+            parts.failed(error)
+            raise
+        digests |= dict(write_text(self.draft, name, text) for name, text in self.texts.items())
+        digests |= parts.collect(self.rel_path)
+        place, manifest = commit_beside(
+            self.root, self.draft, self.rel_path, self.manifest, check_owner=self.check_owner, known_digests=digests
+        )
+        saved = Saved(place, manifest, time.monotonic() - self.began)
+        for name in self.point:
+            self.root.point(self.home, name, place.removeprefix(f"{self.home}/"))
+        self.on_commit(saved)
+        self._prune()
+        return saved
+
+    def _prune(self) -> None:
+        if not self.keep:
+            return
+        targets = [self.root.pointer(self.home, name) for name in (LATEST, BEST)]
+        latest, best = (f"{self.home}/{target}".lstrip("/") if target else None for target in targets)
+        checkpoints = self.root.committed(self.home)
+        # What `latest` says is what a resume begins with; while that is not the newest, it is still in use.
+        in_use = [] if latest is None or latest in checkpoints[-1:] else [latest]
+        for rel_path in to_remove(checkpoints, limit=self.keep, best=best, in_flight=in_use):
+            try:
+                self.root.remove(rel_path)
+            except OSError as error:
+                self.note(f"the old checkpoint {rel_path} could not be removed: {error}")
+
+
+class PartError(RuntimeError):
+    """A rank could not write its part of a checkpoint, or did not in time."""
+
+
+class Parts:
+    """How ranks tell rank 0 that their part of a checkpoint is written: by small files in the draft.
+
+    The threads that save have no collective operations: those belong to the thread that trains.
+    """
+
+    def __init__(self, draft: Path, process: Process, *, timeout_s: float) -> None:
+        self._draft = draft
+        self._process = process
+        self._timeout_s = timeout_s
+
+    def done(self, digests: Mapping[str, str]) -> None:
+        """Say that this rank's files are on disk."""
+        self._say({"digests": dict(digests)})
+
+    def failed(self, error: BaseException) -> None:
+        """Say that they will not be; rank 0 need not wait."""
+        if self._process.index == 0:
+            return
+        with contextlib.suppress(OSError):  # The draft is gone: rank 0 has given up by itself.
+            self._say({"error": f"{type(error).__name__}: {error}"})
+
+    def collect(self, rel_path: str) -> dict[str, str]:
+        """On rank 0: wait for all other ranks; the digests of their files.
+
+        Raises:
+            PartError: names the rank that failed or did not come in time.
+        """
+        digests: dict[str, str] = {}
+        deadline = time.monotonic() + self._timeout_s
+        for rank in range(1, self._process.count):
+            said = self._await(rank, deadline, rel_path)
+            if "error" in said:
+                raise PartError(f"rank {rank} could not write its part of {rel_path}: {said['error']}")
+            digests |= said["digests"]
+        return digests
+
+    def _await(self, rank: int, deadline: float, rel_path: str) -> dict[str, Any]:
+        path = self._draft / f"{_PART}{rank}"
+        while True:
+            try:
+                said: dict[str, Any] = json.loads(path.read_bytes())
+                path.unlink()
+                return said
+            except FileNotFoundError:
+                if time.monotonic() > deadline:
+                    raise PartError(
+                        f"rank {rank} did not write its part of {rel_path} within {self._timeout_s:.0f} s"
+                    ) from None
+                time.sleep(_LOOK_EVERY_S)
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        path = self._draft / f"{_PART}{self._process.index}"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(what))
+        os.replace(new, path)

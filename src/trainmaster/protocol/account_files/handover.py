@@ -1,0 +1,161 @@
+"""Filling a directory that only the server can reach, and giving it to the user of an account."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from trainmaster.protocol.account_files.safe_open import (
+    OWNERS_ALONE,
+    PRIVATE,
+    PathLike,
+    by_descriptor,
+    directory_below,
+    is_own,
+    make_directories,
+    open_directory,
+    open_plain,
+    split,
+)
+from trainmaster.protocol.users import User
+
+MOST_DEPTH = 64
+"""Of a tree that is linked."""
+_COPY_BYTES = 16 << 20
+
+
+class StrangeFileError(ValueError):
+    """A tree holds something else than plain files of its owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Giver:
+    """Makes directories for a user. Give it a place where nobody else can write, and move the result from there."""
+
+    user: User | None
+    """Who gets them; None: they stay the server's."""
+    tick: Callable[[], None] = lambda: None
+    """Called again and again meanwhile."""
+
+    def lay_out(self, top: PathLike, name: str, files: Mapping[str, PathLike], *, link: bool) -> None:
+        """Make a directory with these files of the server's, by their paths in there.
+
+        Raises:
+            OSError: something cannot be read, or written.
+        """
+        make_directories(top, name)
+        made = {PurePosixPath(name)}
+        for path, content in files.items():
+            way, last = split(f"{name}/{path}")
+            make_directories(top, way)
+            made.update((parent := PurePosixPath(way), *parent.parents))
+            with directory_below(top, way) as directory:
+                source = os.open(content, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    self._put(source, directory, last, link=link)
+                finally:
+                    os.close(source)
+        # From the bottom up: what is above is given when nothing is left to do in it.
+        for each in sorted(made, key=lambda each: len(each.parts), reverse=True):
+            if each.is_relative_to(name):
+                with directory_below(top, str(each)) as directory:
+                    self._give(directory)
+
+    def link_tree(self, top: PathLike, name: str, new_name: str) -> int:
+        """Make a directory with the files of another one, linked where the file system can; how many bytes they have.
+
+        Raises:
+            StrangeFileError: the tree holds something else than plain files of its owner.
+            OSError: something cannot be read, or written.
+        """
+        make_directories(top, new_name)
+        with directory_below(top, name) as source, directory_below(top, new_name) as target:
+            return self._link_tree(source, target, os.fstat(source), MOST_DEPTH)
+
+    def _link_tree(self, source: int, target: int, owner: os.stat_result, depth: int) -> int:
+        if not depth:
+            raise StrangeFileError(f"directories that are more than {MOST_DEPTH} deep")
+        size = 0
+        with os.scandir(source) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    size += self._link_directory(source, target, entry.name, owner, depth)
+                else:
+                    size += self._link_file(source, target, entry.name, owner)
+                self.tick()
+        self._give(target)
+        return size
+
+    def _link_directory(self, source: int, target: int, name: str, owner: os.stat_result, depth: int) -> int:
+        with contextlib.ExitStack() as stack:
+            inner = open_directory(source, name)
+            stack.callback(os.close, inner)
+            os.mkdir(name, PRIVATE, dir_fd=target)
+            made = open_directory(target, name)
+            stack.callback(os.close, made)
+            return self._link_tree(inner, made, owner, depth - 1)
+
+    def _link_file(self, source: int, target: int, name: str, owner: os.stat_result) -> int:
+        try:
+            descriptor = open_plain(name, directory=source)
+        except FileNotFoundError:
+            raise StrangeFileError(f"{name!r}, which is no plain file") from None
+        try:
+            status = os.fstat(descriptor)
+            if not is_own(status, owner):
+                raise StrangeFileError(f"{name!r}, which is a file of another user")
+            # A link keeps owner and mode: it would give the user a file of another one, perhaps a setuid program.
+            self._put(descriptor, target, name, link=self.user is None or status.st_uid == self.user.uid)
+        finally:
+            os.close(descriptor)
+        return status.st_size
+
+    def _put(self, source: int, directory: int, name: str, *, link: bool) -> None:
+        """Link or copy an open file into a directory."""
+        if link:
+            # By its descriptor: its name may lead to another file by now.
+            with contextlib.suppress(OSError):  # another file system, one without links, or too many of them
+                os.link(by_descriptor(source), name, dst_dir_fd=directory, follow_symlinks=True)
+                return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = os.open(name, flags, OWNERS_ALONE, dir_fd=directory)
+        try:
+            self._copy(source, target)
+            os.fsync(target)
+            self._give(target)
+        finally:
+            os.close(target)
+
+    def _copy(self, source: int, target: int) -> None:
+        """Copy what a file holds now, but for its holes: a file of any size may take no room."""
+        size = os.fstat(source).st_size
+        os.ftruncate(target, size)
+        start = 0
+        while (start := _data_from(source, start, size)) < size:
+            end = min(os.lseek(source, start, os.SEEK_HOLE), size)
+            while start < end:
+                piece = memoryview(os.pread(source, min(_COPY_BYTES, end - start), start))
+                if not piece:
+                    raise OSError(errno.EIO, "the file became shorter while it was copied")
+                while piece:
+                    written = os.pwrite(target, piece, start)
+                    piece, start = piece[written:], start + written
+                self.tick()
+
+    def _give(self, descriptor: int) -> None:
+        if self.user is not None:
+            os.fchown(descriptor, self.user.uid, self.user.gid)
+
+
+def _data_from(descriptor: int, offset: int, size: int) -> int:
+    """Where a file has data from an offset on; its size when it has only a hole there."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        raise

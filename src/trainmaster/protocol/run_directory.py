@@ -1,0 +1,410 @@
+"""The run directory, version 1: where an attempt's request, claims, streams and exits lie.
+
+    <runs_root>/<job_id>/owner.json          the attempt that owns the job now
+    <runs_root>/<job_id>/owner.ranks.json    the same for ranks that run as a user of their own
+    <runs_root>/<job_id>/<attempt>/
+        request.json                         immutable
+        control.json                         what the server wants; replaced as a whole, `seq` rises
+        closed                               the server is done with it; for attempts that must stay in containers
+        claims/<node>.json                   who runs this node; exists at most once
+        nodes/<node>/worker.jsonl            stream: what the worker did and saw
+        nodes/<node>/rank-<rank>.events.jsonl    stream: what a rank reported
+        nodes/<node>/rank-<rank>.metrics.jsonl   stream: its metrics
+        nodes/<node>/logs/<step>.<rank>.out|err  stream: raw output
+        nodes/<node>/logs/<step>.<rank>.out.times|err.times  stream: `<unix time> <offset>` a line
+        nodes/<node>/logs/<step>.<rank>.out.gap.json|err.gap.json  what was removed from the middle of a log
+        nodes/0/rendezvous.json              where the ranks meet; written by node 0's worker
+        nodes/<node>/beat.json               the worker's heartbeat
+        nodes/<node>/endpoint.json           where a service answers
+        nodes/<node>/exit.json               how it ended; written last
+        work/                                the default working directory
+
+A stream only ever grows, and moves by `append(name, offset, data) -> next offset`; sending the same
+bytes twice changes nothing. A document is replaced as a whole. The same methods serve the worker on
+shared files and the server's replica of a worker elsewhere.
+
+Below claims/, nodes/ and work/ lies what a job may have written, whatever its name says: nothing there is read through
+a link. Where jobs run as their account's user, an attempt's directory can only be entered by a group that the processes
+of that attempt alone are in, and streams belong to that group: no other job of the account can report in its name.
+
+What lies above them is the server's own. A job in a container can only read it; one that runs as a user of its
+own can neither read nor change it; and a job that is a process of the server's own user has nothing to win from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.protocol import log_gaps
+from trainmaster.protocol.account_files import (
+    directories_in,
+    directory_below,
+    exists,
+    make_directories,
+    open_below,
+    open_plain,
+    status_below,
+)
+from trainmaster.protocol.log_gaps import Gap
+from trainmaster.protocol.request import AttemptRequest
+
+REQUEST = "request.json"
+CONTROL = "control.json"
+RENDEZVOUS = "nodes/0/rendezvous.json"
+CLOSED = "closed"
+OWNER = "owner.json"
+RANKS_OWNER = "owner.ranks.json"
+"""A copy, because whoever can read a file as its owner can also change it: nobody but ranks believes this one."""
+
+PREPARED = "prepared"
+"""Below a node's directory: what preparing steps leave for the ranks."""
+
+SEARCH_ONLY = 0o711
+"""The mode of a directory that others may pass through, and neither read nor change."""
+_SEARCH_BY_GROUP = 0o710
+
+_LOG_NAME = r"nodes/\d{1,6}/logs/[a-z0-9-]{1,64}\.\d{1,6}\.(out|err)"
+_LOG = re.compile(_LOG_NAME)
+_STREAM = re.compile(rf"nodes/\d{{1,6}}/(worker\.jsonl|rank-\d{{1,6}}\.(events|metrics)\.jsonl)|{_LOG_NAME}(\.times)?")
+_GAP = re.compile(rf"(?P<log>{_LOG_NAME})\.gap\.json")
+_DOCUMENT = re.compile(r"nodes/0/rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|exit)\.json")
+MOST_DOCUMENT_BYTES = 256 << 10
+"""What is read of a document below a run directory, which a job may have written; a longer one is none."""
+MOST_CLAIM_BYTES = 4 << 10
+_MOST_OWN_BYTES = 64 << 20
+"""What is read of a document that we wrote ourselves: a request holds all of a job's parameters."""
+
+
+def worker_stream(node: int) -> str:
+    """The stream of a node's worker."""
+    return f"nodes/{node}/worker.jsonl"
+
+
+def events_stream(node: int, rank: int) -> str:
+    """The stream of a rank's events."""
+    return f"nodes/{node}/rank-{rank}.events.jsonl"
+
+
+def metrics_stream(node: int, rank: int) -> str:
+    """The stream of a rank's metrics."""
+    return f"nodes/{node}/rank-{rank}.metrics.jsonl"
+
+
+def log_stream(node: int, step: str, rank: int, channel: str) -> str:
+    """The stream of a rank's raw output; `channel` is `out` or `err`."""
+    return f"nodes/{node}/logs/{step}.{rank}.{channel}"
+
+
+def gap_document(log: str) -> str:
+    """What was removed from the middle of a log."""
+    return log_gaps.gap_path(log)
+
+
+def beat_document(node: int) -> str:
+    """The heartbeat of a node's worker."""
+    return f"nodes/{node}/beat.json"
+
+
+def endpoint_document(node: int) -> str:
+    """Where a node's service answers."""
+    return f"nodes/{node}/endpoint.json"
+
+
+def exit_document(node: int) -> str:
+    """How a node ended."""
+    return f"nodes/{node}/exit.json"
+
+
+class StreamGapError(ValueError):
+    """Bytes were offered beyond the end of the stream; `next_offset` says where to go on."""
+
+    def __init__(self, next_offset: int) -> None:
+        super().__init__(f"the stream ends at {next_offset}")
+        self.next_offset = next_offset
+
+
+class RunDirectory:
+    """One attempt's directory. Creating the object touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, request: AttemptRequest, *, with_ranks: bool = True) -> None:
+        """Lay the directory out and write the request; repeating it is harmless.
+
+        The owner is written first: from here on no older attempt can commit a checkpoint. `with_ranks` says that the
+        ranks will work in here, and not in a copy of their own.
+        """
+        logs = [self.path / "nodes" / str(node) / "logs" for node in range(len(request.nodes))]
+        for directory in (*logs, self.path / "claims"):
+            directory.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.path / "claims", 0o700)
+        if with_ranks and request.uid is not None:
+            # To be passed through: ranks are told by name what is theirs, and each of those is theirs alone.
+            above = (self.path.parent, self.path / "nodes", *(log.parent for log in logs), *logs)
+            for directory in above:
+                os.chmod(directory, SEARCH_ONLY)
+            if not (self.path / REQUEST).exists():
+                # Not possible where the server is not root, or root of a container with few group ids.
+                with contextlib.suppress(OSError):
+                    os.chown(self.path, -1, request.group)
+            os.chmod(self.path, SEARCH_ONLY if self.ranks_group(request) is None else _SEARCH_BY_GROUP)
+        else:
+            os.chmod(self.path, 0o700)
+        owner = read_document(self.path.parent / OWNER)
+        # A leader that was frozen on its way here must not take the job back from a newer attempt.
+        if owner is None or int(owner["attempt"]) < request.attempt:
+            owner = {"attempt": request.attempt, "token": request.rank_token}
+            write_document(self.path.parent / OWNER, owner)
+            (self.path.parent / RANKS_OWNER).unlink(missing_ok=True)
+        if with_ranks and request.uid is not None and owner["attempt"] == request.attempt:
+            grouped = self.ranks_group(request) is not None
+            readers = {"gid": request.group} if grouped else {"uid": request.uid}
+            write_document(self.path.parent / RANKS_OWNER, owner, **readers)
+        if read_document(self.path / REQUEST) is None:
+            write_document(self.path / REQUEST, request.to_json())
+
+    def ranks_group(self, request: AttemptRequest) -> int | None:
+        """The group that ranks need to get in here; None where the directory is open to their user as such."""
+        return request.group if os.stat(self.path).st_gid == request.group else None
+
+    def request(self) -> AttemptRequest:
+        """The attempt's request.
+
+        Raises:
+            FileNotFoundError: the directory was never laid out, or is gone.
+        """
+        return AttemptRequest.from_json(json.loads((self.path / REQUEST).read_bytes()))
+
+    def claim(self, node: int, claimant: Mapping[str, Any]) -> bool:
+        """Claim one node of the attempt; False when somebody else has it.
+
+        The same claimant (by its `nonce`) may ask again and gets the same answer.
+        """
+        with directory_below(self.path, "claims") as claims:
+            temporary = _write_new(claims, str(node), claimant)
+            try:
+                os.link(temporary, f"{node}.json", src_dir_fd=claims, dst_dir_fd=claims, follow_symlinks=False)
+            except FileExistsError:
+                holder = self.claimant(node)
+                return holder is not None and holder.get("nonce") == claimant.get("nonce")
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=claims)
+        return True
+
+    def claimant(self, node: int) -> dict[str, Any] | None:
+        """Who claimed the node; None while nobody has, and nobody's name when a power cut left nothing of it."""
+        name = f"claims/{node}.json"
+        claimant = self.document(name, MOST_CLAIM_BYTES)
+        if claimant is None and exists(self.path, name):
+            # Read again: it may have been made since, by a worker that is very much alive.
+            claimant = self.document(name, MOST_CLAIM_BYTES) or {}
+        return claimant
+
+    def append(self, stream: str, offset: int, data: bytes) -> int:
+        """Write `data` at `offset` of a stream and return where it ends now.
+
+        Bytes that the stream has already are not written again.
+
+        Raises:
+            StreamGapError: `offset` lies beyond the stream's end.
+            ValueError: no such stream can exist.
+        """
+        if not _STREAM.fullmatch(stream):
+            raise ValueError(f"no such stream: {stream}")
+        make_directories(self.path, stream.rpartition("/")[0])
+        descriptor = open_below(self.path, stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            # A worker that had no answer sends again, perhaps while its first request is still being written.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            end = os.fstat(descriptor).st_size
+            if offset > end:
+                raise StreamGapError(end)
+            fresh = data[end - offset :]
+            while fresh:
+                written = os.write(descriptor, fresh)
+                fresh = fresh[written:]
+                end += written
+        finally:
+            os.close(descriptor)
+        return end
+
+    def read(self, stream: str, offset: int, limit: int = 1 << 20) -> bytes:
+        """Bytes of a stream from `offset`; empty when there are none (yet)."""
+        try:
+            with open(open_below(self.path, stream), "rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(limit) or b""
+        except FileNotFoundError:
+            return b""
+
+    def streams(self, node: int | None = None) -> Iterator[tuple[str, int]]:
+        """Every stream that exists, of one node or of all, with its size."""
+        nodes = sorted(directories_in(self.path, "nodes")) if node is None else [str(node)]
+        for directory in (f"nodes/{name}{logs}" for name in nodes for logs in ("", "/logs")):
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._streams_in(directory)
+
+    def _streams_in(self, directory: str) -> list[tuple[str, int]]:
+        with directory_below(self.path, directory) as opened, os.scandir(opened) as entries:
+            found = [(f"{directory}/{entry.name}", entry) for entry in entries]
+            return sorted(
+                (stream, entry.stat(follow_symlinks=False).st_size)
+                for stream, entry in found
+                if _STREAM.fullmatch(stream) and entry.is_file(follow_symlinks=False)
+            )
+
+    def status(self, stream: str) -> os.stat_result | None:
+        """Size and times of a stream; None while there is none."""
+        return status_below(self.path, stream)
+
+    def gap(self, stream: str) -> Gap | None:
+        """What was removed of a stream; ask after reading from it. Only logs are ever cut."""
+        return log_gaps.gap_of(os.fspath(self.path), stream) if _LOG.fullmatch(stream) else None
+
+    def remove(self, log: str, gap: Gap, *, being_written: bool = False) -> Gap:
+        """Remove the middle of a log; what is gone now. See `trainmaster.protocol.log_gaps`."""
+
+        def record(found: Gap) -> None:
+            self._write(gap_document(log), found.to_json())
+
+        return log_gaps.remove(os.fspath(self.path), log, gap, record=record, being_written=being_written)
+
+    def put_document(self, name: str, document: Mapping[str, Any]) -> None:
+        """Replace one of the worker's documents. Of a log's gap, the bytes go too.
+
+        Raises:
+            ValueError: no such document can exist.
+        """
+        if gap := _GAP.fullmatch(name):
+            make_directories(self.path, name.rpartition("/")[0])
+            self.remove(gap["log"], Gap.from_json(document))
+            return
+        if not _DOCUMENT.fullmatch(name):
+            raise ValueError(f"no such document: {name}")
+        self._write(name, document)
+
+    def document(self, name: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> dict[str, Any] | None:
+        """One document; None while it does not exist, or is longer than that."""
+        try:
+            with open(open_below(self.path, name), "rb") as file:
+                data = file.read(most_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return _decoded(data) if len(data) <= most_bytes else None
+
+    def set_control(self, control: Mapping[str, Any]) -> None:
+        """Tell the workers what is wanted."""
+        self._write(CONTROL, control)
+
+    def close(self) -> None:
+        """Write down that the attempt is over, where its job cannot take it back; an exit document it can."""
+        with contextlib.suppress(FileNotFoundError):  # it is gone already
+            (self.path / CLOSED).touch()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server is done with the attempt."""
+        return (self.path / CLOSED).exists()
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        way, _, last = name.rpartition("/")
+        with directory_below(self.path, way) as directory:
+            _replace(directory, last, document)
+
+
+def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The whole JSON lines of a piece of a stream, and how many bytes they took."""
+    end = data.rfind(b"\n") + 1
+    return parse_lines(data[:end].split(b"\n")), end
+
+
+def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of some lines. A line that is none (a torn write of a full disk) is skipped."""
+    records = []
+    for line in lines:
+        if not line:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records
+
+
+def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None) -> None:
+    """Replace a document in one step: a reader sees the old one or the new one, never a part.
+
+    It is its owner's alone: ours, or another user's. A group can read it, where one is named.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _replace(directory, path.name, document, uid=uid, gid=gid)
+    finally:
+        os.close(directory)
+
+
+def _replace(
+    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
+) -> None:
+    temporary = _write_new(directory, name, document, uid=uid, gid=gid)
+    try:
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def _write_new(
+    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
+) -> str:
+    """Write a document under a temporary name, which is returned."""
+    # A name that nobody knows before: others who write there could have put something else in its place.
+    temporary = f".{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        data = _encode(document)
+        while data:
+            data = data[os.write(descriptor, data) :]
+        if uid is not None:
+            os.fchown(descriptor, uid, -1)
+        if gid is not None:
+            os.fchown(descriptor, -1, gid)
+            os.fchmod(descriptor, 0o640)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+    finally:
+        os.close(descriptor)
+    return temporary
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """A document, or None when there is none that can be read. The way to it is ours; it itself may be anything."""
+    try:
+        with open(open_plain(path), "rb") as file:
+            return _decoded(file.read(_MOST_OWN_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _decoded(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

@@ -1,0 +1,416 @@
+"""Doing what the committed state of a job calls for: launch, stop, revoke, sweep.
+
+Every act is derived from the job's row and may be repeated. What was done lately is remembered only to
+save doing it again on every pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from trainmaster.backends.base import Backend, LaunchError, NotYetError
+from trainmaster.protocol.control import Control
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server import failpoints
+from trainmaster.server.coordinator.launch import Standing, attempt_request
+from trainmaster.server.coordinator.pools import Pool, close_pools
+from trainmaster.server.coordinator.watch import last_beat, look
+from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
+from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
+from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job
+from trainmaster.server.core.observation import Liveness, Sight
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.stop import control_for
+from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.storage import RUNS, Location, Roots, run_directory
+
+_log = logging.getLogger(__name__)
+
+LAUNCH_AGAIN_S = 10.0
+"""An attempt that nobody claimed by then is handed to its backend once more."""
+LAUNCH_TIMEOUT_S = 120.0
+"""An attempt that nobody claimed by then is withdrawn, and the job is placed anew. The time in which its backend makes
+something ready does not count."""
+READY_AGAIN_S = 1.0
+"""A backend that makes something ready is asked as often how far it is."""
+WAIT_TOLD_EVERY_S = 2.0
+"""How far it is, is told to users no more often."""
+CLOSE_S = 3.0
+"""A server that ends waits so long for acts that an engine holds up."""
+STOP_OVERDUE_S = 45.0
+"""Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
+BACKOFF_S = 1.0
+BACKOFF_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What this process did for one attempt."""
+
+    request: AttemptRequest | None = None
+    launched_at: float | None = None
+    revoked: bool = False
+    killed: bool = False
+    control: Control | None = None
+    lost: set[int] = field(default_factory=set)
+    """Nodes whose worker died without a word; what they left running is to be swept."""
+    swept: set[int] = field(default_factory=set)
+    busy: bool = False
+    failures: int = 0
+    """Acts that failed in a row; the next one waits the longer."""
+    not_before: float = 0.0
+    wait: NotYetError | None = None
+    """What its backend makes ready before it can launch it."""
+    wait_told_at: float = float("-inf")
+    claim_awaited_from: float | None = None
+    """The first launch by this process, or the last time that its backend was not ready for it."""
+    stop_seen_at: float | None = None
+    """When a stop was first seen that was asked for later than now, because the clock was set back since."""
+    refusal: LaunchError | None = None
+    """Why a launch failed of which nothing runs."""
+    handle: str | None = None
+
+    def restart_waits(self) -> None:
+        """Wait from now on: what was remembered is by a clock that was set back."""
+        self.not_before = 0.0
+        self.wait_told_at = float("-inf")
+        self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """One thing to do for an attempt."""
+
+    work: Callable[[], None]
+    slow: bool = False
+    """May wait for processes to end, or for an engine that has to end them; must hold up neither launches nor other
+    backends."""
+    launches: bool = False
+    """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
+
+
+class Acting:
+    """Carries acts out in a small pool of threads, one at a time for each attempt."""
+
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        roots: Roots,
+        attempts: Callable[[Job], Sequence[Attempt]],
+        checkpoint: Callable[[Job, str], Checkpoint],
+        secrets: Callable[[Job], Secrets],
+        hint: Callable[[str], None],
+        hint_socket: str | None,
+        server_url: str | None,
+        standing: Callable[[Job], Standing] = lambda _: Standing(),
+        log_cap_bytes: int = 0,
+        cache: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        pool: Executor | None = None,
+    ) -> None:
+        self._backends = backends
+        self._roots = roots
+        self._attempts = attempts
+        self._checkpoint = checkpoint
+        self._secrets = secrets
+        self._hint = hint
+        self._hint_socket = hint_socket
+        self._server_url = server_url
+        self._standing = standing
+        self._log_cap_bytes = log_cap_bytes
+        self._cache = cache
+        self._environment = environment
+        self._memory: dict[str, _Memory] = {}
+        self._refusals: dict[str, int] = {}
+        """Launches of a job that were refused in a row."""
+        self._acted_at = float("-inf")
+        self._pool = pool or Pool("act")
+        self._tidying = pool or Pool("tidy")
+        self._slow_pools = {name: pool or Pool(f"sweep {name}") for name in backends}
+        self._launch_pools = {name: pool or Pool(f"launch {name}") for name in backends}
+
+    def forget(self) -> None:
+        """Trust nothing of an earlier reign."""
+        self._memory = {}
+
+    def close(self) -> None:
+        """Finish what is under way; what has not begun, or an engine keeps from its end, is done by the next leader."""
+        for pool in (self._tidying, *self._slow_pools.values()):
+            pool.shutdown(wait=False, cancel_futures=True)
+        close_pools([self._pool, *self._launch_pools.values()], within_s=CLOSE_S)
+
+    def act(self, view: ClusterView, now: float) -> None:
+        """Start the acts that the committed jobs call for."""
+        live: set[str] = set()
+        if now < self._acted_at:
+            for memory in self._memory.values():
+                memory.restart_waits()
+        self._acted_at = now
+        for job in view.holding.values():
+            attempt_id = f"{job.job_id}.{job.live.number}"
+            live.add(attempt_id)
+            if job.live.claimed:
+                self._refusals.pop(job.job_id, None)
+            memory = self._memory.setdefault(attempt_id, _Memory())
+            if memory.busy or now < memory.not_before:
+                continue
+            act = self._next(job, view, memory, now)
+            if act is not None:
+                memory.busy = True
+                self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
+        for job_id in self._refusals.keys() - view.jobs.keys():
+            del self._refusals[job_id]
+        if len(self._memory) > len(live):
+            for attempt_id in self._memory.keys() - live:
+                self._tidy_up_after(attempt_id, self._memory[attempt_id])
+            self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
+
+    def look(self, job: Job, view: ClusterView) -> Sight | None:
+        """What is to be seen of a job's attempt now; None when it was not launched yet."""
+        memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
+        directory = run_directory(self._roots, job.job_id, job.live.number)
+        if memory.request is None:
+            memory.request = _readable(directory)
+        if memory.request is None and not job.live.claimed:
+            return None
+        request = self._prepared(job, view, memory)
+        backend = self._backends[job.live.backend]
+        liveness = list(backend.observe(request))
+        for node, alive in enumerate(liveness):
+            if alive is Liveness.UNCLAIMED and node in job.live.claimed:
+                alive = Liveness.GONE  # The claim itself was lost, with whoever had it.
+            if alive in (Liveness.GONE, Liveness.REBOOTED) and node not in job.live.exits:
+                ended = directory.document(exit_document(node)) is not None
+                if not ended and node not in memory.swept:
+                    # Its strays may still be writing; until they are swept it is not known to be gone.
+                    memory.lost.add(node)
+                    alive = Liveness.UNKNOWN
+            liveness[node] = alive
+        sight = look(
+            job,
+            directory,
+            liveness,
+            ranks_per_node=request.launch.ranks_per_node,
+            roots=self._roots,
+            endpoint=functools.partial(backend.endpoint, request),
+        )
+        if Liveness.REVOKED in liveness:
+            sight = replace(sight, unclaimed_launches=unclaimed_launches(job, self._attempts(job)))
+        return sight
+
+    def heard_at(self, job: Job) -> float | None:
+        """The last heartbeat of a preparing attempt's workers, of the one that has been silent for longest."""
+        if job.max_runtime_s is None or job.status is not JobStatus.PREPARING:
+            return None
+        return last_beat(job.live, run_directory(self._roots, job.job_id, job.live.number))
+
+    def take_outcome(self, job: Job, now: float) -> Change | None:
+        """What a launch that was carried out, or refused, makes of its job."""
+        memory = self._memory.get(f"{job.job_id}.{job.live.number}")
+        if memory is None:
+            return None
+        if memory.refusal is not None:
+            refusal, memory.refusal = memory.refusal, None
+            before = self._refusals.get(job.job_id, 0)
+            self._refusals[job.job_id] = before + 1
+            return refuse_launch(
+                job,
+                now=now,
+                attempt=job.live.number,
+                message=str(refusal),
+                reason=refusal.reason,
+                before=before,
+                again_in_s=refusal.again_in_s,
+            )
+        if memory.wait is not None and now - memory.wait_told_at >= WAIT_TOLD_EVERY_S:
+            told = tell_wait(job, now=now, message=str(memory.wait))
+            if told is not None:
+                memory.wait_told_at = now
+                return told
+        if memory.handle != job.live.handle and memory.handle is not None:
+            return name_attempt(job, now=now, handle=memory.handle)
+        return None
+
+    def _pool_for(self, act: _Act, backend: str) -> Executor:
+        if act.launches:
+            return self._launch_pools[backend]
+        return self._slow_pools[backend] if act.slow else self._pool
+
+    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
+        """The one thing to do next for an attempt, if any."""
+        attempt = job.live
+        backend = self._backends[attempt.backend]
+        if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
+            act = self._next_for_unclaimed(job, view, memory, now)
+            # A worker may die right after its claim: that node is swept, though nobody has reported the claim.
+            if act is not None or (attempt.stop is None and not memory.lost):
+                return act
+        control = control_for(job)
+        if control is None:
+            # What was wanted was done, and may be wanted again.
+            memory.control = None
+        elif not _same(control, memory.control):
+            memory.control = control
+            return _Act(lambda: backend.stop(self._prepared(job, view, memory), control))
+        if memory.lost:
+            return _Act(lambda: self._sweep(backend, job, view, memory), slow=True)
+        if _stop_is_overdue(attempt, memory, now) and not memory.killed:
+            memory.killed = True
+            return _Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
+        return None
+
+    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
+        backend = self._backends[job.live.backend]
+        awaited_from = now if memory.claim_awaited_from is None else memory.claim_awaited_from
+        if job.live.stop is not None or now - awaited_from > LAUNCH_TIMEOUT_S:
+            if memory.revoked:
+                return None
+            memory.revoked = True
+            return _Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
+        again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
+        if memory.launched_at is not None and now - memory.launched_at < again_s:
+            return None
+        if memory.wait is not None or memory.claim_awaited_from is None:
+            memory.claim_awaited_from = now
+        memory.launched_at = now
+
+        def submit(request: AttemptRequest) -> str | None:
+            return backend.submit(request, self._secrets(job))
+
+        return _Act(lambda: self._launch(submit, job, view, memory), launches=True)
+
+    def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
+        failpoints.reach("act.before")
+        try:
+            work()
+            memory.failures = 0
+        except Exception:
+            wait_s = min(BACKOFF_S * 2 ** min(memory.failures, 10), BACKOFF_MAX_S)
+            _log.exception("%s: an act failed; it is tried again in %.0f s", attempt_id, wait_s)
+            memory.failures += 1
+            memory.not_before = now + wait_s
+            memory.control = None
+            memory.revoked = memory.killed = False
+        failpoints.reach("act.after")
+        memory.busy = False
+        self._hint(attempt_id)
+
+    def _launch(
+        self, verb: Callable[[AttemptRequest], str | None], job: Job, view: ClusterView, memory: _Memory
+    ) -> None:
+        """Lay an attempt out and hand it to its backend, to be started or to be withdrawn."""
+        try:
+            request = self._prepared(job, view, memory)
+            failpoints.reach("act.before_submit")
+            memory.handle = verb(request)
+            memory.wait = None
+        except NotYetError as wait:
+            is_new = memory.wait is None or memory.wait.until is not wait.until
+            memory.wait = wait
+            if is_new:
+                wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
+        except LaunchError as error:
+            memory.refusal = error
+        except StoreUnavailableError:
+            memory.launched_at = None  # Nobody refused it: it is tried again.
+            raise
+        except TrainmasterError as error:
+            memory.refusal = LaunchError(error.message, Reason.LAUNCH_REFUSED)
+        except OSError as error:
+            if memory.request is not None:
+                raise  # It was laid out: somebody may have claimed it.
+            memory.refusal = LaunchError(f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
+        if memory.refusal is not None:
+            _log.warning("%s was not launched: %s", job.job_id, memory.refusal)
+
+    def _prepared(self, job: Job, view: ClusterView, memory: _Memory) -> AttemptRequest:
+        """The attempt's request, laid out on disk; made anew from the job where a crash has left none."""
+        if memory.request is None:
+            directory = run_directory(self._roots, job.job_id, job.live.number)
+            request = _readable(directory) or self._new_request(job, view)
+            directory.create(request, with_ranks=request.server_url is None)
+            memory.request = request
+        return memory.request
+
+    def _new_request(self, job: Job, view: ClusterView) -> AttemptRequest:
+        resume = None
+        if job.live.resume_checkpoint_id:
+            try:
+                resume = self._checkpoint(job, job.live.resume_checkpoint_id)
+            except NotFoundError as error:
+                raise LaunchError(
+                    f"checkpoint {job.live.resume_checkpoint_id} is gone", Reason.LAUNCH_REFUSED
+                ) from error
+        return attempt_request(
+            job,
+            nodes=view.nodes,
+            roots=self._roots,
+            resume=resume,
+            hint_socket=self._hint_socket,
+            server_url=self._server_url,
+            standing=self._standing(job),
+            log_cap_bytes=self._log_cap_bytes,
+            cache=self._cache,
+            environment=self._environment,
+        )
+
+    def _sweep(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:
+        request = self._prepared(job, view, memory)
+        for node in sorted(memory.lost):
+            backend.sweep(request, node)
+            memory.swept.add(node)
+            memory.lost.discard(node)
+
+    def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
+        """Remove where an attempt worked, if it is to be, in place of a worker that died first, or never was."""
+        if memory.request is None:
+            return
+        job_id, _, number = attempt_id.rpartition(".")
+        if memory.request.confined:
+            self._tidying.submit(run_directory(self._roots, job_id, int(number)).close)
+        if not memory.request.launch.remove_working_directory:
+            return
+        work = Location(root=RUNS, path=f"{job_id}/{number}/work")
+
+        def remove() -> None:
+            try:
+                self._roots.remove(work)
+            except OSError as error:
+                _log.warning("%s cannot be removed; it goes with its job: %s", work.uri, error)
+
+        self._tidying.submit(remove)
+
+
+def _readable(directory: RunDirectory) -> AttemptRequest | None:
+    """The request of a run directory; None when there is none, or a power cut left nothing of it.
+
+    It is believed, because no job that has anything to win by it can write there (`protocol.run_directory`).
+    """
+    try:
+        return directory.request()
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def _stop_is_overdue(attempt: Attempt, memory: _Memory, now: float) -> bool:
+    asked_at = attempt.stop_at
+    if asked_at is not None and asked_at > now:
+        if memory.stop_seen_at is None:
+            memory.stop_seen_at = now
+        asked_at = memory.stop_seen_at
+    return asked_at is not None and now > asked_at + attempt.stop_grace_s + STOP_OVERDUE_S
+
+
+def _same(one: Control, other: Control | None) -> bool:
+    return other is not None and (one.stop, one.save, one.dump_stacks) == (other.stop, other.save, other.dump_stacks)

@@ -1,0 +1,202 @@
+"""The coordinator's role in a server: its parts put together, its threads, and the hints that reach it."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from pathlib import Path
+
+from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
+from trainmaster.protocol.backends import CONTAINER
+from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.coordinator.actions import Acting
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.chores import Chores
+from trainmaster.server.coordinator.declared_cluster import Declaring
+from trainmaster.server.coordinator.launch import Standing, fetching_environment
+from trainmaster.server.coordinator.leadership import Leadership
+from trainmaster.server.coordinator.loop import Coordinator
+from trainmaster.server.coordinator.node_reports import NodeReports
+from trainmaster.server.coordinator.retention import Collector, keep_from_settings
+from trainmaster.server.coordinator.tenants import HERE, is_confined, runs_as
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
+from trainmaster.server.coordinator.webhooks import Deliveries
+from trainmaster.server.core.job import Attempt, Checkpoint, Job
+from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.settings.encryption import key_file
+from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
+from trainmaster.server.storage import Roots, run_directory
+from trainmaster.server.store import accounts, attempts, checkpoints
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+_HINT_WAIT_S = 1.0
+
+
+class CoordinatorRole:
+    """Coordinates from `start` to `stop`; what runs goes on afterwards."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        settings_file: Path | None,
+        url: str,
+        holder: str,
+        database: Database,
+        roots: Roots,
+        admission: Admission,
+        vault: Vault,
+        subscriptions: Subscriptions,
+        declaring: Declaring,
+        hint_socket: Path,
+    ) -> None:
+        context = BackendContext(
+            data_dir=settings.data_dir,
+            run_directory=lambda request: run_directory(roots, request.job_id, request.attempt),
+            simulated_gpus=settings.simulated_gpus,
+            slots_per_node=settings.slots_per_node,
+            runs=settings.runs.absolute(),
+            container=ContainerDefaults(
+                host=settings.container_host,
+                runtime="" if settings.container_runtime is ContainerRuntime.AUTO else settings.container_runtime,
+                pull_policy=settings.container_pull_policy,
+                image=settings.container_image,
+                data_roots=settings.readable_roots,
+                set_data_roots=settings.data_roots,
+                private=private_places(settings, settings_file),
+            ),
+        )
+        self._settings = settings
+        self._database = database
+        self._vault = vault
+        self._backends = make_backends(settings.backends, context)
+        self._leadership = Leadership(
+            database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
+        )
+        self._reports = NodeReports(database, self._backends.values(), declaring.settle_nodes)
+        self._coordinator = Coordinator(
+            database,
+            reports=self._reports,
+            leadership=self._leadership,
+            acting=Acting(
+                backends=self._backends,
+                roots=roots,
+                attempts=self._attempts,
+                checkpoint=self._checkpoint,
+                secrets=self._secrets,
+                hint=self.hint,
+                hint_socket=str(hint_socket),
+                server_url=worker_url(settings, url),
+                standing=self._standing,
+                log_cap_bytes=settings.log_cap_mb << 20,
+                cache=settings.cache,
+                environment=fetching_environment(settings),
+            ),
+            admission=admission,
+            stalled_after_s=settings.stalled_after_s,
+        )
+        self._chores = Chores(
+            database,
+            roots,
+            leads=self.leads,
+            collector=Collector(database, roots, keep_from_settings(settings), spool=settings.data_dir / "spool"),
+        )
+        self._deliveries = Deliveries(
+            database,
+            subscriptions,
+            epoch=lambda: self._leadership.epoch,
+        )
+        self._listener = HintListener(hint_socket)
+        self._stopping = threading.Event()
+        self._listening = threading.Thread(target=self._pass_hints_on, name="hints", daemon=True)
+
+    def hint(self, subject: str) -> None:
+        """Look soon: at one attempt, or at the feed of events."""
+        self._coordinator.hint(subject)
+
+    def problem(self) -> str | None:
+        """Why nothing is being coordinated here; None when all is well."""
+        return self._coordinator.problem()
+
+    def leads(self) -> bool:
+        """Whether this server is the leader."""
+        return self._leadership.epoch is not None
+
+    def engine(self, backend: str) -> EngineFacts | None:
+        """What runs the jobs of a backend, asked now; None: nobody but this server."""
+        return self._backends[backend].engine()
+
+    def start(self) -> None:
+        """Report the nodes, then begin to lead or to wait for the lead."""
+        self._reports.take()
+        for backend in self._backends.values():
+            backend.open()
+        self._leadership.start()
+        self._coordinator.start()
+        self._chores.start()
+        self._deliveries.start()
+        self._listening.start()
+
+    def stop(self) -> None:
+        """Finish what is under way, and give the lead back."""
+        self._stopping.set()
+        self._chores.stop()
+        self._deliveries.stop()
+        self._coordinator.stop()
+        self._leadership.stop()
+        for backend in self._backends.values():
+            backend.close()
+        self._listening.join()
+        self._listener.close()
+
+    def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
+        with self._database.read() as connection:
+            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
+
+    def _standing(self, job: Job) -> Standing:
+        if job.live.backend not in HERE:
+            return Standing()
+        with self._database.read() as connection:
+            account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
+        uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
+        return Standing(uid=uid, confined=is_confined(account, self._settings))
+
+    def _attempts(self, job: Job) -> list[Attempt]:
+        with self._database.read() as connection:
+            return attempts.of_job(connection, Scope(account_id=job.account_id), job.job_id)
+
+    def _secrets(self, job: Job) -> Secrets:
+        with self._database.read() as connection:
+            return self._vault.secrets_for(connection, job)
+
+    def _pass_hints_on(self) -> None:
+        while not self._stopping.is_set():
+            readable, _, _ = select.select([self._listener], [], [], _HINT_WAIT_S)
+            if readable:
+                for subject in self._listener.drain():
+                    self.hint(subject)
+
+
+def private_places(settings: Settings, settings_file: Path | None) -> tuple[Path, ...]:
+    """What no job has mounted: directories with the server's state, and files by which others could pass for it."""
+    directories = (settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache)
+    files = (key_file(settings), settings.database_file, settings.tls_key, settings_file)
+    return (*directories, *filter(None, files))
+
+
+def worker_url(settings: Settings, url: str) -> str | None:
+    """Where workers report over HTTP; None when they share the server's files.
+
+    Raises:
+        ValueError: this server has no routes for them, and no other was named.
+    """
+    if settings.transport is TransportKind.FILES:
+        return None
+    if not settings.advertise_url and Role.API not in settings.roles:
+        raise ValueError("workers report over HTTP, and this server has no api role: say where with --advertise-url")
+    return settings.advertise_url.rstrip("/") or url

@@ -1,0 +1,149 @@
+"""From a placed job to the request that its workers get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from trainmaster.protocol import environment as variables
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
+from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.spec import load_stored
+from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.settings.settings import Settings
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the jobs of an account are on this machine."""
+
+    uid: int | None = None
+    """As whom their ranks run; None means as the worker does."""
+    confined: bool = False
+    """Nothing of theirs may run outside of containers."""
+
+
+_WITH_US = Standing()
+
+
+def attempt_request(
+    job: Job,
+    *,
+    nodes: Mapping[str, Node],
+    roots: Roots,
+    resume: Checkpoint | None,
+    hint_socket: str | None,
+    server_url: str | None,
+    standing: Standing = _WITH_US,
+    log_cap_bytes: int = 0,
+    cache: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AttemptRequest:
+    """What the workers of the current attempt are told.
+
+    Args:
+        job: whose attempt it is.
+        nodes: those that there are, by their ids.
+        roots: where its files lie.
+        resume: the checkpoint that it goes on from.
+        hint_socket: where its workers say "look now".
+        server_url: where they report over HTTP; None where they share the server's files.
+        standing: as whom they run its ranks, and where alone.
+        log_cap_bytes: how much a log may hold.
+        cache: where what jobs fetch is kept, each account in a directory of its own.
+        environment: variables that the server sets for every process.
+    """
+    attempt = job.live
+    shared = server_url is None
+    return AttemptRequest(
+        job_id=job.job_id,
+        attempt=attempt.number,
+        token=attempt.token,
+        rank_token=attempt.rank_token,
+        launch=compile_launch(load_stored(job.spec_version, job.spec)),
+        nodes=tuple(
+            NodeAssignment(
+                node_id=share.node_id,
+                address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
+                gpus=_devices(nodes.get(share.node_id), share.gpus),
+                cpu_cores=share.cpu_cores,
+                memory_mb=share.ram_mb,
+            )
+            for share in attempt.shares
+        ),
+        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=standing.confined))),
+        output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
+        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if standing.uid is None else RANKS_OWNER}")),
+        resume_from=_place_of(resume, roots) if resume else None,
+        max_runtime_s=job.max_runtime_s,
+        hint_socket=hint_socket if shared else None,
+        server_url=server_url,
+        blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
+        uid=standing.uid,
+        confined=standing.confined,
+        log_cap_bytes=log_cap_bytes,
+        cache_dir=str(_cache_of(job.account_id, standing, cache)) if cache else None,
+        environment=dict(environment),
+    )
+
+
+SERVER_ENDPOINTS = ("HF_ENDPOINT",)
+"""Variables of the server's own environment that say where jobs fetch from, unless they say so themselves."""
+
+
+def fetching_environment(settings: Settings) -> dict[str, str]:
+    """The variables that tell a job's processes what they may fetch, and from where."""
+    services = {
+        variables.SCAIDRIVE_URL: settings.scaidrive_url,
+        variables.SCAIATLAS_URL: settings.scaiatlas_url,
+    }
+    return {
+        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.readable_roots)),
+        variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
+        variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
+        **{name: url for name, url in services.items() if url},
+        # Processes in containers, and those of a fork server that is older than the server, inherit none of this.
+        **{name: os.environ[name] for name in SERVER_ENDPOINTS if os.environ.get(name)},
+    }
+
+
+def checkpoints_homes(job: Job) -> tuple[str, ...]:
+    """The directories in the root of artifacts that may hold checkpoints of a job.
+
+    Job classes have two: an account that runs in containers alone may get a uid later.
+    """
+    return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
+
+
+def _checkpoints_home(job: Job, *, confined: bool) -> str:
+    # All job classes of an account share a directory: a class that runs again under the same name resumes from there.
+    if job.workload_kind == JOB_CLASS:
+        return class_checkpoints_path(job.account_id, confined=confined)
+    return checkpoints_path(job.job_id)
+
+
+def _cache_of(account_id: str, standing: Standing, cache: Path) -> Path:
+    """The directory that an account's jobs share.
+
+    Users of the machine pass through `cache` to their own. Root of a container could open its account's directory to
+    them, with setuid programs in it: so that one lies behind a closed directory, which no container has mounted.
+    """
+    return cache / CONFINED_CACHES / account_id if standing.confined else cache / account_id
+
+
+def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:
+    return checkpoint.path if checkpoint.root == URI else str(roots.path(checkpoint.root, checkpoint.path))
+
+
+def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:
+    if node is None:
+        return tuple(map(str, indexes))
+    by_index = {gpu.index: gpu.device for gpu in node.gpus}
+    return tuple(by_index.get(index, str(index)) for index in indexes)

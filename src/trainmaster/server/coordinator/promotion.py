@@ -1,0 +1,295 @@
+"""Promotion: what a trainer saved for sampling becomes a model of its account, with files of its own.
+
+The files are linked where the file system can, so that no room is taken twice, and copied elsewhere. They are put
+together in a directory that only the server can reach, given to the account's user there, and moved to their place as a
+whole. The directory with all models of an account stays the server's, so that no job can exchange what lies in it.
+
+An operation tells how far it is. When the server that works on it dies, the next request for it goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from trainmaster.protocol import account_files
+from trainmaster.protocol.account_files import Giver, StrangeFileError
+from trainmaster.protocol.run_directory import SEARCH_ONLY
+from trainmaster.protocol.users import User
+from trainmaster.server.coordinator.base_models import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    PROMOTED,
+    BaseModels,
+    promoted_name,
+    read_own_config,
+)
+from trainmaster.server.core.errors import ConflictError, NotFoundError, RefusedError, TrainmasterError
+from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.storage import ARTIFACTS, Roots
+from trainmaster.server.store import accounts, checkpoints, jobs, promoted
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.promoted import Operation, PromotedModel
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+SAMPLER = "sampler"
+EXTERNAL = "external"
+DELTA = "delta"
+PEFT_ADDON = "HF_PEFT_ADDON"
+BASE_MODEL = "HF_BASE_MODEL"
+AT_ONCE_S = 5.0
+"""Links are made in no time: whoever asks is then told at once that it is done."""
+ABANDONED_S = 60.0
+"""An operation that nobody said to work on for so long has lost its server."""
+SAY_EVERY_S = 10.0
+FORGOTTEN_S = 24 * 3600.0
+"""Drafts that are older are nobody's."""
+DRAFTS = ".drafts"
+"""Below the artifacts' root: what is on its way to the models, or away from them. Nobody else can reach it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """What is asked for."""
+
+    job_id: str
+    """The id of the job, not its handle."""
+    checkpoint_id: str
+    model_id: str
+    base_model: str
+
+
+class Promotions:
+    """Carries promotions out, each in a thread of its own. Its methods wait, and belong into threads."""
+
+    def __init__(
+        self, database: Database, roots: Roots, models: BaseModels, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._roots = roots
+        self._models = models
+        self._clock = clock
+
+    def start(self, scope: Scope, wanted: Promotion) -> Operation:
+        """Begin a promotion; it may well be done when this returns.
+
+        Raises:
+            NotFoundError: there is no such checkpoint.
+            RefusedError: it cannot become a model, or is of another base model.
+            ConflictError: there is another model of that name.
+        """
+        with self._database.read() as connection:
+            job, checkpoint = self._checked(connection, scope, wanted)
+            before = _before(connection, scope, wanted)
+        now = self._clock()
+        operation = Operation(
+            account_id=job.account_id,
+            operation_id=f"promote-{wanted.model_id}-{secrets.token_hex(6)}",
+            request={
+                "job_id": wanted.job_id,
+                "checkpoint_id": checkpoint.checkpoint_id,
+                "model_id": wanted.model_id,
+                "base_model": wanted.base_model,
+            },
+            done=before is not None,
+            created_at=now,
+            worked_on_at=now,
+        )
+        self._database.write_now(lambda connection: promoted.begin(connection, scope, operation))
+        return operation if operation.done else self._work(scope, operation)
+
+    def poll(self, scope: Scope, operation_id: str) -> tuple[Operation, PromotedModel | None]:
+        """How far an operation is, and the model once it is there.
+
+        Raises:
+            NotFoundError: there is no such operation.
+        """
+
+        def read() -> tuple[Operation, PromotedModel | None]:
+            with self._database.read() as connection:
+                operation = promoted.operation(connection, scope, operation_id)
+                try:
+                    model = promoted.get(connection, scope, str(operation.request["model_id"]))
+                except NotFoundError:
+                    model = None
+            return operation, model
+
+        operation, model = read()
+        if operation.done or operation.worked_on_at > self._clock() - ABANDONED_S:
+            return operation, model
+        now = self._clock()
+        if self._database.write_now(lambda connection: promoted.take(connection, scope, operation, now)):
+            self._work(scope, operation)
+        return read()
+
+    def remove(self, scope: Scope, model_id: str) -> None:
+        """Forget a model, and remove its files.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        self._database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
+        aside = f"{DRAFTS}/removed-{secrets.token_hex(8)}"
+        account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
+        if account_files.move(self._artifacts, promoted_name(scope.account, model_id), aside):
+            account_files.remove(self._artifacts, aside)
+
+    @property
+    def _artifacts(self) -> Path:
+        return self._roots.path(ARTIFACTS, "")
+
+    def _checked(self, connection: Connection, scope: Scope, wanted: Promotion) -> tuple[Job, Checkpoint]:
+        job = jobs.get(connection, scope, wanted.job_id, deleted=True)
+        checkpoint = checkpoints.get(connection, scope, wanted.checkpoint_id)
+        if checkpoint.job_id != job.job_id:
+            raise NotFoundError(f"job {job.handle or job.job_id} has no checkpoint {wanted.checkpoint_id}")
+        refused = why_not(checkpoint)
+        if refused is not None:
+            raise RefusedError(f"checkpoint {checkpoint.name or checkpoint.checkpoint_id} {refused}")
+        trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
+        if not self._same_model(trained, wanted.base_model, job.account_id):
+            raise RefusedError(f"base_model is {wanted.base_model}, and the checkpoint is of {trained}; name that")
+        return job, checkpoint
+
+    def _same_model(self, trained: str, named: str, account_id: str) -> bool:
+        """Whether two names mean one model; one that nobody knows any more is only itself."""
+        if trained == named:
+            return True
+        found = [self._models.find(name, account_id) for name in (trained, named)]
+        return None not in found and found[0].path == found[1].path  # type: ignore[union-attr]
+
+    def _work(self, scope: Scope, operation: Operation) -> Operation:
+        """Have a thread go on with an operation; how far it is soon after."""
+        thread = threading.Thread(target=self._carry_out, args=(scope, operation), name="promote", daemon=True)
+        thread.start()
+        thread.join(AT_ONCE_S)
+        with self._database.read() as connection:
+            return promoted.operation(connection, scope, operation.operation_id)
+
+    def _carry_out(self, scope: Scope, operation: Operation) -> None:
+        try:
+            self._promote(scope, operation)
+            return
+        except TrainmasterError as refused:
+            error = refused.message
+        except OSError as broken:
+            _log.warning("operation %s failed: %s", operation.operation_id, broken)
+            error = f"the files cannot be put in place: {broken}"
+        except Exception as bug:
+            _log.exception("operation %s failed", operation.operation_id)
+            error = f"it failed: {bug!r}"
+        self._database.write_now(lambda connection: promoted.finish(connection, scope, operation, error))
+
+    def _promote(self, scope: Scope, operation: Operation) -> None:
+        wanted = Promotion(**operation.request)
+        with self._database.read() as connection:
+            job, checkpoint = self._checked(connection, scope, wanted)
+            uid = accounts.get(connection, Scope.everything(), job.account_id).uid if os.geteuid() == 0 else None
+        user = None if uid in (None, os.geteuid()) else User.of(uid)
+        target = promoted_name(job.account_id, wanted.model_id)
+        draft = f"{DRAFTS}/{operation.operation_id}"
+        aside = f"{draft}-before"
+        self._make_places(job.account_id, user)
+        account_files.remove(self._artifacts, draft)
+        try:
+            size = Giver(user=user, tick=self._say(operation)).link_tree(self._artifacts, checkpoint.path, draft)
+            model = self._described(draft, checkpoint, wanted, job.account_id, size)
+
+            def work(connection: Connection) -> None:
+                # Inside the transaction: two promotions to one name must not both move their files there.
+                _before(connection, scope, wanted)
+                if account_files.exists(self._artifacts, draft):
+                    account_files.move(self._artifacts, target, aside)  # of one that ended before it was recorded
+                    account_files.move(self._artifacts, draft, target)
+                promoted.put(connection, scope, model)
+                promoted.finish(connection, scope, operation)
+
+            self._database.write_now(work)
+        except StrangeFileError as error:
+            raise RefusedError(f"the checkpoint holds {error}") from None
+        finally:
+            for left in (draft, aside):
+                account_files.remove(self._artifacts, left)
+
+    def _make_places(self, account_id: str, user: User | None) -> None:
+        """Make the directories of drafts and of the account's models, and remove drafts that nobody went on with."""
+        account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
+        # The account's own trainers read its models, as the user whom they run as.
+        account_files.claim_directory(self._artifacts, PROMOTED, mode=SEARCH_ONLY)
+        account_files.claim_directory(self._artifacts, f"{PROMOTED}/{account_id}", mode=SEARCH_ONLY if user else 0o700)
+        for name in account_files.directories_in(self._artifacts, DRAFTS):
+            if account_files.newest_in(self._artifacts, f"{DRAFTS}/{name}") < time.time() - FORGOTTEN_S:
+                account_files.remove(self._artifacts, f"{DRAFTS}/{name}")
+
+    def _described(
+        self, draft: str, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
+    ) -> PromotedModel:
+        adapter = read_own_config(self._artifacts, f"{draft}/{ADAPTER_CONFIG}")
+        if not adapter and account_files.status_below(self._artifacts, f"{draft}/{CONFIG}") is None:
+            raise RefusedError("the checkpoint holds neither an adapter nor a model")
+        return PromotedModel(
+            account_id=account_id,
+            model_id=wanted.model_id,
+            job_id=checkpoint.job_id,
+            checkpoint_id=checkpoint.checkpoint_id,
+            base_model=wanted.base_model,
+            kind=PEFT_ADDON if adapter else BASE_MODEL,
+            details={"r": adapter.get("r"), "target_modules": adapter.get("target_modules")} if adapter else {},
+            size_bytes=size,
+            created_at=self._clock(),
+        )
+
+    def _say(self, operation: Operation) -> Callable[[], None]:
+        """What says, now and then, that an operation is still worked on."""
+        due = time.monotonic() + SAY_EVERY_S
+
+        def say() -> None:
+            nonlocal due, operation
+            if time.monotonic() < due:
+                return
+            due = time.monotonic() + SAY_EVERY_S
+            now = self._clock()
+            scope = Scope(operation.account_id)
+
+            def work(connection: Connection) -> Operation:
+                promoted.take(connection, scope, operation, now)
+                return promoted.operation(connection, scope, operation.operation_id)
+
+            operation = self._database.write_now(work)
+
+        return say
+
+
+def why_not(checkpoint: Checkpoint) -> str | None:
+    """Why a checkpoint cannot become a model; None when it can."""
+    if checkpoint.kind != SAMPLER:
+        what = "to be downloaded" if checkpoint.kind == EXTERNAL else "to train on"
+        return f"was saved {what}; save one for sampling (save_weights_for_sampler) and promote that"
+    if checkpoint.attributes.get("sampler_kind") == DELTA:
+        return "is a difference to another one; save a base checkpoint and promote that"
+    if checkpoint.root != ARTIFACTS:
+        return "lies on an object store, from where it cannot be promoted"
+    return None
+
+
+def _before(connection: Connection, scope: Scope, wanted: Promotion) -> PromotedModel | None:
+    """The model that an earlier promotion of the very same checkpoint made."""
+    try:
+        there = promoted.get(connection, scope, wanted.model_id)
+    except NotFoundError:
+        return None
+    if there.checkpoint_id != wanted.checkpoint_id:
+        raise ConflictError(
+            f"there is a model '{wanted.model_id}' of another checkpoint already; take another name, or delete it"
+        )
+    return there

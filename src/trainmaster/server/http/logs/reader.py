@@ -1,0 +1,297 @@
+"""Reading a job's log: which files, from where, merged by time, a page at a time.
+
+What can be read depends only on a cursor and on a `LogSight` of the job. A cursor says how far each file of one
+attempt was read; a page ends at a cursor, and the next page begins there, so that no line is missed or shown twice,
+whoever asks and however often the server was restarted in between.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.states import TERMINAL, JobStatus
+from trainmaster.server.http.logs.files import (
+    MAX_LINE_BYTES,
+    LogFile,
+    Run,
+    is_log_file,
+    log_files,
+    newest_state,
+    runs,
+    start_of_last,
+    start_since,
+)
+from trainmaster.server.storage import RUNS, Roots
+
+MAX_PAGE_BYTES = 16 << 20
+"""A page ends after so much text, whatever its limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which lines are wanted. None does not filter."""
+
+    attempt: int | None = None
+    """This attempt alone; otherwise the log goes on into the next attempt."""
+    node: int | None = None
+    rank: int | None = None
+    stream: str | None = None
+    step: str | None = None
+
+    def admits(self, file: LogFile) -> bool:
+        """Whether lines of a file are wanted."""
+        return (
+            (self.node is None or self.node == file.node)
+            and (self.rank is None or self.rank == file.rank)
+            and (self.stream is None or self.stream == file.stream)
+            and (self.step is None or self.step == file.step)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a log was read: an attempt, and the next offset of each of its files."""
+
+    attempt: int
+    offsets: Mapping[str, int] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """The opaque text that clients hold."""
+        text = json.dumps([self.attempt, self.offsets], separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
+
+    @staticmethod
+    def decode(text: str) -> Cursor:
+        """The cursor that a client sent.
+
+        Raises:
+            SpecError: no server of ours made it.
+        """
+        try:
+            attempt, offsets = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+            sane = all(
+                is_log_file(name) and type(offset) is int and 0 <= offset < 1 << 62 for name, offset in offsets.items()
+            )
+            if type(attempt) is int and 0 < attempt < 1 << 31 and sane:
+                return Cursor(attempt=attempt, offsets=offsets)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            pass
+        raise SpecError([Problem(field="cursor", message="is not a cursor of this log; leave it out to begin anew")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSight:
+    """What can be read of a job's log at one moment."""
+
+    attempt: int
+    """The latest; 1 for a job that has none yet."""
+    ended: bool
+    """The latest attempt will write no more."""
+    status: JobStatus
+    files: tuple[LogFile, ...]
+    """Of the latest attempt."""
+    notice: str | None = None
+    """Why there is nothing to be read, where there was something."""
+
+
+class Entry(NamedTuple):
+    """Lines of a page that one file has together, with all that is known of them."""
+
+    attempt: int
+    file: LogFile
+    run: Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Lines in order, and where they end."""
+
+    entries: list[Entry]
+    cursor: Cursor
+    complete: bool
+    """There are no more lines, and there will be none."""
+    at_end: bool
+    """There are no more lines now."""
+    open_lines: tuple[Entry, ...] = ()
+    """Lines that are still being overwritten, such as progress bars, in their newest state; the cursor is before them.
+    Known where the page is `at_end`."""
+
+
+class LogReader:
+    """Reads the log of one job."""
+
+    def __init__(self, roots: Roots, job_id: str, chosen: LogFilter) -> None:
+        self._roots = roots
+        self.job_id = job_id
+        self._filter = chosen
+
+    def look(self, job: Job) -> LogSight:
+        """What can be read now. `job` must have been read before: what had ended by then is complete."""
+        attempt = max(1, job.attempt_count)
+        return LogSight(
+            attempt=attempt,
+            ended=has_ended(job),
+            status=job.status,
+            files=tuple(self._files(attempt)),
+            notice=removal_notice(self._roots, job),
+        )
+
+    def look_again(self, sight: LogSight) -> LogSight:
+        """What can be read now of a job that is as it was, but whose files may have grown."""
+        return sight if sight.ended else replace(sight, files=tuple(self._files(sight.attempt)))
+
+    def start(self, sight: LogSight, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
+        """Where to begin: at the last `tail` lines, `since` a time, or at the beginning.
+
+        With `whole` the log begins with the first attempt, otherwise with the latest one.
+
+        Raises:
+            NotFoundError: there is no such attempt.
+        """
+        first = self._filter.attempt or (1 if whole else sight.attempt)
+        if first > sight.attempt:
+            raise NotFoundError(f"there is no attempt {first}; the latest is {sight.attempt}")
+        if since is not None:
+            return self._start_since(sight, first, since)
+        if tail is not None:
+            return self._start_of_last(sight, first, tail)
+        return Cursor(attempt=first)
+
+    def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+        """The lines after a cursor, at most `limit` of them."""
+        entries: list[Entry] = []
+        size, room = 0, math.inf if limit is None else limit
+        while True:
+            offsets = dict(cursor.offsets)
+            for file, run in self._merged(sight, cursor):
+                if room <= 0 or size >= max_bytes:
+                    here = Cursor(attempt=cursor.attempt, offsets=offsets)
+                    return Page(entries=entries, cursor=here, complete=False, at_end=False)
+                if run.line_count > room:
+                    run = run.first(int(room))
+                entries.append(Entry(cursor.attempt, file, run))
+                size, room = size + len(run.data), room - run.line_count
+                offsets[file.name] = run.end
+            cursor = Cursor(attempt=cursor.attempt, offsets=offsets)
+            if not _ended(sight, cursor.attempt) or self._filter.attempt or cursor.attempt >= sight.attempt:
+                return Page(
+                    entries=entries,
+                    cursor=cursor,
+                    complete=self._complete(sight, cursor),
+                    at_end=True,
+                    open_lines=tuple(self._open_lines(sight, cursor)),
+                )
+            cursor = Cursor(attempt=cursor.attempt + 1)
+
+    def _open_lines(self, sight: LogSight, cursor: Cursor) -> Iterator[Entry]:
+        """The newest state of each line that is being overwritten."""
+        if _ended(sight, cursor.attempt):
+            return
+        directory = self._directory(cursor.attempt)
+        for file in self._seen(sight, cursor.attempt):
+            start = cursor.offsets.get(file.name, 0)
+            if start >= file.size:
+                continue
+            written = directory.read(file.name, start, min(file.size - start, MAX_LINE_BYTES))
+            if b"\r" in written and (state := newest_state(written)):
+                status = directory.status(file.name)
+                yield Entry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
+
+    def _complete(self, sight: LogSight, cursor: Cursor) -> bool:
+        if self._filter.attempt:
+            return _ended(sight, cursor.attempt)
+        return sight.status in TERMINAL and sight.ended and cursor.attempt >= sight.attempt
+
+    def _start_since(self, sight: LogSight, first: int, since: float) -> Cursor:
+        for attempt in range(first, sight.attempt + 1):
+            directory, ended = self._directory(attempt), _ended(sight, attempt)
+            files = list(self._seen(sight, attempt))
+            offsets = {file.name: start_since(directory, file, since, ended=ended) for file in files}
+            if self._filter.attempt or any(offsets[file.name] < file.size for file in files):
+                break
+        return Cursor(attempt=attempt, offsets=offsets)
+
+    def _start_of_last(self, sight: LogSight, first: int, count: int) -> Cursor:
+        last = self._filter.attempt or sight.attempt
+        for attempt in range(last, first - 1, -1):
+            starts, found = self._last_lines(sight, attempt, count)
+            count -= found
+            if count <= 0 or attempt == first:
+                break
+        return Cursor(attempt=attempt, offsets=starts)
+
+    def _last_lines(self, sight: LogSight, attempt: int, count: int) -> tuple[dict[str, int], int]:
+        """Where the last lines of one attempt begin in each file, and how many there are."""
+        directory, ended = self._directory(attempt), _ended(sight, attempt)
+        files = list(self._seen(sight, attempt))
+        starts = {file.name: start_of_last(directory, file, count, ended=ended) for file in files}
+        kept: deque[tuple[LogFile, Run]] = deque()
+        found = 0
+        for file, run in self._merged(sight, Cursor(attempt=attempt, offsets=starts)):
+            kept.append((file, run))
+            found += run.line_count
+            while kept and found - kept[0][1].line_count >= count:
+                found -= kept.popleft()[1].line_count
+        if found > count:
+            file, run = kept.popleft()
+            kept.appendleft((file, run.without_first(found - count)))
+            found = count
+        offsets = {file.name: start_of_last(directory, file, 0, ended=ended) for file in files}
+        for file, run in reversed(kept):
+            offsets[file.name] = run.start
+        return offsets, found
+
+    def _merged(self, sight: LogSight, cursor: Cursor) -> Iterator[tuple[LogFile, Run]]:
+        """The lines of an attempt after a cursor, by time; within a file they stay in order."""
+        directory, ended = self._directory(cursor.attempt), _ended(sight, cursor.attempt)
+        files = list(self._seen(sight, cursor.attempt))
+        sources = [
+            map(partial(_tagged, place), runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
+            for place, file in enumerate(files)
+            if cursor.offsets.get(file.name, 0) < file.size
+        ]
+        for _, place, run in heapq.merge(*sources) if len(sources) > 1 else (sources[0] if sources else ()):
+            yield files[place], run
+
+    def _seen(self, sight: LogSight, attempt: int) -> Iterator[LogFile]:
+        if attempt == sight.attempt:
+            yield from sight.files
+        else:
+            yield from self._files(attempt)  # Ended long ago: nothing changes there any more.
+
+    def _files(self, attempt: int) -> Iterator[LogFile]:
+        return filter(self._filter.admits, log_files(self._directory(attempt)))
+
+    def _directory(self, attempt: int) -> RunDirectory:
+        return RunDirectory(self._roots.path(RUNS, f"{self.job_id}/{attempt}"))
+
+
+def has_ended(job: Job) -> bool:
+    """Whether the latest attempt of a job writes no more."""
+    return job.attempt is None and (job.attempt_count > 0 or job.status in TERMINAL)
+
+
+def removal_notice(roots: Roots, job: Job) -> str | None:
+    """What to say when the run directories of a job were removed, and its logs and metrics with them."""
+    if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
+        return None
+    return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"
+
+
+def _tagged(place: int, run: Run) -> tuple[float, int, Run]:
+    return run.at, place, run
+
+
+def _ended(sight: LogSight, attempt: int) -> bool:
+    return attempt < sight.attempt or sight.ended

@@ -1,0 +1,180 @@
+"""What every request passes first: an id, the check of its credentials, and the net below everything.
+
+It also counts what is answered, and writes the access log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.http.auth import Gate
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.http.envelope import REQUEST_ID
+from trainmaster.server.http.errors import InternalError
+from trainmaster.server.http.requests import ALIAS, PREFIX
+from trainmaster.server.http.router import Handler, QuickHandler
+from trainmaster.server.http.status import failure_at
+from trainmaster.server.settings import log_format
+from trainmaster.server.settings.telemetry import METERS
+
+_log = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_HEADER = REQUEST_ID.lower().encode()
+_RUN = secrets.token_hex(4)
+"""Of this process. Random bytes for each request would be dear: to get them, a thread gives way to all others."""
+_numbers = itertools.count(1)
+_SECOND = PREFIX + ALIAS
+_BELOW = f"{PREFIX}/"
+NO_ROUTE = "none"
+"""The route of a request that led to none: whatever clients make up must not become a name in the metrics."""
+
+
+class Front:
+    """The outermost application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        context: ApiContext,
+        gate: Gate,
+        shortcuts: Mapping[tuple[str, str], Handler | QuickHandler],
+        *,
+        on_open: Sequence[Callable[[], None]],
+        on_close: Sequence[Callable[[], None]],
+    ) -> None:
+        """Stand before `app`; requests with the method and path of a shortcut go to its handler first.
+
+        The last part of a path may be a parameter, as in `/v1/jobs/{job_id}`.
+        """
+        self._app = app
+        self._gate = gate
+        self._on_open = on_open
+        self._on_close = on_close
+        self._shortcuts = {key: handler for key, handler in shortcuts.items() if not key[1].endswith("}")}
+        self._shortcuts_below = {}
+        for (method, route), handler in shortcuts.items():
+            parent, _, last = route.rpartition("/")
+            if last.endswith("}"):
+                self._shortcuts_below[method, parent] = (route, last[1:-1], handler)
+        self._behind_proxy = context.behind_proxy
+        self._access_level = context.access_level
+
+    def open(self) -> None:
+        """Begin what is done without being asked for. Called in the event loop."""
+        for begin in self._on_open:
+            begin()
+
+    def close(self) -> None:
+        """Break off what would never end by itself, before the server stops. Called in the event loop."""
+        for close in self._on_close:
+            close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        request_id = _request_id(scope)
+        # A copy: with a lifespan, the server hands every request the same state.
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "principal": None}
+        log_format.belong_to({"request_id": request_id})
+        if self._behind_proxy:
+            _believe_proxy(scope)
+        status, route = 0, ""
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                METERS.answered(*_counted_as(scope, route), status, time.perf_counter() - began)
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._gate.admit(scope, scope["path"])
+            if principal := scope["state"]["principal"]:
+                log_format.belong_to(
+                    {"request_id": request_id, "key": principal.key_id, "account": principal.account_id}
+                )
+            shortcut, route = self._shortcut(scope)
+            with self._gate.under_way(principal):
+                response = None
+                if shortcut is not None:
+                    scope["app"] = self._app
+                    response = await shortcut(Request(scope, receive))
+                if response is not None:
+                    await response(scope, receive, answer)
+                else:
+                    route = ""  # the router will say
+                    await self._app(scope, receive, answer)
+        except TrainmasterError as error:
+            await failure_at(scope["path"], error, request_id)(scope, receive, answer)
+        except ClientDisconnect:
+            _log.debug("the client left in the middle of its body")
+        except Exception:
+            _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
+            if not status:
+                await failure_at(scope["path"], InternalError(), request_id)(scope, receive, answer)
+        finally:
+            if log_format.ACCESS.isEnabledFor(self._access_level):
+                self._note(scope, status, time.perf_counter() - began)
+
+    def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
+        """The handler that a request may go to first, and the name of its route."""
+        method, path = scope["method"], scope["path"]
+        if (handler := self._shortcuts.get((method, path))) is not None:
+            return handler, path
+        parent, _, last = path.rpartition("/")
+        if last and (below := self._shortcuts_below.get((method, parent))) is not None:
+            route, parameter, handler = below
+            scope["path_params"] = {parameter: last}
+            return handler, route
+        return None, ""
+
+    def _note(self, scope: Scope, status: int, took_s: float) -> None:
+        method, path = scope["method"], scope["path"]
+        fields = {"method": method, "path": path, "status": status, "ms": round(took_s * 1000, 2)}
+        log_format.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == _HEADER and _SANE_ID.fullmatch(value):
+            return str(value, "ascii")
+    return f"req-{_RUN}-{next(_numbers)}"
+
+
+def _believe_proxy(scope: Scope) -> None:
+    """Take a client's address and scheme from what the proxy says; of several addresses, the last is its own word."""
+    for name, value in scope["headers"]:
+        if name == b"x-forwarded-for":
+            scope["client"] = (str(value, "latin-1").rpartition(",")[2].strip(), 0)
+        elif name == b"x-forwarded-proto" and value in (b"http", b"https"):
+            scope["scheme"] = str(value, "ascii")
+
+
+def _counted_as(scope: Scope, route: str) -> tuple[str, str]:
+    """The method and the route under which an answer is counted; both prefixes are one."""
+    route = route or getattr(scope.get("route"), "path", "")
+    if not route:
+        return "", NO_ROUTE
+    # The framework names a route with its prefix or without, by its version.
+    bare = route.removeprefix(_SECOND).removeprefix(PREFIX)
+    return scope["method"], PREFIX + bare if scope["path"].startswith(_BELOW) else bare

@@ -1,0 +1,268 @@
+"""Lists of jobs: filtered, ordered, a page at a time, and as fast for the millionth job as for the first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam
+
+from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.store import jobs, schema
+from trainmaster.server.store.page_tokens import position_of, token_after
+from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store.records import label_mark
+from trainmaster.server.store.scope import Scope
+
+MAX_PAGE_SIZE = 100
+MAX_TOTAL_COUNT = 10_001
+"""Counting goes no further: nobody pages through more, and a list must stay fast."""
+
+_EQUAL = ("queue", "name", "parent_job_id")
+"""The columns that a query compares with one value."""
+_MOST_SHAPES = 256
+
+_jobs, _labels = schema.jobs, schema.job_labels
+
+_ORDERS: Mapping[str, type[str] | type[float]] = {
+    "created_at": float,
+    "updated_at": float,
+    "priority": float,
+    "name": str,
+    "handle": str,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Which jobs to list, and how. What is empty or None does not filter."""
+
+    statuses: tuple[JobStatus, ...] = ()
+    """Any of these."""
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Every key, with any of its values."""
+    queue: str | None = None
+    kinds: tuple[str, ...] = ()
+    """Any of these kinds of workload."""
+    name: str | None = None
+    parent_job_id: str | None = None
+    order_by: str = "-created_at"
+    """`created_at`, `updated_at`, `priority`, `name` or `handle`, in whose place a job without one has its id; with a
+    `-` in front, the greatest first."""
+    page_size: int = 20
+    page_token: str | None = None
+
+    def token_after(self, job: Job) -> str:
+        """The token of a page that goes on after a job of this list."""
+        name = self.order_by.removeprefix("-")
+        value = job.handle or job.job_id if name == "handle" else getattr(job, name)
+        return token_after(self.order_by, value, job.job_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """One page of a list of jobs."""
+
+    jobs: tuple[Job, ...]
+    next_page_token: str | None
+    total_count: int
+    """Over all pages; at most `MAX_TOTAL_COUNT`, which means: more than one less than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobIndex:
+    """One page of a list of jobs, without the jobs themselves."""
+
+    versions: Mapping[str, int]
+    """By id, in the order of the list. A job with the same version is the same."""
+    next_page_token: str | None
+    total_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What of a query decides on its SQL; the rest are values."""
+
+    order_by: str
+    statuses: int
+    kinds: int
+    equal: tuple[str, ...]
+    scoped: bool
+    goes_on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Where the ids of a list are read from, and which of the rows there count."""
+
+    source: sa.FromClause
+    order: sa.ColumnElement[Any]
+    job_id: sa.ColumnElement[str]
+    conditions: Sequence[sa.ColumnElement[bool]]
+
+
+def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
+    """One page of the jobs that a query asks for; deleted ones are never listed.
+
+    Raises:
+        SpecError: the order or the page's size is not possible, or the token is not one of such a list.
+    """
+    found = index(connection, scope, query)
+    loaded = {job.job_id: job for job in jobs.load(connection, scope, list(found.versions))}
+    return JobPage(
+        jobs=tuple(loaded[job_id] for job_id in found.versions if job_id in loaded),
+        next_page_token=found.next_page_token,
+        total_count=found.total_count,
+    )
+
+
+def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
+    """The same page, with the ids and versions of the jobs alone.
+
+    Raises:
+        SpecError: the order or the page's size is not possible, or the token is not one of such a list.
+    """
+    if not 1 <= query.page_size <= MAX_PAGE_SIZE:
+        raise SpecError([Problem(field="page_size", message=f"must be from 1 to {MAX_PAGE_SIZE}")])
+    name = query.order_by.removeprefix("-")
+    if name not in _ORDERS:
+        raise SpecError(
+            [Problem(field="order_by", message=f"must be one of {', '.join(_ORDERS)}, or that after a '-'")]
+        )
+    if query.labels:
+        rows = _labelled(connection, scope, query, name)
+        found = _ids(connection, rows, query, name)
+        versions = jobs.versions(connection, scope, [job_id for job_id, _ in found])
+        listed = [(job_id, value, versions[job_id]) for job_id, value in found if job_id in versions]
+        count: Callable[[], int] = lambda: _count(connection, rows)  # noqa: E731
+    else:
+        shape, values = _shape_of(scope, query)
+        listed = _page_statement(shape).rows(connection, values)
+        count = lambda: int(_count_statement(shape).rows(connection, values)[0][0])  # noqa: E731
+    shown, more = listed[: query.page_size], len(listed) > query.page_size
+    return JobIndex(
+        versions={job_id: version for job_id, _, version in shown},
+        next_page_token=token_after(query.order_by, shown[-1][1], shown[-1][0]) if more else None,
+        total_count=count() if more or query.page_token is not None else len(listed),
+    )
+
+
+def _column(name: str) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(_jobs.c.handle, _jobs.c.job_id) if name == "handle" else _jobs.c[name]
+
+
+def _shape_of(scope: Scope, query: JobQuery) -> tuple[_Shape, dict[str, Any]]:
+    equal = tuple(name for name in _EQUAL if getattr(query, name) is not None)
+    shape = _Shape(
+        order_by=query.order_by,
+        statuses=len(query.statuses),
+        kinds=len(query.kinds),
+        equal=equal,
+        scoped=scope.account_id is not None,
+        goes_on=query.page_token is not None,
+    )
+    values: dict[str, Any] = {name: getattr(query, name) for name in equal}
+    values |= {f"status_{number}": status.value for number, status in enumerate(query.statuses)}
+    values |= {f"kind_{number}": kind for number, kind in enumerate(query.kinds)}
+    values |= {"account": scope.account_id, "most": query.page_size + 1, "count_to": MAX_TOTAL_COUNT}
+    if query.page_token is not None:
+        kind = _ORDERS[query.order_by.removeprefix("-")]
+        values["after"], values["after_id"] = position_of(query.page_token, query.order_by, kind)
+    return shape, values
+
+
+def _conditions(shape: _Shape) -> list[sa.ColumnElement[bool]]:
+    conditions = [_jobs.c.deleted_at.is_(None), *(_jobs.c[name] == bindparam(name) for name in shape.equal)]
+    if shape.scoped:
+        conditions.append(_jobs.c.account_id == bindparam("account"))
+    if shape.statuses:
+        conditions.append(_jobs.c.status.in_([bindparam(f"status_{number}") for number in range(shape.statuses)]))
+    if shape.kinds:
+        conditions.append(_jobs.c.workload_kind.in_([bindparam(f"kind_{number}") for number in range(shape.kinds)]))
+    return conditions
+
+
+@functools.lru_cache(_MOST_SHAPES)
+def _page_statement(shape: _Shape) -> Prepared:
+    column, job_id = _column(shape.order_by.removeprefix("-")), _jobs.c.job_id
+    descending = shape.order_by.startswith("-")
+    conditions = _conditions(shape)
+    if shape.goes_on:
+        place, last = sa.tuple_(column, job_id), sa.tuple_(bindparam("after"), bindparam("after_id"))
+        conditions.append(place < last if descending else place > last)
+    order = (column.desc(), job_id.desc()) if descending else (column, job_id)
+    statement = sa.select(job_id, column, _jobs.c.version).where(*conditions).order_by(*order)
+    return Prepared(statement.limit(bindparam("most")))
+
+
+@functools.lru_cache(_MOST_SHAPES)
+def _count_statement(shape: _Shape) -> Prepared:
+    matching = sa.select(_jobs.c.job_id).where(*_conditions(shape)).limit(bindparam("count_to"))
+    return Prepared(sa.select(sa.func.count()).select_from(matching.subquery()))
+
+
+def _ids(connection: Connection, rows: _Rows, query: JobQuery, name: str) -> list[tuple[str, Any]]:
+    """The ids of the page with what it is ordered by, and one more where the list goes on."""
+    descending = query.order_by.startswith("-")
+    conditions = list(rows.conditions)
+    if query.page_token is not None:
+        place, last = sa.tuple_(rows.order, rows.job_id), position_of(query.page_token, query.order_by, _ORDERS[name])
+        conditions.append(place < sa.tuple_(*last) if descending else place > sa.tuple_(*last))
+    order = (rows.order.desc(), rows.job_id.desc()) if descending else (rows.order, rows.job_id)
+    statement = sa.select(rows.job_id, rows.order).select_from(rows.source).where(*conditions).order_by(*order)
+    return [(job_id, value) for job_id, value in connection.execute(statement.limit(query.page_size + 1))]
+
+
+def _count(connection: Connection, rows: _Rows) -> int:
+    matching = sa.select(sa.literal(1)).select_from(rows.source).where(*rows.conditions).limit(MAX_TOTAL_COUNT)
+    return connection.execute(sa.select(sa.func.count()).select_from(matching.subquery())).scalar_one()
+
+
+def _labelled(connection: Connection, scope: Scope, query: JobQuery, name: str) -> _Rows:
+    """Read off the index of the rarest label; its rows say which other labels their job has.
+
+    So nothing else is looked at, unless the query asks for more than labels. Deleted jobs have no labels there.
+    """
+    among = [] if scope.account_id is None else [_labels.c.account_id == scope.account_id]
+    wanted = {key: [*among, *_having(key, values)] for key, values in query.labels.items()}
+    rarest = min(wanted, key=lambda key: _size(connection, wanted[key])) if len(wanted) > 1 else next(iter(wanted))
+    conditions = wanted[rarest]
+    for key, values in query.labels.items():
+        if key != rarest:
+            conditions.append(sa.or_(*(_labels.c.marks.contains(label_mark(key, value)) for value in values)))
+    of_jobs = _of_jobs(query)
+    if name == "created_at" and not of_jobs:
+        return _Rows(source=_labels, order=_labels.c.created_at, job_id=_labels.c.job_id, conditions=conditions)
+    same = sa.and_(_jobs.c.job_id == _labels.c.job_id, _jobs.c.account_id == _labels.c.account_id)
+    order = _labels.c.created_at if name == "created_at" else _column(name)
+    return _Rows(
+        source=_labels.join(_jobs, same), order=order, job_id=_labels.c.job_id, conditions=[*conditions, *of_jobs]
+    )
+
+
+def _having(key: str, values: tuple[str, ...]) -> list[sa.ColumnElement[bool]]:
+    return [_labels.c.key == key, _labels.c.value == values[0] if len(values) == 1 else _labels.c.value.in_(values)]
+
+
+def _size(connection: Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
+    """How many jobs have a label, as far as that is quick to tell."""
+    found = sa.select(sa.literal(1)).select_from(_labels).where(*conditions).limit(MAX_TOTAL_COUNT).subquery()
+    return connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one()
+
+
+def _of_jobs(query: JobQuery) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if query.statuses:
+        conditions.append(_jobs.c.status.in_(query.statuses))
+    if query.kinds:
+        conditions.append(_jobs.c.workload_kind.in_(query.kinds))
+    for name in _EQUAL:
+        value = getattr(query, name)
+        if value is not None:
+            conditions.append(_jobs.c[name] == value)
+    return conditions

@@ -1,0 +1,285 @@
+"""What a user gave to `train()`, as an ordinary job document. Pure, but for the source of a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+from trainmaster.protocol.function_runner import MPI_LAUNCHER
+from trainmaster.trainer.builtin_trainer import training_from
+from trainmaster.trainer.configs import INITIALIZER_TIMEOUT_S
+from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
+from trainmaster.trainer.job_names import check_name
+from trainmaster.trainer.options.train_job_spec import environment_of, take_train_job_fields
+from trainmaster.trainer.resources import Nodes, nodes_from
+from trainmaster.trainer.runtimes.definition import TrainingRuntime
+from trainmaster.trainer.runtimes.policies import TORCH, torchrun_variables
+from trainmaster.trainer.types import (
+    BaseInitializer,
+    BuiltinTrainer,
+    CustomTrainer,
+    CustomTrainerContainer,
+    DataCacheInitializer,
+    HuggingFaceDatasetInitializer,
+    HuggingFaceModelInitializer,
+    Initializer,
+    S3DatasetInitializer,
+    S3ModelInitializer,
+    ScriptTrainer,
+    TorchTuneConfig,
+    TrainerType,
+)
+
+RUNTIME_LABEL = "trainmaster.io/runtime"
+FRAMEWORK_LABEL = "trainmaster.io/framework"
+
+_INITIALIZERS: Mapping[type[BaseInitializer], str] = {
+    HuggingFaceDatasetInitializer: "huggingface",
+    HuggingFaceModelInitializer: "huggingface",
+    S3DatasetInitializer: "s3",
+    S3ModelInitializer: "s3",
+    DataCacheInitializer: "cache",
+}
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
+
+
+def job_document(
+    *,
+    name: str,
+    runtime: TrainingRuntime,
+    trainer: object = None,
+    initializer: Initializer | None = None,
+    options: object = None,
+    backend: str | None = None,
+    common: Mapping[str, Any] = MappingProxyType({}),
+    initializers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    shipped: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The job that is submitted.
+
+    Args:
+        name: the job's, unless an option says otherwise.
+        runtime: what the trainer builds upon; its image counts, so that there is none for a backend without images.
+        trainer: what runs; None: the runtime's own command or built-in trainer.
+        initializer: what is fetched before.
+        options: a list of options, applied in their order.
+        backend: the server's backend that was asked for; None: its own choice.
+        common: what the workload of every job of the client says.
+        initializers: what every dataset and every model that is fetched for one says.
+        shipped: of a ScriptTrainer with a directory, the files below it that go along.
+
+    Raises:
+        ValueError: something is missing, cannot be read, or does not fit together.
+    """
+    if initializer is not None and not isinstance(initializer, Initializer):
+        raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")
+    if trainer is None and runtime.trainer_type is TrainerType.BUILTIN_TRAINER:
+        trainer = BuiltinTrainer(TorchTuneConfig())
+    document: dict[str, Any] = {
+        "name": name,
+        "handle": name,
+        "labels": {RUNTIME_LABEL: runtime.name, FRAMEWORK_LABEL: runtime.framework},
+    }
+    if backend is not None:
+        document["backend"] = backend
+    if isinstance(trainer, BuiltinTrainer):
+        _refuse_unused(initializer, initializers)
+        document |= _training(trainer, runtime, initializer)
+    else:
+        document |= _job(trainer, runtime, initializer, initializers, shipped)
+    if common:
+        document.setdefault("workload", {"kind": "trainer"}).update(deepcopy(dict(common)))
+    _apply(options, document, trainer, backend)
+    check_name(document["handle"])
+    for variable in runtime.job_name_variables:
+        environment_of(document).setdefault(variable, document["handle"])
+    return document
+
+
+def _apply(options: object, document: dict[str, Any], trainer: object, backend: str | None) -> None:
+    """Apply options in their order; of two that contradict each other the last one wins."""
+    if options is None:
+        return
+    if not isinstance(options, list | tuple):
+        raise ValueError(f"options must be a list, not a {type(options).__name__}")
+    for option in options:
+        if not callable(option) or isinstance(option, type):
+            raise ValueError(f"{option!r} is no option; trainmaster.trainer.options has them, such as Name('first')")
+        option(document, trainer, backend)
+        take_train_job_fields(document, trainer, backend)
+
+
+def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: Initializer | None) -> dict[str, Any]:
+    if runtime.trainer_type is not TrainerType.BUILTIN_TRAINER:
+        raise ValueError(
+            f"the runtime {runtime.name} has no trainer of its own, as a BuiltinTrainer needs; list_runtimes() shows "
+            "which have"
+        )
+    document = training_from(trainer.config, runtime, initializer, trainer.env)
+    if runtime.image:
+        document["workload"] = {"kind": "trainer", "image": runtime.image}
+    return document
+
+
+def _job(
+    trainer: object,
+    runtime: TrainingRuntime,
+    initializer: Initializer | None,
+    initializers: Mapping[str, Mapping[str, Any]],
+    shipped: Sequence[str],
+) -> dict[str, Any]:
+    if trainer is not None and not isinstance(trainer, CustomTrainer | CustomTrainerContainer | ScriptTrainer):
+        raise ValueError(
+            "trainer must be a CustomTrainer, CustomTrainerContainer, BuiltinTrainer or ScriptTrainer, "
+            f"not a {type(trainer).__name__}"
+        )
+    if trainer is not None and runtime.trainer_type is not TrainerType.CUSTOM_TRAINER:
+        raise ValueError(f"the runtime {runtime.name} trains by itself: it takes a BuiltinTrainer")
+    num_nodes = trainer.num_nodes if trainer else None
+    resources = trainer.resources_per_node if trainer else None
+    try:
+        nodes = nodes_from(
+            runtime.num_nodes if num_nodes is None else num_nodes,
+            (runtime.resources or None) if resources is None else resources,
+        )
+    except ValueError as error:
+        raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
+    workload = _workload(trainer, runtime, shipped)
+    workload["ranks_per_node"] = _ranks(workload["kind"], runtime, nodes)
+    own = (trainer.env if trainer else None) or {}
+    environment = {**runtime.environment, **own}
+    if workload["kind"] == "container" and runtime.policy == TORCH:
+        environment = {**torchrun_variables(runtime.ranks_per_node or nodes.ranks_per_node), **environment}
+    if environment:
+        workload["environment"] = environment
+    if initializer is not None and (initializer.dataset or initializer.model):
+        workload["initializers"] = _initializers(initializer, initializers)
+    return {"workload": workload, "resource_config": nodes.resource_config}
+
+
+def _ranks(kind: str, runtime: TrainingRuntime, nodes: Nodes) -> int:
+    if kind == "container":
+        return 1  # an image starts its own processes
+    return runtime.ranks_per_node or nodes.ranks_per_node
+
+
+def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str]) -> dict[str, Any]:
+    if isinstance(trainer, CustomTrainerContainer):
+        if not isinstance(trainer.image, str) or not trainer.image.strip():
+            raise ValueError(f"CustomTrainerContainer needs an image, not {trainer.image!r}")
+        return {"kind": "container", "image": trainer.image}
+    image = getattr(trainer, "image", None) or runtime.image
+    in_image = {"image": image} if image else {}
+    if isinstance(trainer, CustomTrainer):
+        source = source_of(trainer.func)
+        arguments = check_arguments(trainer.func, trainer.func_args)
+        function: dict[str, Any] = {
+            "kind": "function",
+            "source": source,
+            "name": trainer.func.__name__,
+            "arguments": arguments,
+        }
+        if tuples := list(tuple_paths(arguments)):
+            function["tuples"] = tuples
+        return {**function, **in_image, **_packages(trainer, runtime)}
+    if isinstance(trainer, ScriptTrainer):
+        if MPI_LAUNCHER in runtime.environment:
+            raise ValueError(
+                f"the runtime {runtime.name} starts functions with MPI, and no scripts: give a CustomTrainer whose "
+                "function runs the script, or run mpirun as a command of a job of its own"
+            )
+        return {"kind": "script", **_script(trainer, shipped), **in_image, **_packages(trainer, runtime)}
+    command, args = list(runtime.command), list(runtime.args)
+    if image:
+        own = {"argv": command, "args": args}
+        return {"kind": "container", **in_image, **{name: words for name, words in own.items() if words}}
+    if command or args:
+        return {"kind": "command", "argv": [*command, *args]}
+    raise ValueError(f"there is no trainer, and the runtime {runtime.name} has no command of its own; give a trainer")
+
+
+def _script(trainer: ScriptTrainer, shipped: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(trainer.script, str) or not trainer.script.strip():
+        raise ValueError(f"ScriptTrainer needs the path of a script, not {trainer.script!r}")
+    if not all(isinstance(word, str) for word in trainer.args or ()):
+        raise ValueError(f"args of a ScriptTrainer must be a list of text, not {trainer.args!r}")
+    if trainer.directory is None:
+        path = PurePosixPath(trainer.script).name
+        files = [{"source": trainer.script, "path": path}]
+    else:
+        path = str(PurePosixPath(trainer.script))
+        if path not in shipped:
+            raise ValueError(f"{path} is not among the files of {trainer.directory} that are sent along")
+        files = [{"source": name} for name in shipped]
+    return {"path": path, "args": list(trainer.args or ()), "files": files}
+
+
+def _packages(trainer: CustomTrainer | ScriptTrainer, runtime: TrainingRuntime) -> dict[str, Any]:
+    """What is installed: the trainer's packages, and those of the runtime that it does not name itself."""
+    own = trainer.packages_to_install or []
+    if not isinstance(own, list | tuple) or not all(isinstance(package, str) for package in own):
+        raise ValueError(f"packages_to_install must be a list of text, not {own!r}")
+    named = [_canonical(package) for package in own]
+    twice = sorted({name for name in named if named.count(name) > 1})
+    if twice:
+        raise ValueError(f"packages_to_install names {', '.join(twice)} more than once")
+    added = [package for package in runtime.packages if _canonical(package) not in named]
+    packages, urls = [*added, *own], list(trainer.pip_index_urls or ())
+    if not packages:
+        return {}
+    return {"packages": packages, **({"index_urls": urls} if urls else {})}
+
+
+def _canonical(package: str) -> str:
+    """The name of a requirement, as indexes write it.
+
+    >>> _canonical("Flash_Attn[extra]>=2"), _canonical("./wheels/einops.whl")
+    ('flash-attn', './wheels/einops.whl')
+    """
+    found = _REQUIREMENT.match(package)
+    return re.sub(r"[-_.]+", "-", found[1]).lower() if found else package
+
+
+def _refuse_unused(initializer: Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse settings of initializers that have no effect on a built-in trainer.
+
+    It fetches in the step that prepares its rows, so no image can do it, and no time limit applies to a part of it.
+    """
+    for part, said in initializers.items():
+        if getattr(initializer, part, None) is None:
+            continue
+        itself = f"a BuiltinTrainer fetches its {part} itself"
+        if "image" in said:
+            raise ValueError(f"{itself}: use a client without {part}_initializer_image for it")
+        if said.get("timeout_s", INITIALIZER_TIMEOUT_S) != INITIALIZER_TIMEOUT_S:
+            raise ValueError(
+                f"{itself}, without a time limit: use a client without initializer_timeout for it, or limit the whole "
+                "job with ActiveDeadlineSeconds"
+            )
+
+
+def _initializers(initializer: Initializer, common: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for part in ("dataset", "model"):
+        chosen = getattr(initializer, part)
+        if chosen is None:
+            continue
+        kind = _INITIALIZERS.get(type(chosen))
+        if kind is None or (part == "model") is not isinstance(
+            chosen, HuggingFaceModelInitializer | S3ModelInitializer
+        ):
+            raise ValueError(f"a {type(chosen).__name__} cannot be the {part} of an Initializer")
+        values = {each.name: getattr(chosen, each.name) for each in fields(chosen)}
+        # A pattern list of None means that nothing is left out, where the server has a default of its own.
+        keep = {"ignore_patterns"} if part == "model" else set()
+        document[part] = {
+            "type": kind,
+            **{name: value for name, value in values.items() if value is not None or name in keep},
+            **common.get(part, {}),
+        }
+    return document

@@ -1,0 +1,316 @@
+"""Models of clients, and what is asked of them: taken in at once, passed to the engine in order, each operation once.
+
+Whatever is wrong with an operation is told through its future: a client that is refused at the door has used up its
+`seq_id` all the same, and everything behind it would wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.trainer_service.bodies import SharedBody
+from trainmaster.trainer_service.front.futures import Form, Futures, Outcome
+from trainmaster.trainer_service.front.identifiers import Attempt, is_count, model_id_of
+from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.operation_order import Order, Placement
+from trainmaster.trainer_service.front.refusals import BusyError
+from trainmaster.trainer_service.front.request_body import Intake, size_of_fields
+from trainmaster.trainer_service.front.saved import Saved
+from trainmaster.trainer_service.messages import Request
+
+_REMEMBERED = 10_000
+"""How many models that are gone are remembered by name."""
+_FORMS = {"forward": Form.PASS, "forward_backward": Form.PASS}
+
+Ack = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """Something to be done when its turn comes."""
+
+    request: Request
+    digest: bytes
+    size: int
+    """In bytes, of what came with it; held in the intake until it has ended."""
+    shared: SharedBody | None = None
+    """The body, where it is large."""
+    refusal: str = ""
+    """Why it will not be done when its turn comes; empty: it will."""
+    done: Callable[[], object] | None = None
+    """To be called when it was done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """A model that a client had made."""
+
+    model_id: str
+    session_id: str
+    fields: Mapping[str, Any]
+    """As the client asked for it."""
+    order: Order[Operation]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """As the engine made it; empty until then."""
+
+
+class Training:
+    """All models of this attempt."""
+
+    def __init__(
+        self,
+        *,
+        attempt: Attempt,
+        link: Link,
+        futures: Futures,
+        intake: Intake,
+        saved: Saved,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        max_waiting_in_all: int,
+        max_waiting_bytes_in_all: int,
+    ) -> None:
+        """None yet; so many operations of a model may wait for an earlier one, with so much of what came with them."""
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_in_all = max_waiting_in_all
+        self._max_waiting_bytes_in_all = max_waiting_bytes_in_all
+        self._attempt = attempt
+        self._link = link
+        self._futures = futures
+        self._intake = intake
+        self._saved = saved
+        self._models: dict[str, Model] = {}
+        self._gone: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        """Models that are gone for their clients, and that the engine has not saved yet."""
+
+    def get(self, model_id: str) -> Model | None:
+        """The model with this id, if it is here."""
+        return self._models.get(model_id)
+
+    def create(self, fields: Mapping[str, Any], *, door: str, source: str, refusal: str) -> Ack:
+        """Make a model, once for each number that its session counts; `refusal` says why it cannot be.
+
+        Raises:
+            BusyError: the engine has too much to do; to be asked again.
+        """
+        session_id, number = fields.get("session_id"), fields.get("model_seq_id")
+        if not isinstance(session_id, str) or not is_count(number):
+            return self.refuse("create_model needs a session_id and a model_seq_id")
+        model_id = model_id_of(session_id, number)
+        request_id = self._attempt.future_id(model_id, "create")
+        ack = {"request_id": request_id, "model_id": model_id}
+        if model_id in self._models or self._futures.get(request_id) is not None:
+            return ack
+        size = size_of_fields(fields)
+        self._intake.hold(size)
+        self._futures.open(request_id, owner=model_id, then=lambda done: self._made(model_id, done, size))
+        if refusal:
+            self._futures.finish(request_id, Outcome(error=refusal))
+            return ack
+        self._gone.pop(model_id, None)
+        order: Order[Operation] = Order(max_waiting=self._max_waiting, max_waiting_bytes=self._max_waiting_bytes)
+        self._models[model_id] = Model(model_id=model_id, session_id=session_id, fields=fields, order=order)
+        self._link.send(
+            Request(
+                request_id=request_id, op="create_model", model_id=model_id, fields=fields, door=door, source=source
+            )
+        )
+        return ack
+
+    def accept(self, operation: Operation) -> Ack:
+        """Take an operation of a model in.
+
+        Raises:
+            BusyError: too many wait for an earlier one, or for the engine; to be sent again.
+        """
+        request = operation.request
+        ack = {"request_id": request.request_id, "model_id": request.model_id}
+        model = self._models.get(request.model_id)
+        if model is None or self._link.gone:
+            self._drop(operation)
+            if self._futures.get(request.request_id) is None:
+                future = self._futures.open(request.request_id, owner=request.model_id)
+                if model is None:
+                    self._futures.finish(request.request_id, self.lost(request.model_id))
+                else:
+                    self._link.lose(future)
+            return ack
+        try:
+            placement = self._place(model, operation)
+        except BusyError:
+            self._drop(operation)
+            raise
+        if placement is Placement.NEW:
+            self._open(operation)
+            for due in model.order.leave():
+                self._release(due)
+            return ack
+        self._drop(operation)
+        if placement is Placement.FULL:
+            raise BusyError(
+                f"{model.order.waiting} operations of {model.model_id} wait for the one with the seq_id "
+                f"{model.order.next_seq_id}, which has not come yet, and there is no room for more"
+            )
+        if placement is Placement.CONFLICT:
+            return self.refuse(
+                f"another operation of {request.model_id} had the seq_id {request.seq_id} before: it stands, "
+                "and this one is not done",
+                owner=request.model_id,
+            )
+        return ack
+
+    def unload(self, model_id: str) -> Ack:
+        """Free a model, behind everything that was asked of it before."""
+        request_id = self._attempt.future_id(model_id, "unload")
+        ack = {"request_id": request_id, "model_id": model_id}
+        if self._futures.get(request_id) is None:
+            request = Request(
+                request_id=request_id, op="unload_model", model_id=model_id, fields={"model_id": model_id}
+            )
+            if model_id not in self._models:
+                self._futures.open(request_id, owner=model_id)
+                self._futures.finish(request_id, self.lost(model_id))
+            else:
+                self._futures.open(request_id, owner=model_id, then=lambda done: self._unloaded(model_id, done))
+                self._link.send(request)
+        return ack
+
+    def end_session(self, session_id: str, why: str) -> list[str]:
+        """Give up the models of a session; those that were."""
+        model_ids = self._of_session(session_id)
+        for model_id in model_ids:
+            self._forget(model_id, why)
+            self._futures.forget_fetched(model_id)
+        return model_ids
+
+    def leave_session(self, session_id: str, why: str) -> None:
+        """Give up the models of a session whose client is gone; the engine saves what would be lost with them."""
+        for model_id in self._of_session(session_id):
+            self._leaving.add(model_id)
+            self._forget(model_id, why)
+            self._leave(model_id)
+
+    def leave_again(self) -> None:
+        """Ask for what could not be saved once more."""
+        for model_id in self._leaving:
+            future = self._futures.get(self._leave_id(model_id))
+            if future is None or future.outcome is not None:
+                self._leave(model_id)
+
+    def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
+        """Answer with a future of its own that has failed already."""
+        request_id = self._attempt.future_id(owner or "refused", uuid.uuid4().hex)
+        self._futures.open(request_id, owner=owner)
+        self._futures.finish(request_id, Outcome(error=error, category=category))
+        return {"request_id": request_id, **({"model_id": owner} if owner else {})}
+
+    def lost(self, model_id: str) -> Outcome:
+        """What those hear who ask for a model that is not here."""
+        why = self._gone.get(model_id) or (
+            f"is not in this trainer, which has started {self._attempt.number} times; each start begins without models"
+        )
+        if model_id in self._leaving and not self._link.gone:
+            advice = "Its state is being saved: ask again in a moment to hear under which name."
+        else:
+            advice = self._saved.advice(model_id)
+        return Outcome(error=f"{model_id} {why}. {advice}".rstrip())
+
+    def why_waiting(self, model_id: str) -> str:
+        """What an operation of a model may wait for beside the engine; empty: nothing."""
+        model = self._models.get(model_id)
+        if model is None or not model.order.waiting:
+            return ""
+        return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not come yet"
+
+    def _place(self, model: Model, operation: Operation) -> Placement:
+        seq_id = operation.request.seq_id
+        if not model.order.knows(seq_id):
+            # Also of the one that others wait for. It gets in when it comes again: what waits takes half of the room at
+            # most, and the engine ends the rest without it.
+            self._intake.require_room()
+        orders = [each.order for each in self._models.values()]
+        room = (
+            sum(order.waiting for order in orders) < self._max_waiting_in_all
+            and sum(order.waiting_bytes for order in orders) + operation.size <= self._max_waiting_bytes_in_all
+        )
+        return model.order.place(seq_id, operation.digest, operation, size=operation.size, room=room)
+
+    def _open(self, operation: Operation) -> None:
+        request = operation.request
+        size, done = operation.size, operation.done
+
+        def then(outcome: Outcome) -> None:
+            self._intake.release(size)
+            if done is not None and not outcome.error:
+                done()
+
+        self._futures.open(
+            request.request_id, owner=request.model_id, form=_FORMS.get(request.op, Form.FIELDS), then=then
+        )
+
+    def _release(self, operation: Operation) -> None:
+        if operation.refusal:
+            self._futures.finish(operation.request.request_id, Outcome(error=operation.refusal, category="user"))
+            if operation.shared is not None:
+                operation.shared.close()
+        else:
+            self._link.send(operation.request, operation.shared)
+
+    def _drop(self, operation: Operation) -> None:
+        """An operation that is not taken in leaves nothing behind."""
+        self._intake.release(operation.size)
+        if operation.shared is not None:
+            operation.shared.close()
+
+    def _made(self, model_id: str, outcome: Outcome, size: int) -> None:
+        self._intake.release(size)
+        model = self._models.get(model_id)
+        if outcome.error:
+            self._forget(model_id, f"could not be made: {outcome.error}")
+        elif model is not None:
+            model.info = outcome.info or {}
+
+    def _unloaded(self, model_id: str, outcome: Outcome) -> None:
+        if not outcome.error:
+            self._forget(model_id, "was unloaded")
+
+    def _of_session(self, session_id: str) -> list[str]:
+        return [model.model_id for model in self._models.values() if model.session_id == session_id]
+
+    def _leave_id(self, model_id: str) -> str:
+        return self._attempt.future_id(model_id, "leave")
+
+    def _leave(self, model_id: str) -> None:
+        request_id = self._leave_id(model_id)
+        self._futures.open(request_id, owner=model_id, then=lambda done: self._left(model_id, done))
+        self._link.send(Request(request_id=request_id, op="leave_model", model_id=model_id))
+
+    def _left(self, model_id: str, outcome: Outcome) -> None:
+        if not outcome.error:
+            self._leaving.discard(model_id)
+
+    def _forget(self, model_id: str, why: str) -> None:
+        self._gone[model_id] = why
+        if len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+        model = self._models.pop(model_id, None)
+        for operation in model.order.abandon() if model is not None else ():
+            self._futures.finish(operation.request.request_id, self.lost(model_id))
+            if operation.shared is not None:
+                operation.shared.close()
+
+
+def digest_of_fields(op: str, fields: Mapping[str, Any]) -> bytes:
+    """What tells an operation from another one under the same number.
+
+    A client that repeats a save for sampling counts on and names another sampling session: that is the same save.
+    """
+    told = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
+    return hashlib.blake2b(json.dumps([op, told], sort_keys=True).encode(), digest_size=16).digest()

@@ -1,0 +1,267 @@
+"""Saves models as checkpoints of the job, and reads them back.
+
+A save takes what it needs of a model at once and writes in the background; one is under way at a time. Training
+checkpoints are trees (weights, moments, accumulated gradients), sampler checkpoints are what others load: a PEFT
+adapter, a transformers checkpoint, or a delta to one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from trainmaster.engine.types import Blame, EngineError, Trained
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
+from trainmaster.jobs.checkpoint_saver import Saver
+from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.roots import commit_beside
+from trainmaster.jobs.trees import TreeError
+from trainmaster.trainer_service import deltas
+from trainmaster.trainer_service.checkpoint_names import TINKER, Found, Kind, Label, Shelf
+from trainmaster.trainer_service.models import Model
+from trainmaster.trainer_service.options import metadata, whole
+
+MIN_TTL_S = 3600
+"""As the public clients document it."""
+MAX_TTL_S = 10 * 366 * 86400
+LEFT_BEHIND_TTL_S = 7 * 86400
+"""How long what was saved of a model is kept whose client fell silent: a laptop may sleep over a weekend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checkpoint that is to be saved."""
+
+    label: Label
+    step: int
+    attributes: Mapping[str, Any]
+
+
+Export = Callable[[Path], None]
+"""Writes the weights that a sampler checkpoint holds, in another thread than the one that trains."""
+Done = Callable[[Found | Exception], None]
+"""Called by `poll` when a save has ended: with the checkpoint, or with what went wrong."""
+
+
+class Saving:
+    """All checkpoints of one service."""
+
+    def __init__(self, reporter: Reporter, *, base_model: str) -> None:
+        self._reporter = reporter
+        self._base_model = base_model
+        self._root = reporter.checkpoint_root()
+        self.shelf = Shelf(self._root)
+        self._saver = Saver(self._root, reporter=reporter)
+        self._exporter = ThreadPoolExecutor(1, thread_name_prefix="export")
+        self._under_way: tuple[Plan, Callable[[], bool], Callable[[], Found], Done] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way: another one cannot begin, nor can a checkpoint be read."""
+        return self._under_way is not None
+
+    def plan(
+        self, model: Model, label: Label, fields: Mapping[str, Any], *, step: int, overwrite: bool, **attributes: Any
+    ) -> Plan:
+        """What is said of a checkpoint of a model, checked before anything is copied.
+
+        Args:
+            model: which one.
+            label: what it will be called.
+            fields: of the request: ttl_seconds and user_metadata.
+            step: how many steps its optimizer has made.
+            overwrite: whether one of the same name may go.
+            attributes: what else the server should know.
+
+        Raises:
+            EngineError: the name is taken, or a field is wrong.
+        """
+        before = self.shelf.versions(label)
+        if before and not overwrite:
+            raise EngineError(
+                f"there is a {label.kind} checkpoint {label.path!r} already: save under another name, or with overwrite"
+            )
+        ttl_s = whole(fields, "ttl_seconds", None, low=MIN_TTL_S, high=MAX_TTL_S)
+        lora = model.lora
+        said = {
+            "model_id": model.model_id,
+            "session_id": model.session_id,
+            "door": model.door,
+            "base_model": self._base_model,
+            "is_lora": model.trained is Trained.ADAPTER,
+            "lora_rank": lora.rank if lora else None,
+            "lora_alpha": lora.alpha if lora else None,
+            "train_unembed": lora.train_unembed if lora else None,
+            "train_mlp": lora.train_mlp if lora else None,
+            "train_attn": lora.train_attn if lora else None,
+            "user_metadata": dict(model.user_metadata) if (given := metadata(fields)) is None else given,
+            **attributes,
+        }
+        if ttl_s is not None:
+            said["expires_at"] = time.time() + ttl_s
+        if before:
+            # Those go when this one is committed.
+            said["replaces"] = [manifest.checkpoint_id for path in before if (manifest := self._root.manifest(path))]
+        return Plan(label=label, step=step, attributes=said)
+
+    def begin_training(self, plan: Plan, tree: Any, done: Done) -> None:
+        """Begin to save a training checkpoint; when this returns, the tree may change again."""
+        self._require_idle()
+        self._saver.save(
+            tree,
+            rel_path=self.shelf.new_place(plan.label),
+            step=plan.step,
+            kind=plan.label.kind,
+            name=plan.label.name,
+            attributes=plan.attributes,
+        )
+
+        def result() -> Found:
+            saved = self._saver.wait()
+            assert saved is not None
+            return Found(root=self._root, rel_path=saved.rel_path, manifest=saved.manifest)
+
+        self._under_way = (plan, lambda: not self._saver.busy, result, done)
+
+    def begin_export(self, plan: Plan, export: Export, done: Done, *, base: Found | None = None) -> None:
+        """Begin to save a sampler checkpoint: what `export` writes or, with a base, what makes that out of the base."""
+        self._require_idle()
+        manifest = replace(
+            self._reporter.new_manifest(step=plan.step),
+            kind=plan.label.kind,
+            name=plan.label.name,
+            attributes=dict(plan.attributes),
+        )
+        future: Future[Found] = self._exporter.submit(self._export, plan, manifest, export, base)
+        self._under_way = (plan, future.done, future.result, done)
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Tell of a save that has ended; with `wait`, of the one that is under way, when it has."""
+        if self._under_way is None:
+            return
+        plan, finished, result, done = self._under_way
+        if not wait and not finished():
+            return
+        self._under_way = None
+        try:
+            found = result()
+        except Exception as error:
+            done(error)
+            return
+        self._remove_replaced(plan, found)
+        done(found)
+
+    def find(self, path: object, source: str, kind: Kind) -> Found:
+        """The checkpoint that a request means: the one that the server names, else one of this job.
+
+        Raises:
+            EngineError: there is none.
+        """
+        with _reading(str(path)):
+            return self.shelf.open(source) if source else self.shelf.find(Label.read(path, kind))
+
+    def read_tree(self, found: Found) -> Any:
+        """The tree of a training checkpoint, compared with what was committed.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
+        with _reading(found.where), Saver(found.root, reporter=self._reporter) as saver:
+            return saver.load(found.rel_path).tree
+
+    @contextlib.contextmanager
+    def exported(self, found: Found) -> Iterator[Path]:
+        """The directory of a sampler checkpoint, whole, for the time of the block.
+
+        Raises:
+            EngineError: it cannot be read, or the base of a delta is gone.
+        """
+        with contextlib.ExitStack() as scope:
+            with _reading(found.where):
+                directory = scope.enter_context(found.root.fetch(found.rel_path))
+                if (directory / deltas.INDEX).is_file():
+                    base = self.shelf.open(deltas.base_of(directory)["where"])
+                    whole_base = scope.enter_context(base.root.fetch(base.rel_path))
+                    target = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="trainmaster-export-")))
+                    deltas.apply(directory, whole_base, target)
+                    directory = target
+            yield directory
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self.poll(wait=True)
+        self._exporter.shutdown()
+        self._saver.close()
+
+    def _export(self, plan: Plan, manifest: Manifest, export: Export, base: Found | None) -> Found:
+        place = self.shelf.new_place(plan.label)
+        began = time.monotonic()
+        drafted = self._root.draft(place, job_id=manifest.job_id, attempt=manifest.attempt)
+        with self._reporter.saving(), drafted as draft:
+            if base is None:
+                export(draft)
+            else:
+                self._export_delta(draft, export, base)
+            check = self._reporter.require_ownership
+            rel_path, sealed = commit_beside(self._root, draft, place, manifest, check_owner=check)
+        found = Found(root=self._root, rel_path=rel_path, manifest=sealed)
+        self._reporter.committed(sealed, found.where, took_s=time.monotonic() - began)
+        return found
+
+    def _export_delta(self, draft: Path, export: Export, base: Found) -> None:
+        whole_export = draft / "whole"
+        whole_export.mkdir()
+        export(whole_export)
+        of = {"checkpoint_id": base.manifest.checkpoint_id, "name": base.manifest.name, "where": base.where}
+        with base.root.fetch(base.rel_path, verify=False) as directory:
+            deltas.write(whole_export, directory, draft, of=of)
+        rmtree(whole_export)
+
+    def _remove_replaced(self, plan: Plan, found: Found) -> None:
+        for rel_path in self.shelf.versions(plan.label):
+            if rel_path == found.rel_path:
+                break
+            try:
+                self._root.remove(rel_path)
+            except OSError as error:
+                self._reporter.note(f"the checkpoint {rel_path}, which was replaced, could not be removed: {error}")
+
+    def _require_idle(self) -> None:
+        if self.busy:
+            raise RuntimeError("a save is under way already")
+
+
+def interrupted_name(model: Model, step: int) -> str:
+    """The name of what is saved of a model when the service has to stop: a DNS label, whatever the door."""
+    stem = "".join(letter if letter.isalnum() else "-" for letter in model.model_id.lower() if letter.isascii())
+    end = f"-step-{step}"
+    return f"{stem[-(63 - len(end)) :].strip('-')}{end}"
+
+
+def label_for(kind: Kind, model: Model, name: object) -> Label:
+    """What a checkpoint of a model is called."""
+    return Label.of(kind, name, model_id=model.model_id, door=model.door)
+
+
+def may_replace(model: Model, fields: Mapping[str, Any]) -> bool:
+    """Whether a save may replace one of the same name: where a client says so, or knows no other way."""
+    return bool(fields.get("overwrite")) or model.door != TINKER
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise EngineError(f"{what}: there is no such checkpoint any more") from error
+    except (CorruptCheckpointError, deltas.DeltaError) as error:
+        raise EngineError(f"{what} is damaged: {error}", Blame.SERVER) from error
+    except TreeError as error:
+        raise EngineError(f"{what} is no training checkpoint: {error}") from error

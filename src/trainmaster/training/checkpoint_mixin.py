@@ -1,0 +1,243 @@
+"""Our checkpoints in transformers' training loop: one mixin over its `Trainer`, and nothing of its own files.
+
+A checkpoint holds what is trained, by name (of an adapter, the adapter alone), the optimizer's state, the scheduler,
+the gradient scaler, the random-number generators of every rank, and where the loop was. The loop asks its trainer at a
+few places to save or load one of these; the mixin answers at each of them.
+
+A stop is heeded between two steps and while evaluating, at the same place on every rank. An evaluation that was due
+when a stop came is made up for by the next attempt, so that an interrupted training takes the same course; and where a
+checkpoint with that evaluation was due, so that the same one is the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from trainmaster.jobs import rng
+from trainmaster.jobs.control_file import Stop
+from trainmaster.jobs.trees import ANYTHING
+from trainmaster.training import states
+from trainmaster.training.resume import Resumed
+from trainmaster.training.session import Session, Stopped
+
+
+class Checkpointing(Trainer):
+    """A `Trainer` that saves through a session, resumes from it, and leaves when it is asked to."""
+
+    session: Session
+    _evaluated: tuple[int, Mapping[str, float]] = (-1, {})
+    """The step of the last evaluation, and what it gave."""
+    _last_boundary = -1
+    _save_after_evaluation = False
+
+    def run(self, session: Session) -> None:
+        """Train, from the beginning or from where an earlier attempt was, until the end; then have the best model.
+
+        Raises:
+            Stopped: the job was asked to stop; what was wanted is committed.
+        """
+        self.session = session
+        try:
+            self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
+        except _StoppedEvaluating as stopped:
+            # It was the evaluation that an earlier attempt left over: the next one finds it again.
+            raise Stopped(stopped.stop) from None
+        session.wait()
+        model = self.bare_model()
+        if (tree := session.load_best({"model": states.weights(model)})) is not None:
+            states.load_weights(model, tree["model"])
+
+    # Where the loop comes to a boundary between two steps.
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        step, control, session = self.state.global_step, self.control, self.session
+        # The loop comes twice to the end of an epoch: after its last step, and after that to evaluate and save.
+        before_end = step != self._last_boundary and (
+            control.should_training_stop or float(self.state.epoch or 0.0).is_integer()
+        )
+        before_evaluation = before_end and self.args.eval_strategy == IntervalStrategy.EPOCH
+        saves = control.should_save or self._save_after_evaluation
+        rated = session.best_needs_evaluation and (
+            saves or (before_end and self.args.save_strategy == SaveStrategy.EPOCH)
+        )
+        if self._last_boundary < 0:
+            # From now on the optimizer has its state: the first save need not wait for memory.
+            session.prepare(self._tree())
+        self._last_boundary = step
+        # A run shorter than logging_steps would otherwise never report its loss.
+        control.should_log = control.should_log or step == self.state.max_steps
+        control.should_save = session.look() or control.should_save
+        if session.stop is not None:
+            due = control.should_evaluate or before_evaluation or rated
+            control.should_log, control.should_evaluate, control.should_save = True, False, False
+        elif control.should_save and before_evaluation:
+            control.should_save, self._save_after_evaluation = False, True
+        elif self._save_after_evaluation:
+            control.should_save, self._save_after_evaluation = True, False
+        if control.should_save and session.best_needs_evaluation:
+            control.should_evaluate = True
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except _StoppedEvaluating:
+            due = True
+        if session.stop is not None:
+            if session.stop.save and session.saved_step != step:
+                self._commit(evaluation_due=due, save_due=due and rated)
+            session.wait()
+            raise Stopped(session.stop)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As the loop's, without a trace in the random numbers of training: an attempt may have to repeat it."""
+        before = rng.capture()
+        try:
+            with self.session.evaluating():
+                metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        finally:
+            rng.restore(before)
+        self._evaluated = (self.state.global_step, metrics)
+        return metrics
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As the loop's; a stop need not wait for the end of an evaluation."""
+        self.session.look()
+        if (stop := self.session.stop) is not None:
+            raise _StoppedEvaluating(stop)
+        return super().prediction_step(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the loop's; what is logged is also known of the next checkpoint."""
+        super().log(logs, *args, **kwargs)
+        self.session.take_metrics(logs)
+
+    # Saving.
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ARG002 - the loop's
+        self._commit()
+
+    def _commit(self, *, evaluation_due: bool = False, save_due: bool = False) -> None:
+        self.store_flos()
+        step, metrics = self._evaluated
+        state = dataclasses.asdict(self.state)
+        state["log_history"] = []  # the series are the server's, and would make every checkpoint longer
+        self.session.save(
+            self._tree(),
+            state=state,
+            evaluated=metrics if step == self.state.global_step else {},
+            progress={
+                "steps_per_epoch": self._steps_per_epoch(),
+                "evaluation_due": evaluation_due,
+                "save_due": save_due,
+                "tokens": getattr(self, "_total_train_tokens", 0),
+            },
+        )
+
+    def _tree(self) -> dict[str, Any]:
+        model = self.bare_model()
+        tree: dict[str, Any] = {
+            "model": states.weights(model),
+            "optimizer": states.optimizer_state(model, self.optimizer),
+            "scheduler": self.lr_scheduler.state_dict(),
+        }
+        if (scaler := self.accelerator.scaler) is not None:
+            tree["scaler"] = scaler.state_dict()
+        return tree
+
+    # Loading. All of it in one place, when model and optimizer are what the loop works with.
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        pass
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        resumed = self.session.resumed
+        if checkpoint is None or resumed is None:
+            return
+        model = self.bare_model()
+        if self.is_fsdp_enabled:
+            # What is sharded is read into its form, of each rank its part.
+            states.make_optimizer_state(self.optimizer)
+        template = self._tree()
+        template["optimizer"]["groups"] = template["scheduler"] = ANYTHING
+        tree = resumed.take_tree(template)
+        states.load_weights(model, tree["model"])
+        states.load_optimizer(model, self.optimizer, tree["optimizer"])
+        states.load_scheduler(self.lr_scheduler, tree["scheduler"], step=self.state.global_step)
+        if (scaler := self.accelerator.scaler) is not None and "scaler" in tree:
+            scaler.load_state_dict(tree["scaler"])
+        if hasattr(self, "_total_train_tokens"):
+            self._total_train_tokens = resumed.metadata.get("tokens", 0)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        resumed = self.session.resumed
+        if checkpoint is not None and resumed is not None and resumed.rng_state is not None:
+            rng.restore(resumed.rng_state)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        resumed = self.session.resumed
+        if resumed is not None and resumed.metadata.get("evaluation_due"):
+            self._evaluate(None, None)
+            if resumed.metadata.get("save_due"):
+                self._load_rng_state(resumed.where)
+                self._commit()
+        return prepared
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            # All is done but the export. Where that is within an epoch, the loop would make one more step.
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    # Where in the data it goes on.
+
+    def _place(self, resumed: Resumed) -> str:
+        """A directory in which the loop finds where it was."""
+        directory = Path(self.args.output_dir) / "resume"
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {**resumed.metadata["trainer_state"], "global_step": self._step_to_resume_at(resumed)}
+        (directory / TRAINER_STATE_NAME).write_text(json.dumps(state))
+        return str(directory)
+
+    def _step_to_resume_at(self, resumed: Resumed) -> int:
+        """The step that it was at; by its place in the epochs, where an epoch has another number of steps now."""
+        now, before, epoch = self._steps_per_epoch(), resumed.metadata["steps_per_epoch"], resumed.manifest.epoch
+        if self.args.max_steps > 0 or before == now or epoch is None:
+            return resumed.manifest.step
+        if self.args.process_index == 0:
+            self.session.reporter.note(
+                f"an epoch has {now} steps now, and had {before}: training goes on at the same place in the epochs"
+            )
+        return min(round(epoch * now), math.ceil(self.args.num_train_epochs * now))
+
+    def _steps_per_epoch(self) -> int:
+        rows, args = len(self.train_dataset), self.args
+        rounded = math.floor if args.dataloader_drop_last else math.ceil
+        batches = rounded(rounded(rows / args.per_device_train_batch_size) / args.world_size)
+        return max(1, math.ceil(batches / args.gradient_accumulation_steps))
+
+    def bare_model(self) -> nn.Module:
+        """The model without what the loop has wrapped around it; where it is sharded, each rank with its own part."""
+        model: nn.Module = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an evaluation leaves the outermost one whole, in memory that is about to go
+        return model
+
+
+class _StoppedEvaluating(Exception):  # noqa: N818 - no error
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop

@@ -1,0 +1,212 @@
+"""From files to the token sequences that a model is trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainmaster.training.data.config import DataConfig, LocalSource
+from trainmaster.training.data.encoder import Encoder, Sample
+from trainmaster.training.data.row_order import Indices, select
+from trainmaster.training.data.rows import Tally, origin_of, write_rows
+from trainmaster.training.errors import InputError
+from trainmaster.training.progress import Tell, tell_nobody
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+IGNORED = -100
+"""The label of a position that is not trained on, as every trainer knows it."""
+_SLICE = 50_000
+"""Rows between two reports of progress."""
+_BATCH = 256
+"""Rows that are tokenized in one call."""
+_ROWS_SHARE = 0.2
+"""Of the time that a build takes, what goes into reading rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What became of one source."""
+
+    path: str
+    rows: int
+    """In its files."""
+    kept: int
+    """That its filters keep."""
+    used: int
+    """That its sampling chose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """Datasets with the columns `input_ids` and `labels`: the same, or IGNORED where a position is not trained on."""
+
+    train: Dataset
+    evaluation: Dataset | None
+    sources: tuple[SourceReport, ...]
+    train_tokens: int
+    cut: int
+    """Samples that were longer than max_seq_length, and lost their ends."""
+    left_out: int
+    """Samples of which nothing to train on was left after that; they are not in the datasets."""
+
+
+def build(
+    document: Mapping[str, Any],
+    tokenizer: Any,
+    sources: Sequence[LocalSource],
+    *,
+    max_seq_length: int,
+    directory: Path,
+    progress: Tell = tell_nobody,
+) -> Built:
+    """Make the datasets of a job.
+
+    Args:
+        document: the content of `training.json`.
+        tokenizer: with the job's own options and chat template set.
+        sources: the files of each of `data_config.sources`, in that order.
+        max_seq_length: the most tokens of a sample.
+        directory: for files that the datasets are mapped from; the caller's to remove, once they were saved elsewhere.
+        progress: told now and then which share is done.
+
+    Raises:
+        InputError: a source or a row is wrong.
+    """
+    from datasets import Dataset
+    from datasets.utils.logging import set_verbosity_error
+    from datasets.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    set_verbosity_error()
+    config = DataConfig.from_document(document)
+    encoder = Encoder(config, tokenizer, max_seq_length)
+    rows_file = directory / "rows.arrow"
+    tallies = write_rows(rows_file, config.sources, sources, lambda share: progress(share * _ROWS_SHARE))
+    selection = select(
+        [tally.kept for tally in tallies],
+        [source.sampling for source in config.sources],
+        validation_split=config.validation_split,
+        seed=config.seed,
+    )
+    rows = Dataset.from_file(str(rows_file))
+    work = _Work(encoder, sources)
+    total = len(selection.train) + len(selection.evaluation)
+
+    def encoded(indices: Indices, name: str, before: int) -> Dataset:
+        def tell(done: int) -> None:
+            progress(_ROWS_SHARE + (1 - _ROWS_SHARE) * (before + done) / total)
+
+        return _encoded(rows, indices, work, config.num_workers, directory / name, tell)
+
+    train = _finished(encoded(selection.train, "train", 0), "train on", max_seq_length)
+    evaluation = None
+    if len(selection.evaluation):
+        held_back = encoded(selection.evaluation, "eval", len(selection.train))
+        evaluation = _finished(held_back, "validate with", max_seq_length)
+    parts = [train] if evaluation is None else [train, evaluation]
+    return Built(
+        train=train.dataset,
+        evaluation=None if evaluation is None else evaluation.dataset,
+        sources=tuple(map(_report, sources, tallies, selection.used)),
+        train_tokens=train.tokens,
+        cut=sum(part.cut for part in parts),
+        left_out=sum(part.left_out for part in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finished:
+    dataset: Dataset
+    tokens: int
+    cut: int
+    left_out: int
+
+
+class _Work:
+    """What is done with a batch of rows; goes to other processes as it is."""
+
+    def __init__(self, encoder: Encoder, sources: Sequence[LocalSource]) -> None:
+        self._encoder = encoder
+        self._sources = sources
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        places = zip(batch["source"], batch["file"], batch["number"], strict=True)
+        origins = [origin_of(self._sources[source], file, number) for source, file, number in places]
+        of_rows = self._encoder.encode([json.loads(row) for row in batch["row"]], origins)
+        samples = [sample for of_row in of_rows for sample in of_row]
+        return {
+            "input_ids": [sample.input_ids for sample in samples],
+            "labels": [_labels(sample) for sample in samples],
+            "tokens": [len(sample.input_ids) for sample in samples],
+            "cut": [sample.cut for sample in samples],
+            "left_out": [not sample.trained for sample in samples],
+        }
+
+
+def _labels(sample: Sample) -> list[int]:
+    if all(sample.mask):
+        return sample.input_ids
+    return [token if trained else IGNORED for token, trained in zip(sample.input_ids, sample.mask, strict=True)]
+
+
+def _encoded(
+    rows: Dataset, indices: Indices, work: _Work, workers: int, target: Path, progress: Callable[[int], None]
+) -> Dataset:
+    from datasets import Features, List, Value, concatenate_datasets
+
+    features = Features(
+        {
+            "input_ids": List(Value("int32")),
+            "labels": List(Value("int32")),
+            "tokens": Value("int32"),
+            "cut": Value("bool"),
+            "left_out": Value("bool"),
+        }
+    )
+    parts = []
+    for number, start in enumerate(range(0, len(indices), _SLICE)):
+        chosen = rows.select(indices[start : start + _SLICE])
+        parts.append(
+            chosen.map(
+                work,
+                batched=True,
+                batch_size=_BATCH,
+                num_proc=min(workers, -(-len(chosen) // _BATCH)) if workers > 1 else None,
+                remove_columns=rows.column_names,
+                features=features,
+                # Hashing the work would take long, and the files are ours alone.
+                new_fingerprint=f"{target.name}-{number}",
+                cache_file_name=f"{target}-{number}.arrow",
+                load_from_cache_file=False,
+            )
+        )
+        progress(min(start + _SLICE, len(indices)))
+    return concatenate_datasets(parts)
+
+
+def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
+    """Without the samples of which nothing to train on is left: a batch of them would have no loss."""
+    import numpy as np
+
+    tokens, cut, left_out = (np.asarray(dataset.data.column(name)) for name in ("tokens", "cut", "left_out"))
+    if left_out.all():
+        raise InputError(
+            f"no sample is left to {purpose}: with max_seq_length {max_seq_length}, everything that is trained on is "
+            "cut off; raise it"
+        )
+    kept = dataset.select_columns(["input_ids", "labels"])
+    return _Finished(
+        dataset=kept.select(np.flatnonzero(~left_out)) if left_out.any() else kept,
+        tokens=int(tokens[~left_out].sum()),
+        cut=int(cut.sum()),
+        left_out=int(left_out.sum()),
+    )
+
+
+def _report(local: LocalSource, tally: Tally, used: int) -> SourceReport:
+    return SourceReport(path=local.path, rows=tally.read, kept=tally.kept, used=used)

@@ -1,0 +1,287 @@
+"""Reads real rows of a job's data and says what a model will see of them: `python -m trainmaster.training.data_check`.
+
+The request comes as JSON on the standard input, the answer goes as JSON to the standard output. Of what is not on
+this machine only the beginning is fetched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainmaster.training.data.config import DataConfig, LocalSource, Source
+from trainmaster.training.errors import Origin, PreparingError, RowError
+from trainmaster.training.fetching import Access, fetch_config, fetch_source, fetch_tokenizer
+from trainmaster.training.steps import go_on_without_credentials
+
+BEGINNING_BYTES = 64 << 20
+"""Of a file that lies elsewhere, this much is fetched."""
+MAX_FILE_BYTES = 1 << 30
+"""Of one that is written: the first file of a dataset of the Hub is fetched whole, and archives are unpacked."""
+MAX_CPU_S = 600
+"""Of a check that nobody ends, since the server that began it is gone."""
+MAX_READ = 100_000
+"""Rows of a source that are read and filtered."""
+MAX_ENCODED = 1_000
+"""Rows of a source that are tokenized; of the others, it is seen that they say something."""
+MAX_PROBLEMS = 10
+"""Of one source; who has more has one that is common to all."""
+MAX_TOKENS_SHOWN = 4_096
+"""Of one row."""
+
+
+def check(
+    document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Look at the data of a job.
+
+    Args:
+        document: as `training.json` has it. Without a base model and a tokenizer, rows are read and not tokenized.
+        access: what may be reached.
+        limit: how many rows of each source are shown.
+        fetched: what `fetch_all` gave; None: each thing is fetched when it is needed.
+    """
+    config = DataConfig.from_document(document)
+    answer: dict[str, Any] = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
+    view = None
+    try:
+        directories = _fetch_tokenizer(document, config, access) if fetched is None else _tokenizer_in(fetched)
+        view = None if directories is None else _View.open(document, config, *directories)
+    except PreparingError as error:
+        answer["problem"] = str(error)
+    if view is not None:
+        answer["max_seq_length"] = view.max_seq_length
+    for number, source in enumerate(config.sources):
+        if fetched is None:
+            answer["sources"].append(_alone(source, access, view, limit))
+        else:
+            answer["sources"].append(_checked(source, partial(_source_in, fetched, number), view, limit))
+    answer["ok"] = answer["problem"] is None and all(source["ok"] for source in answer["sources"])
+    return answer
+
+
+def fetch_all(document: Mapping[str, Any], access: Access) -> dict[str, Any]:
+    """Fetch everything that a check needs before it runs code that comes with a model; plain JSON."""
+    config = DataConfig.from_document(document)
+    fetched: dict[str, Any] = {"tokenizer": None, "problem": None, "sources": []}
+    try:
+        directories = _fetch_tokenizer(document, config, access)
+        fetched["tokenizer"] = directories and [str(directory) for directory in directories]
+    except PreparingError as error:
+        fetched["problem"] = str(error)
+    for number, source in enumerate(config.sources):
+        try:
+            local = fetch_source(source, replace(access, cache=access.cache / f"source-{number}"))
+            fetched["sources"].append({**local.to_json(), "whole": local.whole})
+        except PreparingError as error:
+            fetched["sources"].append({"problem": str(error)})
+    return fetched
+
+
+def _tokenizer_in(fetched: Mapping[str, Any]) -> tuple[Path, Path] | None:
+    if fetched["problem"]:
+        raise PreparingError(fetched["problem"])
+    if fetched["tokenizer"] is None:
+        return None
+    tokenizer, model = map(Path, fetched["tokenizer"])
+    return tokenizer, model
+
+
+def _source_in(fetched: Mapping[str, Any], number: int) -> LocalSource:
+    found = fetched["sources"][number]
+    if "problem" in found:
+        raise PreparingError(found["problem"])
+    return replace(LocalSource.from_json(found), whole=found["whole"])
+
+
+def _fetch_tokenizer(document: Mapping[str, Any], config: DataConfig, access: Access) -> tuple[Path, Path] | None:
+    """The directories of the tokenizer and of the model's configuration; None where no tokenizer is named."""
+    base_model = document["training_config"].get("base_model") or {}
+    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id") or base_model.get("model_id")
+    if not named:
+        return None
+    directory = fetch_tokenizer(base_model, config.preprocess.tokenizer_id, access)
+    return directory, fetch_config(base_model, access) or directory
+
+
+class _View:
+    """How rows become tokens."""
+
+    def __init__(self, tokenizer: Any, encoder: Any, max_seq_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.max_seq_length = max_seq_length
+
+    @classmethod
+    def open(cls, document: Mapping[str, Any], config: DataConfig, directory: Path, model: Path) -> _View:
+        """With the tokenizer in a directory, and the configuration of the model in another."""
+        base_model = document["training_config"].get("base_model") or {}
+        from trainmaster.training.data.encoder import Encoder
+        from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
+
+        trusted = bool(base_model.get("trust_remote_code"))
+        tokenizer = load_tokenizer(directory, config.preprocess, trust_remote_code=trusted)
+        length = sample_length(config.max_seq_length, model, directory, model_kwargs=base_model.get("model_kwargs"))
+        return cls(tokenizer, Encoder(config, tokenizer, length), length)
+
+
+def _alone(source: Source, access: Access, view: _View | None, limit: int) -> dict[str, Any]:
+    """One source after another, so that the disk holds the beginning of one at a time."""
+    scratch = access.cache / "source"
+    try:
+        return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), view, limit)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _checked(source: Source, fetch: Callable[[], LocalSource], view: _View | None, limit: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "path": source.path,
+        "ok": False,
+        "format": None,
+        "files": 0,
+        "rows": 0,
+        "kept": 0,
+        "complete": False,
+        "columns": [],
+        "tokenized": 0,
+        "tokens": None,
+        "cut": 0,
+        "untrained": 0,
+        "problems": [],
+        "samples": [],
+    }
+    try:
+        local = fetch()
+        answer |= {"path": local.path, "format": local.format, "files": len(local.files)}
+        _read(source, local, view, limit, answer)
+    except RowError as error:
+        answer["problems"].append(_problem(error))
+    except PreparingError as error:
+        answer["problems"].append({"message": str(error), "file": None, "row": None, "column": None})
+    answer["ok"] = not answer["problems"]
+    return answer
+
+
+def _read(source: Source, local: LocalSource, view: _View | None, limit: int, answer: dict[str, Any]) -> None:
+    from trainmaster.training.data.rows import Tally, nothing_left, rows_of
+
+    tally = Tally()
+    rows = rows_of(source, local, tally, whole=local.whole)
+    lengths: list[int] = []
+    try:
+        for row in _until(rows, tally):
+            if len(answer["samples"]) < limit and view is None:
+                answer["samples"].append(_raw_sample(row.values, row.origin))
+            if view is None or len(answer["problems"]) >= MAX_PROBLEMS:
+                continue
+            try:
+                if answer["tokenized"] < MAX_ENCODED:
+                    _encode(row.values, row.origin, view, limit, lengths, answer)
+                else:
+                    view.encoder.shape(row.values, row.origin)
+            except RowError as error:
+                answer["problems"].append(_problem(error))
+        else:
+            answer["complete"] = local.whole and tally.read < MAX_READ
+    finally:
+        answer |= {"rows": tally.read, "kept": tally.kept, "columns": list(tally.columns)}
+    if not tally.kept:
+        why = nothing_left(source, tally)
+        answer["problems"].append({"message": f"{local.path}: {why}", "file": None, "row": None, "column": None})
+    if lengths:
+        answer["tokens"] = {"min": min(lengths), "median": int(statistics.median(lengths)), "max": max(lengths)}
+
+
+def _until(rows: Iterator[Any], tally: Any) -> Iterator[Any]:
+    return itertools.takewhile(lambda _: tally.read < MAX_READ, rows)
+
+
+def _encode(
+    row: Mapping[str, Any], origin: Origin, view: _View, limit: int, lengths: list[int], answer: dict[str, Any]
+) -> None:
+    samples = view.encoder.encode([row], [origin])[0]
+    answer["tokenized"] += 1
+    lengths.append(sum(sample.full_length for sample in samples))
+    answer["cut"] += any(sample.cut for sample in samples)
+    answer["untrained"] += not any(sample.trained for sample in samples)
+    if len(answer["samples"]) >= limit:
+        return
+    from trainmaster.training.data.row_preview import explain_row
+
+    shown = explain_row(view.encoder, view.tokenizer, row, origin)
+    answer["samples"].append(
+        {
+            "file": origin.file,
+            "row": origin.number,
+            "shape": shown.shape,
+            "values": None,
+            "length": lengths[-1],
+            "samples": shown.samples,
+            "cut": shown.full_length > len(shown.input_ids),
+            "input_ids": shown.input_ids[:MAX_TOKENS_SHOWN],
+            "tokens": shown.tokens[:MAX_TOKENS_SHOWN],
+            "trained": shown.trained[:MAX_TOKENS_SHOWN],
+            "segments": [asdict(segment) for segment in shown.segments],
+        }
+    )
+
+
+def _raw_sample(values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    """A row without a tokenizer: as it was read."""
+    text = json.dumps(values, ensure_ascii=False, default=str)
+    return {
+        "file": origin.file,
+        "row": origin.number,
+        "shape": None,
+        "values": text if len(text) <= MAX_TOKENS_SHOWN else text[:MAX_TOKENS_SHOWN] + "…",
+        "length": None,
+        "samples": 0,
+        "cut": False,
+        "input_ids": [],
+        "tokens": [],
+        "trained": [],
+        "segments": [],
+    }
+
+
+def _problem(error: RowError) -> dict[str, Any]:
+    return {
+        "message": str(error),
+        "file": error.origin.file,
+        "row": error.origin.number,
+        "column": error.column,
+    }
+
+
+def main() -> None:
+    """Answer one request; nothing else is written to the standard output."""
+    request = json.load(sys.stdin)
+    if memory := request.get("memory_bytes"):
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    access = Access.from_environ(os.environ, beginning_bytes=BEGINNING_BYTES)
+    document, fetched = request["document"], request.get("fetched")
+    if fetched is None and (document["training_config"].get("base_model") or {}).get("trust_remote_code"):
+        fetched = fetch_all(document, access)
+        go_on_without_credentials("trainmaster.training.data_check", {**request, "fetched": fetched})
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a library that prints must not spoil the answer
+    with answers:
+        json.dump(check(document, access, limit=request["limit"], fetched=fetched), answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What the server and the log are told while TRL's loop runs: metrics, progress, and a line now and then."""
+
+# ruff: noqa: ARG002 - the loop calls with more than each of these needs
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.tracker import Mirror
+from trainmaster.training.flops import TokenCost, matrix_peak
+
+PROGRESS_EVERY_S = 0.5
+_UNTOLD = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time", "num_tokens")
+"""Ends of names that the loop logs and that are said elsewhere, or mean nothing in a series."""
+
+
+def told(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Of what the loop logs, the numbers that are worth a series."""
+    return {name: float(value) for name, value in logs.items() if not name.endswith(_UNTOLD)}
+
+
+class Reporting(TrainerCallback):
+    """Tells of a training's course, on the one rank that is the first of all."""
+
+    def __init__(
+        self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float, tokens: float
+    ) -> None:
+        """Tell a reporter and a tracker.
+
+        Args:
+            reporter: of the first rank.
+            tracker: a mirror of the metrics.
+            cost: of a token, for the share of the matrix peak.
+            sequence_length: in which a token stands, on average.
+            tokens: that earlier attempts have trained on.
+        """
+        self._reporter = reporter
+        self._tracker = tracker
+        self._flops_per_token = cost.at(sequence_length)
+        self._peak: float | None = None
+        self._progress_at = 0.0
+        self._tokens = tokens
+        self._gauge = _Gauge()
+
+    @contextlib.contextmanager
+    def not_training(self) -> Iterator[None]:
+        """What happens in the block does not count against the speed of training."""
+        with self._gauge.stopped():
+            yield
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **more: Any,
+    ) -> None:
+        """Begin to measure."""
+        self._peak = matrix_peak(args.device) * args.world_size
+        self._reporter.phase("training")
+        self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
+        print(_opening(args, state, more["model"]), flush=True)  # noqa: T201
+        self._gauge.start(state.global_step, self._tokens)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **more: Any,
+    ) -> None:
+        """Say how far it is, but not more often than anybody looks."""
+        now = time.monotonic()
+        if now - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = now
+            self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Pass on what the loop logs, with what it does not know."""
+        values = told(logs or {})
+        if not values:
+            return
+        if "loss" in values:
+            values |= self._speed(args, state, float((logs or {}).get("num_tokens", 0.0))) | _device(args)
+        self._reporter.metrics(values, step=state.global_step, epoch=state.epoch, total_steps=state.max_steps)
+        self._tracker.log(values, step=state.global_step)
+        print(_line(state, values), flush=True)  # noqa: T201
+
+    def _speed(self, args: TrainingArguments, state: TrainerState, tokens: float) -> dict[str, float]:
+        steps, new_tokens, seconds = self._gauge.lap(state.global_step, tokens)
+        if seconds <= 0 or steps <= 0:
+            return {}
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        speed = {"samples_per_s": steps * batch / seconds, "tokens_per_s": new_tokens / seconds}
+        if self._peak:
+            speed["mfu"] = self._flops_per_token * speed["tokens_per_s"] / self._peak
+        return speed
+
+
+class _Gauge:
+    """Steps, tokens and seconds of training since the last look."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._idle_s = 0.0
+        self._step = 0
+        self._tokens = 0.0
+
+    def start(self, step: int, tokens: float) -> None:
+        self._since, self._idle_s, self._step, self._tokens = time.monotonic(), 0.0, step, tokens
+
+    def lap(self, step: int, tokens: float) -> tuple[int, float, float]:
+        seconds = time.monotonic() - self._since - self._idle_s
+        passed = step - self._step, tokens - self._tokens, seconds
+        self.start(step, tokens)
+        return passed
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._idle_s += time.monotonic() - began
+
+
+def _device(args: TrainingArguments) -> dict[str, float]:
+    if args.device.type != "cuda":
+        return {}
+    values = {"gpu_memory_mb": torch.cuda.max_memory_allocated(args.device) / 2**20}
+    with contextlib.suppress(Exception):  # no NVML, or no right to ask: a metric less
+        values["gpu_utilization_pct"] = float(torch.cuda.utilization(args.device))
+    return values
+
+
+def _opening(args: TrainingArguments, state: TrainerState, model: nn.Module) -> str:
+    every = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    share = "all" if trained == every else f"{trained:,} of"
+    ranks = f"{args.world_size} {'GPU' if args.device.type == 'cuda' else 'CPU process'}"
+    plural = "" if args.world_size == 1 else "s" if args.device.type == "cuda" else "es"
+    begins = f"goes on at step {state.global_step:,} of" if state.global_step else "takes"
+    return f"training {begins} {state.max_steps:,} steps: {share} {every:,} parameters, on {ranks}{plural}"
+
+
+def _line(state: TrainerState, values: Mapping[str, float]) -> str:
+    said = [f"step {state.global_step:,} of {state.max_steps:,}"]
+    if state.epoch is not None:
+        said.append(f"epoch {state.epoch:.2f}")
+    for name, form in _FORMS.items():
+        if name in values:
+            said.append(form.format(values[name]))
+    return ", ".join(said)
+
+
+_FORMS = {
+    "loss": "loss {:.4f}",
+    "eval_loss": "eval loss {:.4f}",
+    "grad_norm": "gradient norm {:.3f}",
+    "learning_rate": "learning rate {:.3g}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+}

@@ -1,0 +1,113 @@
+"""One training from its beginning to its end, in one rank: build, go on from a checkpoint, train, export."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import datasets
+import torch
+import transformers
+from transformers import PrinterCallback
+
+from trainmaster.jobs import report
+from trainmaster.jobs.process import Process, current_process
+from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
+from trainmaster.training import export, publish, resume
+from trainmaster.training.checkpoint_mixin import Checkpointing
+from trainmaster.training.document import Document, Prepared
+from trainmaster.training.flops import token_cost
+from trainmaster.training.progress_report import Reporting
+from trainmaster.training.recipes import recipe_for
+from trainmaster.training.session import Session, Stopped
+
+
+def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
+    """Train, and leave the result in the job's output.
+
+    Raises:
+        DocumentError: the training cannot be set up as it was asked for.
+        InexactResumeError, CorruptCheckpointError, StateMismatchError: it cannot go on from where it should.
+        PreparingError: the object store for the result does not answer, or refuses the credentials.
+        Stopped: the job was asked to stop, and what was wanted is committed.
+    """
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    publish.destination(document)  # where it may not lead is better known before than after
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if report.rank() == 0:
+        print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one
+    recipe = recipe_for(document.training_type)
+    trainer = recipe.build(document, prepared, scratch=scratch, world_size=world_size)
+    trainer.remove_callback(PrinterCallback)
+    process = current_process()
+    resumed = None
+    if (where := report.resume_from()) is not None:
+        sharded = document.framework.sharded
+        resumed = resume.find(where, process=process, reporter=report.reporter, sharded=sharded)
+        resume.compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=recipe.adapter)
+    tracker = tracker_for(
+        document.hyperparameters.tracker if process.index == 0 else NONE, directory=report.output_dir() / "tracker"
+    )
+    tracker_run = _join(tracker, document, resumed)
+    reporting = _reporting(trainer, prepared, tracker, resumed) if process.index == 0 else None
+    session = Session(
+        document,
+        prepared,
+        process=process,
+        reporter=report.reporter,
+        reporting=reporting,
+        resumed=resumed,
+        tracker_run=tracker_run,
+    )
+    try:
+        trainer.run(session)
+        _export(document, prepared, trainer, session, process)
+    finally:
+        tracker.finish()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    report.finished()
+
+
+def _join(tracker: Mirror, document: Document, resumed: resume.Resumed | None) -> str | None:
+    before = None if resumed is None else resumed.metadata.get("tracker_run")
+    project = document.hyperparameters.tracker_project or "trainmaster"
+    config = {
+        "training_type": document.training_type,
+        "base_model": document.base_model.model_id,
+        "batch_size": document.data.batch_size,
+        "learning_rate": document.hyperparameters.learning_rate,
+    }
+    return tracker.start(document.name, project, config, run_id=before)
+
+
+def _reporting(
+    trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: resume.Resumed | None
+) -> Reporting:
+    reporting = Reporting(
+        report.reporter,
+        tracker,
+        cost=token_cost(trainer.model),
+        sequence_length=prepared.train_tokens / max(1, prepared.train_rows),
+        tokens=0 if resumed is None else resumed.metadata.get("tokens", 0),
+    )
+    trainer.add_callback(reporting)
+    return reporting
+
+
+def _export(document: Document, prepared: Prepared, trainer: Checkpointing, session: Session, process: Process) -> None:
+    session.look()
+    if session.stop is not None:
+        # The last checkpoint is committed: another attempt has only this to do.
+        raise Stopped(session.stop)
+    model = trainer.bare_model()
+    state = export.whole_state(model)
+    if process.index != 0:
+        return
+    report.phase("exporting")
+    place = export.export(
+        document, prepared, model, trainer.processing_class, output_dir=report.output_dir(), state=state
+    )
+    report.note(f"the result is in {place}")
+    print(f"the result is in {place}", flush=True)  # noqa: T201
