@@ -69,8 +69,8 @@ REAL_PROCESSES = (
     "tests/contract/training",
     "tests/contract/worker",
     "tests/engine/test_engine_parallel",
-    "tests/service/test_service_clients",
-    "tests/service/test_service_speed",
+    "tests/trainer_service/test_service_clients",
+    "tests/trainer_service/test_service_speed",
 )
 
 

@@ -24,6 +24,7 @@ from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
@@ -31,7 +32,9 @@ from trainmaster.server.core.job import Change, Job, Progress
 from trainmaster.server.core.keys import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Gpu, Node, Share
+from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.states import JobStatus
+from trainmaster.server.doors.tinker.retention import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.settings.encryption import Sealer
@@ -119,6 +122,7 @@ class World:
                 "vault": VAULT,
                 "subscriptions": Subscriptions(self.database, SEALER, private_addresses=True),
                 "roots": self.roots,
+                "collector": Collector(self.database, self.roots, Keep(), also=(collect_sessions,)),
                 "hint": self.hints.append,
                 **changes,
             }

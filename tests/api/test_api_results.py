@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from trainmaster.client import Client
 from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.run_directory import log_stream
+from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.retention import Keep
@@ -189,7 +190,10 @@ def test_collecting_tells_first_and_then_removes(api: Api, world: World) -> None
     job = saved(api)
     directory = world.directory(world.job(job)).path.parent
     world.end(job)
-    context = world.context(keep=Keep(runs_s=1, checkpoints_s=1), clock=lambda: time.time() + 3600)
+    context = world.context(
+        collector=Collector(world.database, world.roots, Keep(runs_s=1, checkpoints_s=1)),
+        clock=lambda: time.time() + 3600,
+    )
     key = {"Authorization": f"Bearer {api.key}"}
     with (
         Served.serve(context) as served,

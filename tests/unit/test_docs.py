@@ -21,8 +21,10 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
+from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import TrainingType
@@ -174,6 +176,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
         ensure_key(database, tmp_path / "api-key")
         sealer = Sealer(bytes(32))
         vault = Vault(sealer)
+        roots = Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)})
         context = ApiContext(
             database=database,
             commands=Commands(
@@ -187,7 +190,8 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
             explainer=Explainer(database),
             vault=vault,
             subscriptions=Subscriptions(database, sealer, private_addresses=True),
-            roots=Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)}),
+            roots=roots,
+            collector=Collector(database, roots, Keep()),
         )
         yield asyncio.run(fetch_openapi(context, (tmp_path / "api-key").read_text().strip()))
     finally:

@@ -57,7 +57,7 @@ from trainmaster.cli.commands import (
 )
 from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, ExitCode, error_document, report, say
 from trainmaster.cli.output import print_json
-from trainmaster.client.errors import SdkError
+from trainmaster.client.errors import ClientError
 
 GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -114,7 +114,7 @@ class Commands(TyperGroup):
         except typer.Abort:
             say("Aborted!")
             code = ExitCode.REFUSED
-        except (SdkError, CommandError) as error:
+        except (ClientError, CommandError) as error:
             if os.environ.get(DEBUG_VARIABLE):
                 raise
             code = report(error)

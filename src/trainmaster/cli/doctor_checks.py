@@ -21,7 +21,7 @@ from trainmaster import __version__
 from trainmaster.cli.human_units import size
 from trainmaster.client import local
 from trainmaster.client.client import Client
-from trainmaster.client.errors import ApiError, SdkError
+from trainmaster.client.errors import ApiError, ClientError
 from trainmaster.client.server_lookup import configured_url
 from trainmaster.protocol.sockets import reachable
 
@@ -126,7 +126,7 @@ def _server() -> Iterator[Finding]:
     try:
         url = configured_url()
         server = None if url else local.find()
-    except SdkError as error:
+    except ClientError as error:
         yield Finding(check="server", verdict=Verdict.FAIL, found=str(error))
         return
     if url is None and server is None:
@@ -147,7 +147,7 @@ def _server() -> Iterator[Finding]:
             yield Finding(check="API key", verdict=Verdict.OK, found="accepted")
     except ApiError as error:
         yield Finding(check="server", verdict=Verdict.FAIL, found=f"{address}: {error.message}", remedy=_remedy(error))
-    except SdkError as error:
+    except ClientError as error:
         yield Finding(
             check="server",
             verdict=Verdict.FAIL,

@@ -11,10 +11,10 @@ from typing import Any
 
 from trainmaster.client.errors import (
     ApiError,
+    ClientError,
     ConflictError,
     LocalServerError,
     NotFoundError,
-    SdkError,
     UnauthorizedError,
     UnreachableError,
 )
@@ -71,7 +71,7 @@ class UsageError(CommandError):
     """What was typed, or the file that it names, makes no sense."""
 
 
-def report(error: SdkError | CommandError) -> ExitCode:
+def report(error: ClientError | CommandError) -> ExitCode:
     """Print an error for a person; returns its exit code."""
     match error:
         case UnreachableError():
@@ -83,7 +83,7 @@ def report(error: SdkError | CommandError) -> ExitCode:
     return exit_code_of(error)
 
 
-def exit_code_of(error: SdkError | CommandError) -> ExitCode:
+def exit_code_of(error: ClientError | CommandError) -> ExitCode:
     """The exit code of an error."""
     match error:
         case UnreachableError() | LocalServerError():
@@ -94,7 +94,7 @@ def exit_code_of(error: SdkError | CommandError) -> ExitCode:
             return ExitCode.REFUSED
 
 
-def error_document(error: SdkError | CommandError) -> dict[str, Any]:
+def error_document(error: ClientError | CommandError) -> dict[str, Any]:
     """An error as `--json` prints it. The server's errors keep their code; the others have the exit code's name."""
     code = exit_code_of(error)
     described: dict[str, Any] = {"code": code.name, "message": str(error)}

@@ -11,7 +11,7 @@ import typer
 
 from trainmaster.cli.exits import CommandError, say
 from trainmaster.cli.human_units import clock
-from trainmaster.client.errors import NotFoundError, SdkError
+from trainmaster.client.errors import ClientError, NotFoundError
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -40,7 +40,7 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
             return []
         with Client(timeout=1.0) as client:
             jobs = list(itertools.islice(client.list(page_size=100), SEARCHED // 10))
-    except (SdkError, OSError):
+    except (ClientError, OSError):
         return []
     named = [
         (name, f"{job['name']} ({job['status']})")

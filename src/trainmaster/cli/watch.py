@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.cli.exits import say
 from trainmaster.cli.views import JsonView, LiveView, PlainView, View
-from trainmaster.client.errors import SdkError, UnavailableError, UnreachableError
+from trainmaster.client.errors import ClientError, UnavailableError, UnreachableError
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -37,7 +37,7 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
 
     Raises:
         KeyboardInterrupt: the person has seen enough.
-        SdkError: the server said no, or stayed away for too long.
+        ClientError: the server said no, or stayed away for too long.
     """
     job = client.get(job_id)
     start = {"tail": filters.pop("tail", None)}
@@ -86,7 +86,7 @@ class _Incoming:
         self.cursor = lines.cursor
         """After the last line that was taken; at first, where the stream begins."""
         self._lines = lines
-        self._queue: queue.Queue[tuple[str | None, LogLine | SdkError | None]] = queue.Queue(maxsize=20 * BATCH)
+        self._queue: queue.Queue[tuple[str | None, LogLine | ClientError | None]] = queue.Queue(maxsize=20 * BATCH)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._receive, name="log", daemon=True)
         self._thread.start()
@@ -104,7 +104,7 @@ class _Incoming:
                 cursor, item = self._queue.get_nowait()
         except queue.Empty:
             return taken
-        if isinstance(item, SdkError):
+        if isinstance(item, ClientError):
             raise item
         self.ended = True
         return taken
@@ -125,10 +125,10 @@ class _Incoming:
             for line in self._lines:
                 self._put(line)
             self._put(None)
-        except SdkError as error:
+        except ClientError as error:
             self._put(error)
 
-    def _put(self, item: LogLine | SdkError | None) -> None:
+    def _put(self, item: LogLine | ClientError | None) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
                 self._queue.put((self._lines.cursor, item), timeout=LOOK_EVERY_S)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.client.errors import (
     ApiError,
+    ClientError,
     ConflictError,
     FieldProblem,
     ForbiddenError,
@@ -14,7 +15,6 @@ from trainmaster.client.errors import (
     NotFoundError,
     RateLimitedError,
     RefusedError,
-    SdkError,
     ShippingError,
     SignatureError,
     UnauthorizedError,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ApiError",
     "Client",
+    "ClientError",
     "ConflictError",
     "FieldProblem",
     "ForbiddenError",
@@ -38,7 +39,6 @@ __all__ = [
     "NotFoundError",
     "RateLimitedError",
     "RefusedError",
-    "SdkError",
     "ShippingError",
     "SignatureError",
     "UnauthorizedError",

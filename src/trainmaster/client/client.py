@@ -55,7 +55,7 @@ class Client:
     TRAINMASTER_SCAIDRIVE_TOKEN and TRAINMASTER_SCAIATLAS_TOKEN, are passed on to the jobs that are submitted, resumed
     or retried, to fetch with.
     Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
-    are `SdkError`. A job is named by its id or its handle.
+    are `ClientError`. A job is named by its id or its handle.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ import httpx
 from trainmaster import __version__
 from trainmaster.client.errors import (
     ApiError,
+    ClientError,
     RateLimitedError,
-    SdkError,
     UnavailableError,
     UnreachableError,
     UntrustedError,
@@ -243,7 +243,7 @@ def _check(address: Address) -> None:
 
     Raises:
         UnreachableError: its URL is none.
-        SdkError: its key is nothing that a request can hold.
+        ClientError: its key is nothing that a request can hold.
     """
     try:
         parts = urlsplit(address.url)
@@ -253,7 +253,7 @@ def _check(address: Address) -> None:
     if not usable:
         raise UnreachableError(f"{address.url!r} is no URL of a server, such as http://127.0.0.1:7070")
     if not (address.api_key.isascii() and address.api_key.isprintable()) or " " in address.api_key:
-        raise SdkError("the API key has characters that no key has, such as a space or a line break; copy it again")
+        raise ClientError("the API key has characters that no key has, such as a space or a line break; copy it again")
 
 
 def _trusted(address: Address) -> ssl.SSLContext | bool:
@@ -262,22 +262,22 @@ def _trusted(address: Address) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=address.ca) if address.ca else True
     except OSError as error:
-        raise SdkError(f"the certificates in {address.ca} cannot be used: {error}") from error
+        raise ClientError(f"the certificates in {address.ca} cannot be used: {error}") from error
 
 
-def _may_pass(error: SdkError, repeatable: bool) -> bool:
+def _may_pass(error: ClientError, repeatable: bool) -> bool:
     """Whether it makes sense to send a request again, and does no harm."""
     if isinstance(error, UnavailableError | RateLimitedError) or isinstance(error.__cause__, httpx.ConnectError):
         return True
     return repeatable and isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError)
 
 
-def _delay(planned: float, error: SdkError) -> float:
+def _delay(planned: float, error: ClientError) -> float:
     asked = error.retry_after_s if isinstance(error, ApiError) else None
     return planned if asked is None else min(max(planned, asked), LONGEST_RETRY_AFTER_S)
 
 
-def _error_of(response: httpx.Response) -> SdkError:
+def _error_of(response: httpx.Response) -> ClientError:
     document = _document(response)
     # A HEAD has no body, and a proxy in front of a server that is down answers for itself.
     if isinstance(document.get("error"), Mapping) or response.request.method == "HEAD" or response.is_server_error:

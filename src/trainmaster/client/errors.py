@@ -1,6 +1,6 @@
 """Everything that the SDK raises on purpose.
 
-SdkError
+ClientError
 ├── ApiError                the server answered with an error
 │   ├── RefusedError        400: well-formed, but the server will not do it
 │   ├── UnauthorizedError   401: no API key, or a wrong one
@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-class SdkError(Exception):
+class ClientError(Exception):
     """Something went wrong."""
 
 
@@ -38,7 +38,7 @@ class FieldProblem:
     message: str
 
 
-class ApiError(SdkError):
+class ApiError(ClientError):
     """The server answered with an error."""
 
     def __init__(
@@ -102,27 +102,27 @@ class UnavailableError(ApiError):
     """The server cannot answer now."""
 
 
-class UnreachableError(SdkError):
+class UnreachableError(ClientError):
     """No server answers at that address."""
 
 
-class UntrustedError(SdkError):
+class UntrustedError(ClientError):
     """The server's certificate is not vouched for by anybody that is trusted."""
 
 
-class LocalServerError(SdkError):
+class LocalServerError(ClientError):
     """The local server cannot be started, stopped or used."""
 
 
-class ShippingError(SdkError):
+class ShippingError(ClientError):
     """A file that a job names cannot be sent."""
 
 
-class DownloadError(SdkError):
+class DownloadError(ClientError):
     """A file of a job cannot be fetched, or is not what it should be."""
 
 
-class SignatureError(SdkError):
+class SignatureError(ClientError):
     """A webhook's delivery does not come from where it says."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainmaster.client import local
-from trainmaster.client.errors import SdkError
+from trainmaster.client.errors import ClientError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +31,21 @@ def load() -> Login | None:
     """The saved login, if there is one.
 
     Raises:
-        SdkError: the file cannot be read.
+        ClientError: the file cannot be read.
     """
     try:
         return Login(**json.loads(path().read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError) as error:
-        raise SdkError(f"cannot read the login in {path()} ({error}); run `trainmaster logout`") from error
+        raise ClientError(f"cannot read the login in {path()} ({error}); run `trainmaster logout`") from error
 
 
 def save(login: Login) -> None:
     """Save a login, instead of any other.
 
     Raises:
-        SdkError: the file cannot be written.
+        ClientError: the file cannot be written.
     """
     draft = path().with_name(".login.json")
     try:
@@ -56,16 +56,16 @@ def save(login: Login) -> None:
             json.dump(asdict(login), file)
         os.replace(draft, path())
     except OSError as error:
-        raise SdkError(f"cannot write {path()}: {error.strerror}") from error
+        raise ClientError(f"cannot write {path()}: {error.strerror}") from error
 
 
 def remove() -> None:
     """Forget the saved login.
 
     Raises:
-        SdkError: the file cannot be removed.
+        ClientError: the file cannot be removed.
     """
     try:
         path().unlink(missing_ok=True)
     except OSError as error:
-        raise SdkError(f"cannot remove {path()}: {error.strerror}") from error
+        raise ClientError(f"cannot remove {path()}: {error.strerror}") from error

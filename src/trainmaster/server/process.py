@@ -36,7 +36,7 @@ from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.retention import keep_from_settings
+from trainmaster.server.coordinator.retention import Collector, keep_from_settings
 from trainmaster.server.coordinator.runtime_files import load_runtimes
 from trainmaster.server.coordinator.shape_files import load_shapes
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
@@ -46,6 +46,7 @@ from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.server.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.doors.tinker.retention import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.http.token_exchange import TokenExchange
@@ -208,6 +209,13 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
         declaring = Declaring(database, declared, subscriptions)
         declaring.apply()
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
+        collector = Collector(
+            database,
+            roots,
+            keep_from_settings(settings),
+            spool=settings.data_dir / "spool",
+            also=(collect_sessions,),
+        )
         hint_socket = settings.data_dir / "hints.sock"
         hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
         healthy: Callable[[], str | None] = _always_healthy
@@ -234,6 +242,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 vault=vault,
                 subscriptions=subscriptions,
                 declaring=declaring,
+                collector=collector,
                 hint_socket=hint_socket,
             )
             role.start()
@@ -265,9 +274,8 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 clock=time.time,
                 version=trainmaster.__version__,
                 max_blob_bytes=settings.max_blob_bytes,
-                keep=keep_from_settings(settings),
+                collector=collector,
                 check_account=check_uid,
-                spool=settings.data_dir / "spool",
                 healthy=healthy,
                 disks={
                     "the database": settings.database_file.parent if settings.database_file else settings.data_dir,

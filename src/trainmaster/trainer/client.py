@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trainmaster import client as sdk
+from trainmaster import client as api
 from trainmaster.client import local
 from trainmaster.client.file_upload import submit
 from trainmaster.client.types import TERMINAL
@@ -160,7 +160,7 @@ class TrainerClient:
                     submitted = submit(self._client, document, directory or Path.cwd())
                 else:
                     submitted = self._client.submit(document)
-            except sdk.RefusedError as error:
+            except api.RefusedError as error:
                 if only_in_containers(error.problems) and not self._runs_images():
                     raise ValueError(IN_CONTAINERS) from error
                 raise
@@ -253,7 +253,7 @@ class TrainerClient:
                     job = self._jobs.get(name)
                     shown = self._jobs.shown(job)
                 except (RuntimeError, TimeoutError) as error:
-                    if isinstance(error.__cause__, sdk.UnreachableError | sdk.UnavailableError):
+                    if isinstance(error.__cause__, api.UnreachableError | api.UnavailableError):
                         continue
                     raise
                 wait.show(shown)

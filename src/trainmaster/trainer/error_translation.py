@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import httpx
 
-from trainmaster import client as sdk
+from trainmaster import client as api
 from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.errors import NameRefusedError, NotFoundError
 
@@ -25,7 +25,7 @@ IN_CONTAINERS = (
 )
 
 
-def only_in_containers(problems: Sequence[sdk.FieldProblem]) -> bool:
+def only_in_containers(problems: Sequence[api.FieldProblem]) -> bool:
     """Whether all that was refused is what backends without containers have not."""
     return bool(problems) and all(_CONTAINERS_ONLY.fullmatch(problem.field) for problem in problems)
 
@@ -45,23 +45,23 @@ def translated(job: str | None = None, *, new: str | None = None) -> Iterator[No
     """
     try:
         yield
-    except sdk.NotFoundError as error:
+    except api.NotFoundError as error:
         if job is not None:
             raise NotFoundError("job", job) from error
         raise RuntimeError(_message(error)) from error
-    except sdk.ConflictError as error:
+    except api.ConflictError as error:
         if error.code == _HANDLE_TAKEN:
             raise NameRefusedError(f"another job has the name {new}" if new else _message(error)) from error
         raise RuntimeError(_already_ended(error, job) or _message(error)) from error
-    except (sdk.RefusedError, sdk.InvalidError, sdk.ShippingError) as error:
+    except (api.RefusedError, api.InvalidError, api.ShippingError) as error:
         raise ValueError(_message(error)) from error
-    except sdk.SdkError as error:
+    except api.ClientError as error:
         if isinstance(error.__cause__, httpx.TimeoutException):
             raise TimeoutError(str(error)) from error
         raise RuntimeError(_message(error)) from error
 
 
-def _already_ended(error: sdk.ConflictError, job: str | None) -> str | None:
+def _already_ended(error: api.ConflictError, job: str | None) -> str | None:
     details = error.details
     if error.code != _INVALID_TRANSITION or not isinstance(details, Mapping) or job is None:
         return None
@@ -70,7 +70,7 @@ def _already_ended(error: sdk.ConflictError, job: str | None) -> str | None:
     return f"job {job} has ended already ({details['status']})"
 
 
-def _message(error: sdk.SdkError) -> str:
-    problems = error.problems if isinstance(error, sdk.ApiError) else ()
+def _message(error: api.ClientError) -> str:
+    problems = error.problems if isinstance(error, api.ApiError) else ()
     said = "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
     return said or str(error)

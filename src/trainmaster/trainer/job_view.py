@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from trainmaster.client import types as sdk
+from trainmaster.client import types as api
 from trainmaster.trainer.constants import (
     DATASET_INITIALIZER,
     MODEL_INITIALIZER,
@@ -60,17 +60,17 @@ _PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "mlx": "mlx[cpu]", "sklear
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 
 
-def name_of(job: sdk.JobSummary | sdk.Submitted) -> str:
+def name_of(job: api.JobSummary | api.Submitted) -> str:
     """What a job is called: its handle, or its id where it has none."""
     return job["handle"] or job["job_id"]
 
 
-def train_job(job: sdk.JobSummary, runtimes: Mapping[str, Runtime], *, current_step: str | None = None) -> TrainJob:
+def train_job(job: api.JobSummary, runtimes: Mapping[str, Runtime], *, current_step: str | None = None) -> TrainJob:
     """A job, with what the server said of it: of one from a list, only its nodes' steps and no checkpoints.
 
     `runtimes` are those that are known, by name; `current_step` is what a job that prepares is at.
     """
-    whole = cast(sdk.Job, job) if "workload" in job else None
+    whole = cast(api.Job, job) if "workload" in job else None
     return TrainJob(
         name=name_of(job),
         runtime=_runtime(job, runtimes),
@@ -89,7 +89,7 @@ def train_job(job: sdk.JobSummary, runtimes: Mapping[str, Runtime], *, current_s
     )
 
 
-def preparing_steps(job: sdk.Job) -> list[str]:
+def preparing_steps(job: api.Job) -> list[str]:
     """The steps before the work, in their order."""
     workload: Mapping[str, Any] = job["workload"] or {}
     initializers = workload.get("initializers") or {}
@@ -102,7 +102,7 @@ def preparing_steps(job: sdk.Job) -> list[str]:
     return [name for name, there in found if there]
 
 
-def log_filter(job: sdk.Job, step: str) -> dict[str, Any] | None:
+def log_filter(job: api.Job, step: str) -> dict[str, Any] | None:
     """Which lines of a job's log are a step's; None where it has no such step.
 
     A built-in trainer fetches model and data in one step, which both initializers of Kubeflow's stand for.
@@ -117,7 +117,7 @@ def log_filter(job: sdk.Job, step: str) -> dict[str, Any] | None:
     return {"step": _working_step(job), "node": int(number)}
 
 
-def event(each: sdk.Event, name: str) -> Event:
+def event(each: api.Event, name: str) -> Event:
     """Something that happened to a job."""
     return Event(
         involved_object_kind=TRAINJOB_KIND,
@@ -128,7 +128,7 @@ def event(each: sdk.Event, name: str) -> Event:
     )
 
 
-def failure(job: sdk.Job, lines: Sequence[str]) -> str:
+def failure(job: api.Job, lines: Sequence[str]) -> str:
     """Why a job ended badly, for people."""
     error = job["error"]
     reason = job["status_reason"] or job["status"]
@@ -148,7 +148,7 @@ def failure(job: sdk.Job, lines: Sequence[str]) -> str:
     return "\n".join(said)
 
 
-def _advice(job: sdk.Job, lines: Sequence[str]) -> str | None:
+def _advice(job: api.Job, lines: Sequence[str]) -> str | None:
     """What to do about a module that was not there, by the name that Python gives."""
     missing = next((found[1] for line in reversed(lines) if (found := _NO_MODULE.search(line))), None)
     if missing is None or job["kind"] not in ("function", "script"):
@@ -160,16 +160,16 @@ def _advice(job: sdk.Job, lines: Sequence[str]) -> str | None:
     )
 
 
-def _where(error: sdk.Failure) -> str:
+def _where(error: api.Failure) -> str:
     step = f" in the step {error['step']}" if error["step"] else ""
     return f" of rank {error['rank']}{step}" if error["rank"] is not None else step
 
 
-def _working_step(job: sdk.JobSummary) -> str:
+def _working_step(job: api.JobSummary) -> str:
     return WORKING_STEPS.get(job["kind"], _MAIN)
 
 
-def _steps(job: sdk.JobSummary, whole: sdk.Job | None, current: str | None) -> Iterator[Step]:
+def _steps(job: api.JobSummary, whole: api.Job | None, current: str | None) -> Iterator[Step]:
     device, count = _device(job, whole)
     failed_step = whole["error"]["step"] if whole and whole["error"] else None
     preparing = preparing_steps(whole) if whole else []
@@ -182,7 +182,7 @@ def _steps(job: sdk.JobSummary, whole: sdk.Job | None, current: str | None) -> I
         yield Step(name=f"{NODE}-{node}", status=status, pod_name="", device=device, device_count=count)
 
 
-def _prepared(job: sdk.JobSummary, steps: Sequence[str], place: int, current: str | None, failed: str | None) -> str:
+def _prepared(job: api.JobSummary, steps: Sequence[str], place: int, current: str | None, failed: str | None) -> str:
     """The status of a preparing step: those before the one that the job is at, or failed in, are done."""
     at = steps.index(failed) if failed in steps else None
     if at is not None:
@@ -193,7 +193,7 @@ def _prepared(job: sdk.JobSummary, steps: Sequence[str], place: int, current: st
     return TRAINJOB_COMPLETE if job["started_at"] is not None else TRAINJOB_CREATED
 
 
-def _device(job: sdk.JobSummary, whole: sdk.Job | None) -> tuple[str, str]:
+def _device(job: api.JobSummary, whole: api.Job | None) -> tuple[str, str]:
     """What a node computes with, and how many of these it has."""
     resources: Mapping[str, Any] = whole["resource_config"] if whole else {}
     placement, nodes = job["placement"], job["node_count"]
@@ -209,7 +209,7 @@ def _device(job: sdk.JobSummary, whole: sdk.Job | None) -> tuple[str, str]:
     return UNKNOWN, UNKNOWN
 
 
-def _runtime(job: sdk.JobSummary, runtimes: Mapping[str, Runtime]) -> Runtime:
+def _runtime(job: api.JobSummary, runtimes: Mapping[str, Runtime]) -> Runtime:
     """The runtime that the job was made with; as much of it as the job says where it is not there any more."""
     name = job["labels"].get(RUNTIME_LABEL)
     if name is not None and name in runtimes:
@@ -227,12 +227,12 @@ def _runtime(job: sdk.JobSummary, runtimes: Mapping[str, Runtime]) -> Runtime:
     )
 
 
-def _message(job: sdk.JobSummary, whole: sdk.Job | None) -> str | None:
+def _message(job: api.JobSummary, whole: api.Job | None) -> str | None:
     waiting = whole["pending_reason"] if whole else None
     return waiting or job["status_message"]
 
 
-def _checkpoint(each: sdk.Checkpoint) -> Checkpoint:
+def _checkpoint(each: api.Checkpoint) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=each["checkpoint_id"],
         step=each["step"],

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster import client as sdk
+from trainmaster import client as api
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.error_translation import translated
 from trainmaster.trainer.errors import NotFoundError
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Jobs:
     """What a server says of jobs. Errors are those that `translated` promises."""
 
-    def __init__(self, client: sdk.Client, catalog: RuntimeCatalog) -> None:
+    def __init__(self, client: api.Client, catalog: RuntimeCatalog) -> None:
         self._client = client
         self._catalog = catalog
         self._runtimes: Mapping[str, Runtime] | None = None
@@ -93,7 +93,7 @@ class Jobs:
 
     def warn(self, name: str) -> None:
         """Tell of a job that no node can ever run, where the server knows that at once."""
-        with contextlib.suppress(sdk.SdkError):
+        with contextlib.suppress(api.ClientError):
             pending = self._client.get(name)["pending"]
             if pending is not None and pending["code"] == _IMPOSSIBLE:
                 _log.warning("job %s %s; it waits until that changes", name, pending["message"])
@@ -103,7 +103,7 @@ class Jobs:
         with translated(name):
             try:
                 self._client.pause(named(name), save_checkpoint=save_checkpoint)
-            except sdk.ConflictError as error:
+            except api.ConflictError as error:
                 if error.code != _CONFLICT or not save_checkpoint or self._client.get(name)["can_save"]:
                     raise
                 raise RuntimeError(
@@ -118,7 +118,7 @@ class Jobs:
             for handle in successors(job["handle"], is_retry=job["parent_job_id"] is not None):
                 try:
                     return name_of(self._client.retry(job["job_id"], handle=handle))
-                except sdk.ConflictError as error:
+                except api.ConflictError as error:
                     if handle is None or error.code != _HANDLE_TAKEN:
                         raise
         raise AssertionError("there is always a next name")
@@ -131,7 +131,7 @@ class Jobs:
             while time.monotonic() < deadline:
                 try:
                     self._client.get(job_id)
-                except sdk.NotFoundError:
+                except api.NotFoundError:
                     return
                 time.sleep(DELETE_POLL_S)
         raise TimeoutError(f"job {name} has not stopped after {DELETE_PATIENCE_S:g} s; it goes when it has")
@@ -139,7 +139,7 @@ class Jobs:
     def failure(self, job: Job) -> RuntimeError:
         """Why a job ended badly."""
         lines: list[str] = []
-        with contextlib.suppress(sdk.SdkError):
+        with contextlib.suppress(api.ClientError):
             lines = [line["message"] for line in self._client.logs(job["job_id"], tail=LAST_LINES)["lines"]]
         return RuntimeError(failure(job, lines))
 

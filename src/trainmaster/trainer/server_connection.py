@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from trainmaster import client as sdk
+from trainmaster import client as api
 from trainmaster.client import local
 from trainmaster.client.cluster import Engine
 from trainmaster.client.server_lookup import URL_VARIABLE
@@ -19,27 +19,27 @@ _ANEW = (
 )
 
 
-def connect(choice: Choice, around: Surroundings) -> sdk.Client:
+def connect(choice: Choice, around: Surroundings) -> api.Client:
     """A client of the server that was chosen; the local one is started when none runs.
 
     Raises:
-        SdkError: the server cannot be used.
+        ClientError: the server cannot be used.
         ValueError: it lacks the backend, or its engine is another than was asked for.
         RuntimeError: no engine answers.
     """
     if choice.server is not None:
-        return sdk.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
+        return api.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
     started: local.LocalServer | None = None
     if choice.engine and not around.environment.get(URL_VARIABLE) and not around.login:
         found = local.find()
         started = found or local.start(settings=choice.engine)
         if found is not None or not local.started_here(started):
             started = None
-    client = sdk.Client()
+    client = api.Client()
     try:
         if choice.name is not None:
             check_engine(choice.engine, client.cluster.backend(choice.name)["engine"], around.environment)
-    except sdk.NotFoundError as error:
+    except api.NotFoundError as error:
         client.close()
         raise ValueError(str(error)) from error
     except BaseException:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.client import types as sdk
+from trainmaster.client import types as api
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import compile_launch
@@ -69,7 +69,7 @@ def whole(**changes: Any) -> Any:
 
 
 PREPARED = {"kind": "function", "packages": ["einops"], "initializers": {"dataset": {"type": "s3"}, "model": None}}
-FAILURE: sdk.Failure = {
+FAILURE: api.Failure = {
     "error_type": "EXITED_NONZERO",
     "error_message": "rank 1 exited with code 3",
     "fault": "user",

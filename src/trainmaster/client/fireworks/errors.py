@@ -1,6 +1,6 @@
 """What these clients raise beside the other errors of the SDK. Each is also what Fireworks' own clients raise there.
 
-SdkError
+ClientError
 ├── TrainingAPIError (RuntimeError)                 the server said no
 │   └── ResumeRefusedError (httpx.HTTPStatusError)  to a job that was to go on
 ├── TrainerStoppedError (RuntimeError)              a trainer that was waited for will not become ready by itself
@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from trainmaster.client.errors import SdkError
+from trainmaster.client.errors import ClientError
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 """The type of the detail that says in a word why something was refused."""
@@ -22,7 +22,7 @@ TEXT_SHOWN = 200
 """Of an answer that is no document."""
 
 
-class TrainingAPIError(SdkError, RuntimeError):
+class TrainingAPIError(ClientError, RuntimeError):
     """The server said no."""
 
     def __init__(self, context: str, response: httpx.Response) -> None:
@@ -44,7 +44,7 @@ class ResumeRefusedError(TrainingAPIError, httpx.HTTPStatusError):
         self.response = response
 
 
-class TrainerStoppedError(SdkError, RuntimeError):
+class TrainerStoppedError(ClientError, RuntimeError):
     """A trainer that was waited for will not become ready by itself."""
 
     def __init__(self, message: str, *, state: str) -> None:
@@ -52,7 +52,7 @@ class TrainerStoppedError(SdkError, RuntimeError):
         self.state = state
 
 
-class TrainerTimeoutError(SdkError, TimeoutError):
+class TrainerTimeoutError(ClientError, TimeoutError):
     """A trainer did not become ready in time."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import httpx
 
 from trainmaster.client.connection import Connection
-from trainmaster.client.errors import SdkError, UnreachableError
+from trainmaster.client.errors import ClientError, UnreachableError
 from trainmaster.client.fireworks.config import SHAPE_NAME
 from trainmaster.client.fireworks.errors import TrainerTimeoutError, TrainingAPIError
 from trainmaster.client.fireworks.records import TrainingShapeProfile
@@ -175,7 +175,7 @@ class FireworksClient:
         if answer.get("operation"):
             model = self._finished(problem, answer["operation"]).get("response") or model
         if not model:
-            raise SdkError(f"{problem}: the server says that it is done, and names no model")
+            raise ClientError(f"{problem}: the server says that it is done, and names no model")
         return {field: value for field, value in model.items() if field != "@type"}
 
     def _listed(self, problem: str, path: str, member: str, page_size: int) -> list[dict[str, Any]]:

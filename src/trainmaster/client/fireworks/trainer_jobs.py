@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from trainmaster.client.errors import SdkError, UnreachableError
+from trainmaster.client.errors import ClientError, UnreachableError
 from trainmaster.client.fireworks.config import TrainerJobConfig
 from trainmaster.client.fireworks.errors import (
     ResumeRefusedError,
@@ -228,7 +228,7 @@ class TrainerJobManager(FireworksClient):
         try:
             path = f"{self._trainer_path(job_id)}/api/v1/healthz"
             return self._call_once("GET", path, patience_s=HEALTH_TIMEOUT_S).status_code == httpx.codes.OK
-        except SdkError:
+        except ClientError:
             return False
 
     def _endpoint(self, job_id: str, job: dict[str, Any], job_name: str | None = None) -> TrainerServiceEndpoint:

@@ -19,7 +19,7 @@ from trainmaster.server.coordinator.launch import Standing, fetching_environment
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.node_reports import NodeReports
-from trainmaster.server.coordinator.retention import Collector, keep_from_settings
+from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
@@ -53,6 +53,7 @@ class CoordinatorRole:
         vault: Vault,
         subscriptions: Subscriptions,
         declaring: Declaring,
+        collector: Collector,
         hint_socket: Path,
     ) -> None:
         context = BackendContext(
@@ -104,7 +105,7 @@ class CoordinatorRole:
             database,
             roots,
             leads=self.leads,
-            collector=Collector(database, roots, keep_from_settings(settings), spool=settings.data_dir / "spool"),
+            collector=collector,
         )
         self._deliveries = Deliveries(
             database,

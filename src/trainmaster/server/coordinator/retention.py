@@ -1,5 +1,4 @@
-"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches, orphans; and the
-records of sessions that ended.
+"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches and orphans.
 
 What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
 by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +24,6 @@ from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
-from trainmaster.server.doors.tinker import records as tinker
-from trainmaster.server.doors.tinker.records import Leftover
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
 from trainmaster.server.store import blobs, checkpoints, jobs
@@ -60,6 +57,10 @@ class Collected:
     size_bytes: int
 
 
+Collect = Callable[[Database, Keep, float, bool], Iterator[Collected]]
+"""Collects something more at a time, or (True) only tells of it: the records of a foreign API."""
+
+
 def keep_from_settings(settings: Settings) -> Keep:
     """How long this server keeps things."""
     return Keep(
@@ -75,7 +76,10 @@ def keep_from_settings(settings: Settings) -> Keep:
 class Collector:
     """Collects on one server's roots."""
 
-    def __init__(self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None) -> None:
+    def __init__(
+        self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None, also: Sequence[Collect] = ()
+    ) -> None:
+        self._also = also
         self._database = database
         self._roots = roots
         self._keep = keep
@@ -96,7 +100,8 @@ class Collector:
                     yield from self._alone(job.job_id, self._runs(job, now, dry_run=dry_run))
         yield from self._caches(now, dry_run=dry_run)
         yield from self._blobs(now, dry_run=dry_run)
-        yield from self._sessions(now, dry_run=dry_run)
+        for collect in self._also:
+            yield from collect(self._database, self._keep, now, dry_run)
 
     def expire(self, now: float) -> Iterator[Collected]:
         """Take checkpoints out of sight that were to go by themselves by now, and tell of them."""
@@ -312,33 +317,6 @@ class Collector:
 
             if dry_run or self._database.write_now(work):
                 yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
-
-    def _sessions(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        """Forget Tinker sessions that ended, but for runs that saved something."""
-        if not self._keep.sessions_s:
-            return
-        before = now - self._keep.sessions_s
-        after: str | None = ""
-        while after is not None:
-
-            def work(connection: Connection, after: str = after) -> list[Leftover]:
-                gone, _ = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
-                for each in gone:
-                    tinker.forget(connection, _EVERYTHING, each)
-                return gone
-
-            with self._database.read() as connection:
-                gone, last = tinker.leftovers(connection, _EVERYTHING, before=before, after=after)
-            if gone and not dry_run:
-                gone = self._database.write_now(work)
-            for each in gone:
-                for what, names in (
-                    ("sampler", each.sampler_ids),
-                    ("training run", each.model_ids),
-                    ("session", (each.session_id,) if each.whole else ()),
-                ):
-                    yield from (Collected(what=what, name=name, size_bytes=0) for name in names)
-            after = last
 
     def _take(self, location: Location) -> bool:
         """Take a directory out of sight; False when somebody else did."""

@@ -27,7 +27,6 @@ from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.observation import EngineFacts
-from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.shapes import Shapes
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.storage import Roots
@@ -71,6 +70,8 @@ class ApiContext:
     explainer: Explainer
     vault: Vault
     subscriptions: Subscriptions
+    collector: Collector
+    """Collects what has outlived its job."""
     roots: Roots
     roles: frozenset[str] = frozenset({API, GATEWAY})
     """`api`: all routes but the gateway's; `gateway`: those."""
@@ -83,12 +84,8 @@ class ApiContext:
     clock: Callable[[], float] = time.time
     version: str = __version__
     max_blob_bytes: int = 2 << 30
-    keep: Keep = Keep()
-    """How long things are kept."""
     check_account: Callable[[Account], None] = _any_account
     """Raises when the jobs of an account could not run as the user whom it names."""
-    spool: Path | None = None
-    """Where couriers of this server work."""
     token_exchange: TokenExchange | None = None
     """Where tokens come from that a request does not pass on; None: from nowhere."""
     data_checks: DataChecks | None = None
@@ -127,10 +124,6 @@ class ApiContext:
     def promotions(self) -> Promotions:
         """Makes models of checkpoints."""
         return Promotions(self.database, self.roots, self.models, clock=self.clock)
-
-    def collector(self) -> Collector:
-        """Collects what has outlived its job."""
-        return Collector(self.database, self.roots, self.keep, spool=self.spool)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Ask the database something, without holding up other requests."""

@@ -27,7 +27,6 @@ from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
-from trainmaster.server.doors.tinker.connections import STATUSES
 from trainmaster.server.http.activity import Activity
 from trainmaster.server.http.auth import credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
@@ -46,6 +45,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 RETRY_AFTER_S = 2
 """A service that is on its way may take longer; asking again costs nothing."""
 CONNECT_TIMEOUT_S = 5.0
+STATUSES = range(200, 600)
+"""What an answer may have; the server cannot send others."""
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _CLIENT_GONE = 499
 """Nobody will read it; it is there for the access log."""

@@ -8,7 +8,7 @@ A queue holds no more GPUs than its quota: from the first job on that would exce
 back-off, or that nobody wants to run, is passed over. One that no node could ever hold, or that asks for more than
 the whole quota, waits and holds nobody up.
 
-What is kept for the first that does not fit, and what may start behind it: `scheduling.heads`. Without
+What is kept for the first that does not fit, and what may start behind it: `scheduling.reservations`. Without
 `backfill`, nothing behind a head starts on any node that it could use.
 
 Who may be stopped for whom: `scheduling.preemption`. What is given back then is for the one that it was made

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmaster.client import Client, NotFoundError, SdkError
+from trainmaster.client import Client, ClientError, NotFoundError
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.definition import TrainingRuntime
@@ -48,7 +48,7 @@ def runtime_packages(client: Client, runtime: TrainingRuntime, *, backend: str |
     afterwards.
 
     Raises:
-        SdkError: the server refuses the job, such as one that needs an image and has none.
+        ClientError: the server refuses the job, such as one that needs an image and has none.
         RuntimeError: the job failed; the message has its last lines.
     """
     handle = f"packages-{secrets.token_hex(5)}"
@@ -64,7 +64,7 @@ def runtime_packages(client: Client, runtime: TrainingRuntime, *, backend: str |
             client.delete(handle, purge=True)
         except NotFoundError:
             pass  # it was refused
-        except SdkError as error:
+        except ClientError as error:
             _log.warning("the job %s cannot be deleted: %s", handle, error)
     lines = [*found["packages"], *found["accelerators"]]
     sys.stdout.write("\n".join([f"{runtime.name}: {len(found['packages'])} packages", *lines]) + "\n")

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from trainmaster.protocol.listeners import stranger_at
 from trainmaster.protocol.services import TOKEN_HEADER
 from trainmaster.server.doors.tinker.names import Trainer
+from trainmaster.server.http.gateway import STATUSES
 
 CONNECT_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0
@@ -29,8 +30,6 @@ _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 256 << 10
 _MOST_HEADS = 8
 """Of one answer: all but the last say 100."""
-STATUSES = range(200, 600)
-"""What an answer may have; the server cannot send others."""
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -36,7 +36,7 @@ async def collect(request: Request, principal: Admin, context: Context) -> Respo
 
 
 def _collect(context: ApiContext, wanted: CollectBody) -> Collection:
-    collector = context.collector()
+    collector = context.collector
     now = context.clock()
     gone = list(collector.collect(now, dry_run=wanted.dry_run))
     take_orphans = wanted.orphans and not wanted.dry_run

@@ -9,12 +9,12 @@ import pytest
 from trainmaster.client import (
     ApiError,
     Client,
+    ClientError,
     ConflictError,
     FieldProblem,
     InvalidError,
     NotFoundError,
     RateLimitedError,
-    SdkError,
     UnavailableError,
     UnreachableError,
     connection,
@@ -243,5 +243,5 @@ def test_change_that_never_arrived_is_sent_again() -> None:
 
 
 def test_certificates_that_are_not_there_are_named() -> None:
-    with pytest.raises(SdkError, match=r"/nowhere/ca\.pem"):
+    with pytest.raises(ClientError, match=r"/nowhere/ca\.pem"):
         Client("https://server.test", "a-key", ca="/nowhere/ca.pem")

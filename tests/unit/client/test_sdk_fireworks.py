@@ -16,7 +16,7 @@ import pytest
 
 import trainmaster
 from trainmaster import TrainerJobConfig, TrainerJobManager, TrainerServiceEndpoint, TrainingShapeProfile
-from trainmaster.client import SdkError, UnreachableError
+from trainmaster.client import ClientError, UnreachableError
 from trainmaster.client.fireworks import (
     ResumeRefusedError,
     TrainerStoppedError,
@@ -306,7 +306,7 @@ def test_refusals_are_read_in_every_form(
         manager.create(CONFIG)
     assert caught.value.status_code == 400
     assert isinstance(caught.value, RuntimeError)
-    assert isinstance(caught.value, SdkError)
+    assert isinstance(caught.value, ClientError)
 
 
 def test_refusals_name_their_reason(plane: ControlPlane, manager: TrainerJobManager) -> None:
@@ -654,7 +654,7 @@ def test_promotion_may_be_done_at_once(plane: ControlPlane, manager: TrainerJobM
     plane.on(PROMOTE, ok({"model": {"name": "m"}}))
     assert promoted(manager) == {"name": "m"}
     plane.on(PROMOTE, ok({}))
-    with pytest.raises(SdkError, match="names no model"):
+    with pytest.raises(ClientError, match="names no model"):
         promoted(manager)
 
 
