@@ -17,7 +17,7 @@ from trainer_examples import GPUS, LARGE_MACHINE, SIMULATED_GPUS, SLICE, run_exa
 from container_engine import missing, plain_image, python_image, running_engine
 from container_servers import PACKAGES, ContainerServer
 from real_server import PATIENCE_S
-from trainers.data_servers import FileServer, serving
+from training.data_servers import FileServer, serving
 from trainmaster import TrainerClient
 from trainmaster.client import Client
 from trainmaster.trainer import (

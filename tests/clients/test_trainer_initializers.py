@@ -13,7 +13,7 @@ from client_model import make_model
 
 from real_server import PATIENCE_S, RealServer, running, wait_for
 from seaweed_server import ASKER, ASKER_SECRET, KEY, ROLE, SECRET, SeaweedServer
-from trainers.data_servers import Hub, serving
+from training.data_servers import Hub, serving
 from trainmaster import TrainerClient
 from trainmaster.trainer import (
     BuiltinTrainer,

@@ -15,7 +15,7 @@ import pytest
 from container_engine import PREFIX, VERSION
 from container_servers import PACKAGES, ContainerServer
 from real_server import wait_for
-from trainers.iceberg_tables import ROWS, table_at
+from training.iceberg_tables import ROWS, table_at
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables import KIND

@@ -26,7 +26,7 @@ from real_server import wait_for
 from seaweed_server import KEY as STORE_KEY
 from seaweed_server import SECRET as STORE_SECRET
 from seaweed_server import SeaweedServer
-from trainers.data_servers import Hub, serving
+from training.data_servers import Hub, serving
 from trainmaster.protocol.processes import identity_of
 from trainmaster.trainer import (
     ContainerBackendConfig,

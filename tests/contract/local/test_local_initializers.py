@@ -16,8 +16,8 @@ import pytest
 from local_servers import LocalServer, serving
 from real_server import wait_for
 from seaweed_server import KEY, SECRET, SeaweedServer
-from trainers.data_servers import Hub
-from trainers.data_servers import serving as answering
+from training.data_servers import Hub
+from training.data_servers import serving as answering
 from trainmaster.jobs import objects
 
 TOKEN = "canary-hub-token-71e0"
