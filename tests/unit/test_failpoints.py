@@ -31,7 +31,7 @@ def test_armed_action_is_told_each_point() -> None:
 @pytest.mark.parametrize(("count", "printed"), [(1, b""), (2, b"1\n"), (3, b"1\n2\n")])
 def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: bytes) -> None:
     script = (
-        "from trainmaster import failpoints; failpoints.arm_from_environment()\n"
+        "from trainmaster.server import failpoints; failpoints.arm_from_environment()\n"
         "for number in (1, 2, 3): failpoints.reach('other'); failpoints.reach('a:b'); print(number, flush=True)"
     )
     killed = subprocess.run(
@@ -46,9 +46,7 @@ def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: 
 
 
 def test_process_is_stopped_at_the_named_point_when_asked_to_be() -> None:
-    script = (
-        "from trainmaster import failpoints; failpoints.arm_from_environment(); failpoints.reach('a'); print('awake')"
-    )
+    script = "from trainmaster.server import failpoints; failpoints.arm_from_environment(); failpoints.reach('a'); print('awake')"
     stopped = subprocess.Popen(
         [sys.executable, "-c", script],
         env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: "a:1:SIGSTOP"},

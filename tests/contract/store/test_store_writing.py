@@ -169,7 +169,7 @@ CRASHING = """
 import sys
 sys.path.insert(0, {here!r})
 from store_records import new_job, submit
-from trainmaster import failpoints
+from trainmaster.server import failpoints
 from trainmaster.server.store.database import Database
 
 failpoints.arm_from_environment()

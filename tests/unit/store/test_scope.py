@@ -21,7 +21,7 @@ MACHINERY = {
     "database",
     "migrate",
     "migrations",
-    "paging",
+    "page_tokens",
     "portions",
     "postgres",
     "prepared",
