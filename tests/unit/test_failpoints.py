@@ -46,7 +46,7 @@ def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: 
 
 
 def test_process_is_stopped_at_the_named_point_when_asked_to_be() -> None:
-    script = "from trainmaster.server import failpoints; failpoints.arm_from_environment(); failpoints.reach('a'); print('awake')"
+    script = "from trainmaster.server import failpoints as f; f.arm_from_environment(); f.reach('a'); print('awake')"
     stopped = subprocess.Popen(
         [sys.executable, "-c", script],
         env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: "a:1:SIGSTOP"},
