@@ -24,7 +24,8 @@ import pytest
 from job_server import JobServer, pids, shown_of
 from real_server import ENDED, wait_for
 from trainmaster.backends.local.fork_client import ForkServer
-from trainmaster.protocol.run_directory import read_lines, worker_stream
+from trainmaster.protocol.documents import read_lines
+from trainmaster.protocol.run_directory import worker_stream
 
 TRANSPORTS = ("files", "http")
 PYTHON = sys.executable

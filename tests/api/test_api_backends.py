@@ -10,7 +10,7 @@ import pytest
 from api_world import VAULT, Api, Served, World
 
 from trainmaster.backends import capabilities_of
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.core.observation import EngineFacts

@@ -20,7 +20,7 @@ from plain_client import PROTOBUF, Client, json_pass, sample, wait_for
 from running_front import RunningFront
 from stub_engine import BASE_MODEL, CAPABILITIES
 
-from trainmaster.protocol.services import TOKEN_HEADER
+from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.messages import Ready
 

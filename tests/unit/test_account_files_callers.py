@@ -19,6 +19,7 @@ CALLERS = {
     "server/coordinator/promotion.py",
     "server/coordinator/retention.py",
     "server/coordinator/tombstones.py",
+    "protocol/documents.py",
     "protocol/log_gaps.py",
     "protocol/run_directory.py",
     "server/storage.py",
@@ -64,6 +65,10 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     ),
     "server/coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "server/coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "protocol/documents.py": (
+        "directories of the server's own, and names in directories that account_files has opened",
+        {"open", "os.open", "os.fchown", "os.replace", "os.unlink"},
+    ),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
     "protocol/log_gaps.py": ("what account_files has opened", {"open"}),
     "protocol/memory_file.py": ("a descriptor", {"open"}),
@@ -73,11 +78,11 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "protocol/run_directory.py": (
         "the run directory itself, above what a job writes; below, names in directories that account_files has opened",
         {
-            *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.open", "os.chown", "os.fchown"),
-            *("os.link", "os.unlink", "os.replace", "os.scandir"),
+            *(".mkdir", "os.chmod", ".unlink", ".read_bytes", "open", "os.chown"),
+            *("os.link", "os.unlink", "os.scandir"),
         },
     ),
-    "protocol/sockets.py": (_OWN, {"os.open"}),
+    "protocol/addresses.py": (_OWN, {"os.open"}),
     "server/process.py": (_OWN, {".glob", ".mkdir", ".unlink", ".read_text", "os.open", "open", "os.replace"}),
     "server/settings/encryption.py": (_OWN, {".mkdir", ".read_text", "open", "os.link", "os.unlink"}),
     "server/settings/listener.py": (_OWN, {".read_text", ".write_text"}),

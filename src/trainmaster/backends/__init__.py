@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from trainmaster.backends.absent import AbsentBackend
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
 from trainmaster.backends.deferred import DeferredBackend
-from trainmaster.protocol.backends import CONTAINER, LOCAL
-from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.launch import CONTAINER, LOCAL, Lifetime
 
 if TYPE_CHECKING:
     from trainmaster.protocol.request import AttemptRequest

@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from trainmaster.backends.base import Capabilities, LaunchError
-from trainmaster.protocol.control import Control
 from trainmaster.protocol.processes import boot_id
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.observation import EngineFacts, Liveness

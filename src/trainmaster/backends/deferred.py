@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainmaster.backends.base import Backend, Capabilities
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.observation import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy, endpoint_on_node
-from trainmaster.protocol.control import Control
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import (
     RunDirectory,
     endpoint_document,

@@ -23,7 +23,7 @@ from trainmaster.client import local
 from trainmaster.client.client import Client
 from trainmaster.client.errors import ApiError, ClientError
 from trainmaster.client.server_lookup import configured_url
-from trainmaster.protocol.sockets import reachable
+from trainmaster.protocol.addresses import reachable
 
 TRAINERS = ("torch", "transformers", "trl")
 """What the built-in trainers stand on; the rest of the extra comes with it."""

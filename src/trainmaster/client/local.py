@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 
 from trainmaster import __version__
 from trainmaster.client.errors import LocalServerError
-from trainmaster.protocol.data_directory import AT_REST, KEPT
-from trainmaster.protocol.processes import ProcessIdentity, is_alive
+from trainmaster.protocol.processes import AT_REST, KEPT, ProcessIdentity, is_alive
 
 START_TIMEOUT_S = 60.0
 """Generous: a first start on a slow disk makes the database."""

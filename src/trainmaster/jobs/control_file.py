@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.run_directory import read_document
+from trainmaster.protocol.request import Control
 
 LOOK_EVERY_S = 0.05
 """A stop may wait this long to be seen; a training step is rarely shorter."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster.protocol import environment
-from trainmaster.protocol.run_directory import read_document
+from trainmaster.protocol.documents import read_document
 
 ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.2

@@ -5,6 +5,8 @@ NODE_RANK, GROUP_RANK, MASTER_ADDR, MASTER_PORT), CUDA_VISIBLE_DEVICES, and the 
 Kubeflow's progress reports.
 """
 
+from __future__ import annotations
+
 from types import MappingProxyType
 
 from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
@@ -127,3 +129,8 @@ what another framework calls them."""
 
 RESERVED_PREFIX = "TRAINMASTER_"
 """A job may not set variables with this prefix itself."""
+
+TOKEN_HEADER = "x-trainmaster-token"
+"""A header of every request that the server passes on to a service; holds the token of the attempt's ranks
+(`TRAINMASTER_TOKEN_FILE`). Others on the machine can reach the service's port: by the token it knows that the server
+sent the request and authenticated the caller."""

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from pathlib import Path
 
-from trainmaster.protocol.sockets import reachable
+from trainmaster.protocol.addresses import reachable
 
 _MOST_AT_ONCE = 1000
 """Any process of the same user may send hints without end."""

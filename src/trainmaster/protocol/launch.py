@@ -11,6 +11,16 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+LOCAL = "local"
+"""The backend whose jobs are processes of the server's machine."""
+CONTAINER = "container"
+"""The backend whose jobs run in containers of that machine."""
+
+PACKAGES_FILE = "packages.json"
+"""Among a launch's inputs: `packages`, which are requirements as pip takes them, and `index_urls`."""
+ENVIRONMENT_FILE = "environment.json"
+"""In the node's prepared directory: `path`, the Python environment that the ranks run in."""
+
 
 class PullPolicy(StrEnum):
     """When an image is fetched from its registry."""

@@ -1,4 +1,4 @@
-"""Telling a live process from one that merely has the same number. Linux, by /proc."""
+"""The identity of a process, by which a reused pid is told apart (Linux, by /proc), and the marks a server leaves."""
 
 from __future__ import annotations
 
@@ -60,3 +60,10 @@ def is_alive(identity: ProcessIdentity) -> bool:
 def boot_id() -> str:
     """Changes with every boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# Files in a server's data directory that its clients look at too.
+KEPT = "kept"
+"""Exists when the server was last started by somebody who keeps it running, and not by a command that needed it."""
+AT_REST = "at-rest"
+"""Exists when the last server stopped with no unfinished job in its own database. Removed at every start."""

@@ -1,4 +1,4 @@
-"""The immutable request of one attempt: `request.json`, version 1."""
+"""What the server tells the workers of an attempt: `request.json` (immutable, version 1) and `control.json`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainmaster.protocol.launch import Launch, Step, launch_from_json, launch_to_json
+from trainmaster.protocol.reasons import StopCause
 
 RUN_DIRECTORY_VERSION = 1
 """Written into every request. A reader accepts this version and the one before it."""
@@ -211,4 +212,40 @@ def check_version(document: Mapping[str, Any]) -> None:
         raise UnsupportedVersionError(
             f"run directory version {version!r}: this version of Trainmaster reads "
             f"{RUN_DIRECTORY_VERSION - 1} and {RUN_DIRECTORY_VERSION}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What the server asks of a running attempt. The highest `seq` counts; a stop is never taken back."""
+
+    seq: int
+    stop: StopCause | None = None
+    save: bool = False
+    """With a stop: save first. Without one: save at the next step and go on."""
+    grace_s: float = 30.0
+    """From now until the ranks are killed."""
+    dump_stacks: bool = False
+    """Make the ranks print their stacks (SIGUSR1 to ranks that registered for it; else where they are)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The plain form."""
+        return {
+            "seq": self.seq,
+            "stop": self.stop,
+            "save": self.save,
+            "grace_s": self.grace_s,
+            "dump_stacks": self.dump_stacks,
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Control:
+        """The control of a plain form."""
+        stop = document.get("stop")
+        return Control(
+            seq=int(document["seq"]),
+            stop=StopCause(stop) if stop else None,
+            save=bool(document.get("save", False)),
+            grace_s=float(document.get("grace_s", 30.0)),
+            dump_stacks=bool(document.get("dump_stacks", False)),
         )

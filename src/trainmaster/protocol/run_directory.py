@@ -38,7 +38,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ from trainmaster.protocol.account_files import (
     exists,
     make_directories,
     open_below,
-    open_plain,
     status_below,
 )
+from trainmaster.protocol.documents import decoded, read_document, replace_document, write_document, write_new
 from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.request import AttemptRequest
 
@@ -78,8 +78,6 @@ _DOCUMENT = re.compile(r"nodes/0/rendezvous\.json|nodes/\d{1,6}/(beat|endpoint|e
 MOST_DOCUMENT_BYTES = 256 << 10
 """What is read of a document below a run directory, which a job may have written; a longer one is none."""
 MOST_CLAIM_BYTES = 4 << 10
-_MOST_OWN_BYTES = 64 << 20
-"""What is read of a document that we wrote ourselves: a request holds all of a job's parameters."""
 
 
 def worker_stream(node: int) -> str:
@@ -189,7 +187,7 @@ class RunDirectory:
         The same claimant (by its `nonce`) may ask again and gets the same answer.
         """
         with directory_below(self.path, "claims") as claims:
-            temporary = _write_new(claims, str(node), claimant)
+            temporary = write_new(claims, str(node), claimant)
             try:
                 os.link(temporary, f"{node}.json", src_dir_fd=claims, dst_dir_fd=claims, follow_symlinks=False)
             except FileExistsError:
@@ -299,7 +297,7 @@ class RunDirectory:
                 data = file.read(most_bytes + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _decoded(data) if len(data) <= most_bytes else None
+        return decoded(data) if len(data) <= most_bytes else None
 
     def set_control(self, control: Mapping[str, Any]) -> None:
         """Tell the workers what is wanted."""
@@ -318,93 +316,4 @@ class RunDirectory:
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         way, _, last = name.rpartition("/")
         with directory_below(self.path, way) as directory:
-            _replace(directory, last, document)
-
-
-def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The whole JSON lines of a piece of a stream, and how many bytes they took."""
-    end = data.rfind(b"\n") + 1
-    return parse_lines(data[:end].split(b"\n")), end
-
-
-def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of some lines. A line that is none (a torn write of a full disk) is skipped."""
-    records = []
-    for line in lines:
-        if not line:
-            continue
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records
-
-
-def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None) -> None:
-    """Replace a document in one step: a reader sees the old one or the new one, never a part.
-
-    It is its owner's alone: ours, or another user's. A group can read it, where one is named.
-    """
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _replace(directory, path.name, document, uid=uid, gid=gid)
-    finally:
-        os.close(directory)
-
-
-def _replace(
-    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
-) -> None:
-    temporary = _write_new(directory, name, document, uid=uid, gid=gid)
-    try:
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
-
-
-def _write_new(
-    directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
-) -> str:
-    """Write a document under a temporary name, which is returned."""
-    # A name that nobody knows before: others who write there could have put something else in its place.
-    temporary = f".{name}.{os.urandom(8).hex()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
-        data = _encode(document)
-        while data:
-            data = data[os.write(descriptor, data) :]
-        if uid is not None:
-            os.fchown(descriptor, uid, -1)
-        if gid is not None:
-            os.fchown(descriptor, -1, gid)
-            os.fchmod(descriptor, 0o640)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
-    finally:
-        os.close(descriptor)
-    return temporary
-
-
-def read_document(path: Path) -> dict[str, Any] | None:
-    """A document, or None when there is none that can be read. The way to it is ours; it itself may be anything."""
-    try:
-        with open(open_plain(path), "rb") as file:
-            return _decoded(file.read(_MOST_OWN_BYTES))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _decoded(data: bytes) -> dict[str, Any] | None:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _encode(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
+            replace_document(directory, last, document)

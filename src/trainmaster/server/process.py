@@ -21,11 +21,11 @@ from sqlalchemy import Connection
 import trainmaster
 from trainmaster.backends import capabilities_of, check_names, names_from
 from trainmaster.backends.local.inventory import parse_simulated
-from trainmaster.protocol.data_directory import AT_REST, KEPT
+from trainmaster.protocol.documents import write_document
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.hints import send_hint
-from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.run_directory import OWNER, write_document
+from trainmaster.protocol.processes import AT_REST, KEPT, boot_id, identity_of
+from trainmaster.protocol.run_directory import OWNER
 from trainmaster.server import failpoints
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable

@@ -16,7 +16,7 @@ from typing import Any
 from trainmaster.client import login
 from trainmaster.client.server_lookup import URL_VARIABLE
 from trainmaster.plain_yaml import YamlError, parse_yaml
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.trainer.configs import (
     SERVER_URL,
     AnyBackendConfig,

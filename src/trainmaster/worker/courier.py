@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import (
     CONTROL,
     RENDEZVOUS,
@@ -46,8 +46,6 @@ from trainmaster.protocol.run_directory import (
     endpoint_document,
     exit_document,
     gap_document,
-    read_document,
-    write_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import remove_groups

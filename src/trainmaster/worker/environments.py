@@ -26,8 +26,8 @@ from pathlib import Path
 
 from trainmaster.protocol import environment as names
 from trainmaster.protocol.account_files import remove_tree
-from trainmaster.protocol.packages import ENVIRONMENT_FILE, PACKAGES_FILE
-from trainmaster.protocol.run_directory import read_document, write_document
+from trainmaster.protocol.documents import read_document, write_document
+from trainmaster.protocol.launch import ENVIRONMENT_FILE, PACKAGES_FILE
 from trainmaster.worker.package_install import InstallError, install, print_line
 
 READY = "ready.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from trainmaster.protocol.disks import FULL, disk_is_full
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full, read_lines
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.run_directory import CONTROL, RunDirectory, read_lines, worker_stream
+from trainmaster.protocol.run_directory import CONTROL, RunDirectory, worker_stream
 
 
 def of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, An
 
 def of_unprepared_node(error: OSError) -> dict[str, Any]:
     """For a node where nothing could be laid out that a worker needs."""
-    reason = Reason.DISK_FULL if error.errno in FULL else Reason.STORAGE_UNAVAILABLE
+    reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
     return _document(reason, f"the node could not prepare for the job: {error}")
 
 

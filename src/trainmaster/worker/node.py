@@ -16,13 +16,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.disks import FULL, disk_is_full
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
 from trainmaster.protocol.memory_file import handed_back
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import (
     RENDEZVOUS,
     RunDirectory,
@@ -138,7 +137,7 @@ class NodeRun:
             return Verdict(reason=Reason.BAD_INPUT, message=str(error))
         except OSError as error:
             traceback.print_exc()
-            reason = Reason.DISK_FULL if error.errno in FULL else Reason.STORAGE_UNAVAILABLE
+            reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
             return Verdict(reason=reason, message=f"the worker failed: {error}")
         except RunDirectoryGoneError:
             raise

@@ -6,9 +6,9 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import write_document
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.run_directory import write_document
+from trainmaster.protocol.request import Control
 from trainmaster.worker.records import Journal
 from trainmaster.worker.tree import Tree
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmaster.protocol import environment as names
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.documents import read_document
+from trainmaster.protocol.launch import ENVIRONMENT_FILE, Step
 from trainmaster.protocol.memory_file import KILL_LED, handed
-from trainmaster.protocol.packages import ENVIRONMENT_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import PREPARED, events_stream, log_stream, metrics_stream, read_document
+from trainmaster.protocol.run_directory import PREPARED, events_stream, log_stream, metrics_stream
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent, gain_no_rights

@@ -7,8 +7,8 @@ import os
 import selectors
 import socket
 
+from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.launch import Readiness
-from trainmaster.protocol.listeners import stranger_at
 
 _ANSWER_WITHIN_S = 5.0
 """A service that accepted the connection but is busy starting may take this long before it is asked afresh."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainmaster.protocol.disks import FULL, LEAST_FREE_BYTES
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, LEAST_FREE_BYTES
 from trainmaster.protocol.run_directory import RunDirectory, beat_document, exit_document, worker_stream
 
 _RETRY_S = 0.5
@@ -42,7 +42,7 @@ class Journal:
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
 
 
@@ -68,7 +68,7 @@ class Heartbeat:
         except FileNotFoundError as error:
             raise RunDirectoryGoneError from error
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
 
 

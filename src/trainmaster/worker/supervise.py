@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
-from trainmaster.protocol.disks import FULL
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.memory_file import handed
@@ -80,7 +80,7 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
         request = within.amend(directory.request(), node)
         run = NodeRun(directory, request, node, secrets, journal, heartbeat, prepares_only=bool(within.onward))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        full = isinstance(error, OSError) and error.errno in FULL
+        full = isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS
         reason = Reason.DISK_FULL if full else Reason.LAUNCH_REFUSED
         verdict = Verdict(reason=reason, message=f"the worker cannot read its request: {error!r}")
     except CannotBecomeError as error:

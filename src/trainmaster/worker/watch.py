@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.run_directory import CONTROL, RunDirectory, parse_lines, read_document
+from trainmaster.protocol.documents import parse_lines, read_document
+from trainmaster.protocol.request import Control
+from trainmaster.protocol.run_directory import CONTROL, RunDirectory
 from trainmaster.worker.log_cap import LogCap
 from trainmaster.worker.verdict import Failure
 

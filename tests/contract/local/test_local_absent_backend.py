@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from real_server import RealServer, wait_for
-from trainmaster.protocol.backends import CONTAINER
+from trainmaster.protocol.launch import CONTAINER
 
 
 def message_of(server: RealServer, job_id: str) -> str:

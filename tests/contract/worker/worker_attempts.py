@@ -15,19 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import (
-    RunDirectory,
-    exit_document,
-    log_stream,
-    metrics_stream,
-    read_lines,
-    worker_stream,
-)
+from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
+from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream, metrics_stream, worker_stream
 
 PATIENCE_S = 60.0
 Found = TypeVar("Found")

@@ -9,8 +9,7 @@ import pytest
 from trainmaster.backends import CAPABILITIES
 from trainmaster.backends.absent import AbsentBackend
 from trainmaster.backends.base import LaunchError
-from trainmaster.protocol.backends import CONTAINER
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import CONTAINER, Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory

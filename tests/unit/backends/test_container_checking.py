@@ -15,9 +15,10 @@ from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import ImageFacts
 from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.preflight import checked
+from trainmaster.protocol.documents import write_document
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import RunDirectory, exit_document, write_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server.coordinator.assembly import private_places
 from trainmaster.server.settings.settings import Settings
 

@@ -13,10 +13,8 @@ import pytest
 from trainmaster.backends import CAPABILITIES, check_names, missing, names_from
 from trainmaster.backends.deferred import DeferredBackend
 from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
-from trainmaster.protocol.backends import CONTAINER, LOCAL
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.launch import Launch, Step
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment
+from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, Step
+from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 
 ATTEMPT = AttemptRequest(
     job_id="job-1",

@@ -14,8 +14,7 @@ import pytest
 
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
 from trainmaster.server.core.commands import cancel

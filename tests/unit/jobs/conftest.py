@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol import environment
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.run_directory import read_lines, write_document
+from trainmaster.protocol.documents import read_lines, write_document
+from trainmaster.protocol.request import Control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from trainmaster.jobs.control_file import Stop
 from trainmaster.jobs.record_stream import Journal
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol import environment
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
-from trainmaster.protocol.run_directory import read_lines
+from trainmaster.protocol.request import Control
 
 
 def eventually(found: Callable[[], Any], timeout_s: float = 60) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol.json_depth import is_deeper
+from trainmaster.protocol.documents import is_deeper
 
 
 def nested(levels: int, inner: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.account_files import directory_below, open_below, open_inside, open_real, status_below
+from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.run_directory import (
     MOST_DOCUMENT_BYTES,
     RunDirectory,
@@ -23,7 +24,6 @@ from trainmaster.protocol.run_directory import (
     exit_document,
     gap_document,
     log_stream,
-    read_document,
     worker_stream,
 )
 

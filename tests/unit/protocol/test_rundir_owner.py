@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import OWNER, RunDirectory, read_document
+from trainmaster.protocol.run_directory import OWNER, RunDirectory
 
 
 def lay_out(root: Path, attempt: int) -> None:

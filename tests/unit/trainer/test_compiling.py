@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.core.errors import TrainmasterError
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.trainer import ContainerBackendConfig, LocalProcessBackendConfig

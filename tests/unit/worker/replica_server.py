@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import CONTROL, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import NO_SECRETS
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from replica_server import LOSE_ANSWER, LOSE_REQUEST, ReplicaServer
 
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import RENDEZVOUS, read_lines
+from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
+from trainmaster.protocol.run_directory import RENDEZVOUS
 from trainmaster.protocol.secrets import Secrets
 
 COURIER = """

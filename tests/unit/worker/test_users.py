@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import ATTEMPT_ID
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory, read_document
+from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory
 from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.documents import write_document
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment
-from trainmaster.protocol.run_directory import RunDirectory, exit_document, write_document
+from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.worker.cgroups import members_pattern
 from trainmaster.worker.kubeflow import metrics_from_status
 from trainmaster.worker.ranks import Surroundings, rank_environment

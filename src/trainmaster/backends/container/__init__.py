@@ -59,11 +59,9 @@ from trainmaster.backends.container.worker_archive import packed_worker
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.protocol.backends import CONTAINER
-from trainmaster.protocol.control import Control
-from trainmaster.protocol.launch import Lifetime, PullPolicy
+from trainmaster.protocol.launch import CONTAINER, Lifetime, PullPolicy
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.observation import EngineFacts, Liveness

@@ -28,7 +28,7 @@ from trainmaster.backends.container.connection import (
     last_word,
 )
 from trainmaster.backends.container.libpod import CREATE, libpod_from
-from trainmaster.protocol.backends import CONTAINER
+from trainmaster.protocol.launch import CONTAINER
 
 __all__ = [
     "Container",

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import RunDirectory, exit_document, read_document, write_document
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
 
 
 class Plans:

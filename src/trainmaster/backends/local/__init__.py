@@ -22,10 +22,9 @@ from trainmaster.backends.base import LaunchError, endpoint_on_node
 from trainmaster.backends.local.directory_access import open_passage
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.protocol.backends import LOCAL
-from trainmaster.protocol.control import Control
+from trainmaster.protocol.launch import LOCAL
 from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.observation import EngineFacts, Liveness

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
-from trainmaster.protocol.control import Control
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.request import AttemptRequest
+from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.core.errors import Problem, RefusedError, TrainmasterError
 from trainmaster.server.core.job import Change, Job

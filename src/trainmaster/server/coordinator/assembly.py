@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
-from trainmaster.protocol.backends import CONTAINER
 from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.launch import CONTAINER
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission

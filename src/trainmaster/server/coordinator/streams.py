@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.protocol.run_directory import RunDirectory, parse_lines
+from trainmaster.protocol.documents import parse_lines
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.job import Attempt
 
 LONGEST_LINE = 1 << 20

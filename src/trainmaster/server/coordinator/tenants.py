@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.keys import DEFAULT_ACCOUNT

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainmaster.protocol.disks import disk_is_full
+from trainmaster.protocol.documents import disk_is_full
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import (
     RunDirectory,

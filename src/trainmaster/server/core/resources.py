@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from trainmaster.protocol.backends import CONTAINER, LOCAL
+from trainmaster.protocol.launch import CONTAINER, LOCAL
 
 REGION = "region="
 """A node's label `region=NAME` says where it is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainmaster.protocol.control import Control
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.request import Control
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import Actor

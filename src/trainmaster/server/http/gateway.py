@@ -21,8 +21,8 @@ from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from trainmaster.protocol.listeners import stranger_at
-from trainmaster.protocol.services import TOKEN_HEADER
+from trainmaster.protocol.addresses import stranger_at
+from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.keys import KeyScope

@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.protocol.run_directory import RunDirectory, metrics_stream, read_lines
+from trainmaster.protocol.documents import read_lines
+from trainmaster.protocol.run_directory import RunDirectory, metrics_stream
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus

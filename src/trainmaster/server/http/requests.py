@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from trainmaster.protocol.json_depth import is_deeper
+from trainmaster.protocol.documents import is_deeper
 from trainmaster.server.coordinator.commands import Idempotency
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.spec import parse

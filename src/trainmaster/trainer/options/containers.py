@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from trainmaster.protocol.backends import CONTAINER
+from trainmaster.protocol.launch import CONTAINER
 from trainmaster.trainer.options.base import JobDocument, Option, is_texts, is_whole, require
 from trainmaster.trainer.types import CustomTrainerContainer
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trainmaster.protocol.services import TOKEN_HEADER
+from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.trainer_service.front.negotiation import error
 
 _HEADER = TOKEN_HEADER.encode()

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from starlette.requests import Request
 
-from trainmaster.protocol.json_depth import is_deeper
+from trainmaster.protocol.documents import is_deeper
 from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.front.refusals import RefusedError
 from trainmaster.trainer_service.front.state import Front

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 from pydantic import Field, Strict, model_validator
 
-from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
-from trainmaster.protocol.packages import PACKAGES_FILE
+from trainmaster.protocol.launch import PACKAGES_FILE, BlobFile, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from trainmaster.protocol.listeners import stranger_at
-from trainmaster.protocol.services import TOKEN_HEADER
+from trainmaster.protocol.addresses import stranger_at
+from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.http.gateway import STATUSES
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.protocol.disks import disk_is_full
+from trainmaster.protocol.documents import disk_is_full
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import ErrorEnvelope, Ok, ok

@@ -19,7 +19,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.protocol.run_directory import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError, read_document
+from trainmaster.protocol.documents import read_document
+from trainmaster.protocol.run_directory import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.core.job import Attempt
