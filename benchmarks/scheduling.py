@@ -15,7 +15,7 @@ from benchmarks.report import Figure, Peer, Progress, WrongResultError, percenti
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Needs, Node, Queue, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling import kueue
+from trainmaster.server.scheduling import synthetic
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.simulation import simulate
 from trainmaster.server.scheduling.simulation_metrics import Figures
@@ -142,7 +142,7 @@ def _run(job: Job, shares: Sequence[Share]) -> Job:
 
 
 def _admissions(progress: Progress) -> list[Figure]:
-    trace = kueue.large()
+    trace = synthetic.large()
     progress(f"Kueue's large mix: {len(trace.jobs):,} jobs, {len(trace.queues):,} queues")
     began = time.perf_counter()
     figures = _simulated(trace)
@@ -169,7 +169,7 @@ def _admissions(progress: Progress) -> list[Figure]:
 
 
 def _makespan(progress: Progress) -> Figure:
-    trace = kueue.baseline()
+    trace = synthetic.baseline()
     progress(f"Kueue's baseline mix: {len(trace.jobs):,} jobs, {len(trace.queues):,} queues")
     figures = _simulated(trace)
     bound_s = figures.makespan_bound_s

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
-from trainmaster.server.core.training.support import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA
-from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.training.types import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA, TrainingType
 from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
 
 ORDER = [training_type for training_type in TrainingType if training_type in BUILT_IN]

@@ -28,9 +28,9 @@ from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
+from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.keys import KeyScope, key_digest, key_id_of, new_key
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.states import JobStatus

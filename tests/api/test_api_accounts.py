@@ -9,7 +9,7 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World, wait_for
 
-from trainmaster.server.core.keys import KeyScope, key_digest
+from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.store import keys
 from trainmaster.server.store.scope import Scope
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from api_world import Api
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.http.artifacts import Artifact, Place, Position, files
 from trainmaster.server.storage import ARTIFACTS
 

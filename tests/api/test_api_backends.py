@@ -13,7 +13,7 @@ from trainmaster.backends import capabilities_of
 from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.core.reports import EngineFacts
 
 ENGINES: dict[str, EngineFacts | None] = {LOCAL: None, CONTAINER: EngineFacts(name="podman", host="unix:///a.sock")}
 JOB: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}

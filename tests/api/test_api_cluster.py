@@ -11,7 +11,7 @@ import httpx
 import pytest
 from api_world import EVERYTHING, WAIT_S, Api, Served, World
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.resources import Gpu, Node, NodeState, Share
 from trainmaster.server.store import nodes
 

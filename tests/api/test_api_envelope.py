@@ -18,8 +18,8 @@ from sqlalchemy import Connection
 from starlette.routing import BaseRoute
 
 from trainmaster.server.app import create_app
-from trainmaster.server.core.keys import KeyScope, key_id_of
-from trainmaster.server.settings.log_format import JsonLines
+from trainmaster.server.core.accounts import KeyScope, key_id_of
+from trainmaster.server.settings.telemetry import JsonLines
 from trainmaster.server.store import keys
 from trainmaster.server.store.scope import Scope
 

@@ -17,7 +17,7 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, healthy, knowing
 from sqlalchemy import update
 
 from model_config import model_config
-from trainmaster.server.core import commands, stop, timers
+from trainmaster.server.core import commands, timers
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.spec import load_stored
@@ -430,7 +430,7 @@ def test_ended_trainer_is_resumed_as_another_attempt(
     door.create("job-e", preemptible=True)
     job = door.run("job-e")
     if reason == "PREEMPTED":
-        world.change(job.job_id, lambda job: stop.preempt(job, now=time.time(), message="for another"))
+        world.change(job.job_id, lambda job: commands.preempt(job, now=time.time(), message="for another"))
     if reason == "PAUSED":
         world.change(job.job_id, lambda job: commands.pause(job, now=time.time()))
     world.end(job.job_id, reason, "it ended")

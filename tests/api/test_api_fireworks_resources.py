@@ -15,7 +15,7 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, knowing
 
 from model_config import model_config
 from trainmaster.server.coordinator import promotion as promoting
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.doors.fireworks.routes.absent import COLLECTIONS, PREFIXES
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import checkpoints, promoted

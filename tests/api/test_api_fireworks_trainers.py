@@ -17,7 +17,7 @@ import pytest
 from api_world import Served, World, wait_for
 from fireworks_world import Door, door_of, knowing
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.doors.tinker import bodies
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import activity

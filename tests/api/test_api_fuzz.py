@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from trainmaster.server.app import ROOT, routers_of
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.http.context import API
 
 EXAMPLES = 12

@@ -10,7 +10,7 @@ import pytest
 from api_world import COMMAND, Served, World
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope

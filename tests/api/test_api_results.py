@@ -15,7 +15,7 @@ from trainmaster.client import Client
 from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.run_directory import log_stream
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.storage import ARTIFACTS, RUNS

@@ -15,7 +15,7 @@ from api_roles import BY_SCOPE, ROUTES, Who, served
 from api_world import COMMAND, WAIT_S, Served, World
 from fastapi import APIRouter
 
-from trainmaster.server.core.keys import KeyScope, key_id_of
+from trainmaster.server.core.accounts import KeyScope, key_id_of
 from trainmaster.server.http.auth import refuse_unguarded
 from trainmaster.server.store import keys
 from trainmaster.server.store.scope import Scope

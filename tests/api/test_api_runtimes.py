@@ -11,7 +11,7 @@ import pytest
 from api_world import WAIT_S, Api, Served, World
 
 from trainmaster.server.coordinator.runtime_files import load_runtimes
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 
 RUNTIME = """\
 apiVersion: trainer.kubeflow.org/v1alpha1

@@ -11,8 +11,8 @@ import pytest
 from api_world import WAIT_S, Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import StoreUnavailableError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker import bodies, door, last_use, records
 from trainmaster.server.doors.tinker.connections import BrokenOffError

@@ -10,7 +10,7 @@ from api_world import Api
 
 from trainmaster.server.coordinator import tombstones
 from trainmaster.server.coordinator.chores import Chores
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.storage import ARTIFACTS, RUNS
 
 

@@ -26,7 +26,7 @@ from trainmaster.server.coordinator import webhook_delivery
 from trainmaster.server.coordinator.webhook_delivery import is_public, url_problem
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries, most_tries, retry_delay_s
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.store import events, leases
 from trainmaster.server.store.scope import Scope
 from webhook_receiver import HANG, Receiver, receiving

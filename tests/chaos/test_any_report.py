@@ -28,7 +28,7 @@ from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.http.wire.jobs import JobResource, JobView, job_json

@@ -19,8 +19,7 @@ from typer.testing import Result
 from trainmaster.cli.job_file import load
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
-from trainmaster.server.core.training.support import BUILT_IN
-from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.training.types import BUILT_IN, TrainingType
 from trainmaster.server.core.workloads import compile_launch
 
 TYPES = sorted(BUILT_IN)

@@ -11,7 +11,7 @@ import torch
 
 from spec_documents import LORA, changed
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.training.document import training_text
+from trainmaster.server.core.workloads.trainer import training_text
 from trainmaster.training.arguments import trl_options
 from trainmaster.training.document import Document, Prepared
 

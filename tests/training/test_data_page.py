@@ -11,8 +11,7 @@ import pytest
 from data_tokenizer import make_tokenizer
 from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.core.spec import parse
-from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.spec.filters import FilterOp
+from trainmaster.server.core.spec.data import DataConfig, FilterOp
 from trainmaster.training.data.config import Filter
 from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
 from trainmaster.training.data.row_filter import predicate

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from data_servers import FileServer, Hub, serving
 
-from trainmaster.server.core.training.splits import Slice, read_split
+from trainmaster.server.core.training.sources import Slice, read_split
 from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
 from trainmaster.trainer.types import DataFormat, TorchTuneConfig, TorchTuneInstructDataset

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.training.document import training_text
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
-from trainmaster.server.core.training.support import BUILT_IN
+from trainmaster.server.core.training.types import BUILT_IN
+from trainmaster.server.core.workloads.trainer import training_text
 from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared
 from trainmaster.training.recipes import RECIPES
 from trainmaster.training.values import parsed

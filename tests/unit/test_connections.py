@@ -16,8 +16,7 @@ import pytest
 import uvicorn
 
 from tls_files import self_signed
-from trainmaster.server.settings.connection_limits import MAX_HEAD_BYTES, BoundedProtocol
-from trainmaster.server.settings.listener import CIPHERS
+from trainmaster.server.settings.listener import CIPHERS, MAX_HEAD_BYTES, BoundedProtocol
 
 WAIT_S = 60.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.server.core.keys import key_digest, key_id_of
+from trainmaster.server.core.accounts import key_digest, key_id_of
 from trainmaster.server.process import ensure_key
 from trainmaster.server.store import keys
 from trainmaster.server.store.database import Database

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.settings import log_format as logs
+from trainmaster.server.settings import telemetry as logs
 from trainmaster.server.settings.settings import LogFormat, LogLevel, Settings
 
 logger = logging.getLogger("trainmaster.test.logs")

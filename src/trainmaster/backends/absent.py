@@ -11,7 +11,7 @@ from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import EngineFacts, Liveness
+from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 
 _log = logging.getLogger(__name__)

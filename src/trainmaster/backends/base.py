@@ -12,7 +12,7 @@ from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import EngineFacts, Liveness
+from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 
 

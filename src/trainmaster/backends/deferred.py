@@ -9,7 +9,7 @@ from pathlib import Path
 from trainmaster.backends.base import Backend, Capabilities
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import EngineFacts, Liveness
+from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 
 

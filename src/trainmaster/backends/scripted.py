@@ -24,7 +24,7 @@ from trainmaster.protocol.run_directory import (
     worker_stream,
 )
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import EngineFacts, Liveness
+from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 
 Act = Mapping[str, Any]

@@ -42,19 +42,18 @@ from trainmaster.server.coordinator.shape_files import load_shapes
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions, check_webhook
-from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, SpecError, TrainmasterError
-from trainmaster.server.core.keys import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
-from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.doors.tinker.retention import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.settings import listener as listening
-from trainmaster.server.settings import log_format
-from trainmaster.server.settings.connection_limits import BoundedProtocol
+from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.declared import Declared
 from trainmaster.server.settings.encryption import Sealer, keys_of
+from trainmaster.server.settings.listener import BoundedProtocol
 from trainmaster.server.settings.settings import Role, Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store import accounts, jobs, keys, secrets
@@ -92,7 +91,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
     declared = declared or Declared()
     if wrong := problems(settings, declared):
         raise RefusedError("\n  ".join(wrong))
-    log_format.configure(settings)
+    telemetry.configure(settings)
     if settings.ca is not None:
         os.environ[CA] = str(settings.ca)
     _allow_open_files()
@@ -290,7 +289,7 @@ def _running(settings: Settings, declared: Declared, file: Path | None, url: str
                 rate_burst=settings.rate_burst,
                 behind_proxy=settings.behind_proxy,
                 open_metrics=settings.open_metrics,
-                access_level=log_format.access_level(settings),
+                access_level=telemetry.access_level(settings),
                 models=models,
                 shapes=load_shapes(settings.shapes),
                 runtimes=functools.partial(load_runtimes, settings.runtimes),

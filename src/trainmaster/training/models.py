@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from trainmaster.server.core.training.load_arguments import refused_arguments
+from trainmaster.server.core.training.models import refused_arguments
 from trainmaster.training.attention import prefer_packed_attention
 from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared
 from trainmaster.training.values import parsed

@@ -15,7 +15,7 @@ from trainmaster.jobs.inputs import PREPARED_FILE
 from trainmaster.protocol import environment
 from trainmaster.protocol.memory_file import handed
 from trainmaster.protocol.reasons import Phase, Reason
-from trainmaster.server.core.training.support import TRAIN_EXTRA
+from trainmaster.server.core.training.types import TRAIN_EXTRA
 from trainmaster.training.errors import PreparingError
 
 

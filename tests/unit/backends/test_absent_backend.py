@@ -13,7 +13,7 @@ from trainmaster.protocol.launch import CONTAINER, Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory
-from trainmaster.server.core.observation import Liveness
+from trainmaster.server.core.reports import Liveness
 
 WHY = "it is not installed"
 

@@ -19,7 +19,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import Liveness
+from trainmaster.server.core.reports import Liveness
 
 GANG = AttemptRequest(
     job_id="job-1",

@@ -15,7 +15,7 @@ from deep_tree import deep_tree
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec import parse_submit

@@ -19,8 +19,8 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
 from trainmaster.server.core.commands import cancel
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
 from trainmaster.server.core.observations import admit, observe, place
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus

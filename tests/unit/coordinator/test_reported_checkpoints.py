@@ -14,8 +14,8 @@ from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core.job import Change, Checkpoint
-from trainmaster.server.core.observation import Liveness
 from trainmaster.server.core.observations import admit, observe, place
+from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit

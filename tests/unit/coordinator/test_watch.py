@@ -24,8 +24,8 @@ from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
 from trainmaster.server.core.job import Job, Progress
-from trainmaster.server.core.observation import Liveness, Sight
 from trainmaster.server.core.observations import admit, place
+from trainmaster.server.core.reports import Liveness, Sight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import Desired

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit

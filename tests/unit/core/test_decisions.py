@@ -8,10 +8,10 @@ import pytest
 from job_factory import NOW, new_job, placed, seen, settled, sight, training
 
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.server.core import commands, endings, observations, stop, timers
+from trainmaster.server.core import commands, endings, observations, timers
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.states import Desired, JobStatus
 
 
@@ -112,7 +112,7 @@ def test_retries_back_off_and_run_out() -> None:
 
 def test_preemption_is_not_charged_to_the_retries() -> None:
     job = training(new_job(max_retries=1))
-    job = settled(stop.preempt(job, now=NOW, message="makes room for job-2"))
+    job = settled(commands.preempt(job, now=NOW, message="makes room for job-2"))
     assert job.live.stop is StopCause.PREEMPT
     job = ended(job, Reason.PREEMPTED).job
     assert (job.retries_used, job.preemptions_used) == (0, 1)
@@ -363,9 +363,9 @@ def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = settled(observations.observe(job, told_step, now=NOW + 1))
     job = settled(timers.due(job, now=NOW + 1000))
     assert timers.due(job, now=NOW + 2000) is None
-    assert stop.control_for(job) is not None
+    assert commands.control_for(job) is not None
     job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
-    assert stop.control_for(job) is None
+    assert commands.control_for(job) is None
     moved = Sight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
     job = settled(observations.observe(job, moved, now=NOW + 2001))
     assert job.stalled_at is None
@@ -431,15 +431,15 @@ def test_observation_of_an_older_attempt_is_ignored() -> None:
 
 def test_grace_is_longer_for_a_job_that_takes_long_to_save() -> None:
     job = told(training(new_job()), checkpoint(1))
-    assert stop.grace_s(job, StopCause.PAUSE) == 60.0
-    assert stop.grace_s(job, StopCause.CANCEL) == 10.0
+    assert commands.grace_s(job, StopCause.PAUSE) == 60.0
+    assert commands.grace_s(job, StopCause.CANCEL) == 10.0
 
 
 def test_control_says_nothing_until_something_is_wanted() -> None:
     job = training(new_job())
-    assert stop.control_for(job) is None
+    assert commands.control_for(job) is None
     job = settled(commands.cancel(job, now=NOW))
-    control = stop.control_for(job)
+    control = commands.control_for(job)
     assert control is not None
     assert (control.stop, control.grace_s) == (StopCause.CANCEL, 10.0)
 
@@ -524,7 +524,7 @@ def test_checkpoint_whose_name_cannot_be_kept_is_not_registered(field: str) -> N
 
 def test_save_that_took_for_ever_lengthens_no_grace() -> None:
     job = told(training(new_job()), {**checkpoint(1), "duration_s": 1e300})
-    assert stop.grace_s(job, StopCause.PAUSE) == stop.SAVE_GRACE_S
+    assert commands.grace_s(job, StopCause.PAUSE) == commands.SAVE_GRACE_S
 
 
 def test_step_from_the_future_does_not_hide_a_stall() -> None:

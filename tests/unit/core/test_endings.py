@@ -11,7 +11,7 @@ from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core import commands, observations
 from trainmaster.server.core.endings import unclaimed_launches
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.observation import Liveness, NodeSight
+from trainmaster.server.core.reports import Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
 

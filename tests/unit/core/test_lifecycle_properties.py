@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from job_factory import NOW, new_job
 
 from trainmaster.protocol.reasons import Phase, Reason
-from trainmaster.server.core import commands, endings, observations, stop, timers
+from trainmaster.server.core import commands, endings, observations, timers
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
 
@@ -123,7 +123,7 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.job.attempt is not None and self.job.status is not JobStatus.SCHEDULING)
     @rule()
     def preemption(self) -> None:
-        self.take(stop.preempt(self.job, now=self.now, message="makes room for another"))
+        self.take(commands.preempt(self.job, now=self.now, message="makes room for another"))
 
     @rule(action=st.sampled_from(list(Action)), flag=st.booleans())
     def command(self, action: Action, flag: bool) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from trainmaster.server.core.fields import Matches
-from trainmaster.server.core.quantities import quantity
+from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.workloads.initializers import Quantity
 
 UNITS = {

@@ -12,13 +12,13 @@ from trainmaster.server.core.errors import NewerSpecError, SpecError
 from trainmaster.server.core.spec import (
     SPEC_VERSION,
     SubmitJobRequest,
+    documents,
     dump,
     load_stored,
     parse_submit,
     redacted,
     secret_values,
     unsealed_values,
-    versions,
     with_secrets_of,
     with_server_defaults,
 )
@@ -167,14 +167,14 @@ def test_stored_documents_of_older_versions_are_lifted_step_by_step(monkeypatch:
     def workload_from_cmd(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"name": document["name"], "workload": {"kind": "command", "argv": document["cmd"].split()}}
 
-    monkeypatch.setattr(versions, "UPCASTERS", {SPEC_VERSION - 2: name_the_title, SPEC_VERSION - 1: workload_from_cmd})
+    monkeypatch.setattr(documents, "UPCASTERS", {SPEC_VERSION - 2: name_the_title, SPEC_VERSION - 1: workload_from_cmd})
     oldest = load_stored(SPEC_VERSION - 2, {"title": "n", "cmd": "echo hi"})
     older = load_stored(SPEC_VERSION - 1, {"name": "n", "cmd": "echo hi"})
     assert dump(oldest) == dump(older) == dump(parse_submit({"name": "n", "workload": oldest.workload}))
 
 
 def test_upcasters_lift_every_older_version() -> None:
-    assert set(versions.UPCASTERS) == set(range(1, SPEC_VERSION))
+    assert set(documents.UPCASTERS) == set(range(1, SPEC_VERSION))
 
 
 EVERY_KIND: dict[str, dict[str, Any]] = {

@@ -11,12 +11,12 @@ from job_factory import NOW, new_job, sight, training
 from trainmaster.protocol.launch import Launch, Lifetime
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.observation import Liveness, NodeSight
 from trainmaster.server.core.observations import observe
+from trainmaster.server.core.reports import Liveness, NodeSight
 from trainmaster.server.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.workloads import compile_launch
-from trainmaster.server.core.workloads.trainer_arguments import Said, read_arguments
+from trainmaster.server.core.workloads.trainer_service import Said, read_arguments
 
 
 def launched(gpus: int = 0, nodes: int = 1, **workload: Any) -> Launch:

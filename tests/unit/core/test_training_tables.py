@@ -7,8 +7,16 @@ import pytest
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPARAMETERS, read_hyperparameters
 from trainmaster.server.core.training.sources import file_path, model_source
-from trainmaster.server.core.training.support import BUILT_IN, FRAMEWORKS, LATER, missing, missing_options, unavailable
-from trainmaster.server.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.training.types import (
+    BUILT_IN,
+    FRAMEWORKS,
+    LATER,
+    FrameworkType,
+    TrainingType,
+    missing,
+    missing_options,
+    unavailable,
+)
 
 SFT, LORA = TrainingType.SFT, TrainingType.LORA
 

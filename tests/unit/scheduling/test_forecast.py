@@ -9,7 +9,7 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Attempt, Job, Progress
 from trainmaster.server.core.resources import Gpu, Needs, Node, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.forecast import estimated_waits, expected_end
+from trainmaster.server.scheduling.obstacles import estimated_waits, expected_end
 from trainmaster.server.scheduling.view import ClusterView
 
 NOW = 1_000_000.0

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from virtual_diary import nodes
 
 from trainmaster.server.core.resources import Needs, Queue
-from trainmaster.server.scheduling import kueue
 from trainmaster.server.scheduling.simulation_metrics import makespan_bound
-from trainmaster.server.scheduling.synthetic import synthetic
+from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
 from trainmaster.server.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
 
 seconds = st.floats(0, 1e7, allow_nan=False)
@@ -92,7 +91,7 @@ def test_synthetic_jobs_go_to_the_queues_by_weight_and_fit_the_machines() -> Non
 
 
 def test_baseline_mix_is_the_published_one() -> None:
-    trace = kueue.baseline()
+    trace = kueue_baseline()
     assert (len(trace.jobs), len(trace.queues), len(trace.nodes)) == (15_000, 30, 30)
     assert makespan_bound(trace) == pytest.approx(66.0)
     assert {(queue.weight, queue.quota_gpus) for queue in trace.queues} == {(20.0, 120)}
@@ -104,7 +103,7 @@ def test_baseline_mix_is_the_published_one() -> None:
 
 
 def test_large_mix_is_the_published_one() -> None:
-    trace = kueue.large()
+    trace = kueue_large()
     assert (len(trace.jobs), len(trace.queues)) == (50_000, 1000)
     assert sum(len(node.gpus) for node in trace.nodes) == 20_000
 
@@ -117,7 +116,7 @@ def test_cohorts_do_not_share_nodes_and_large_requests_become_gangs() -> None:
         "nominalQuota": 40,
         "workloadsSets": [{"count": 2, "creationIntervalMs": 500, "workloads": [workload]}],
     }
-    trace = kueue.from_document({"cohorts": [{"className": "c", "count": 2, "queuesSets": [queue]}]}, name="t")
+    trace = kueue_trace({"cohorts": [{"className": "c", "count": 2, "queuesSets": [queue]}]}, name="t")
     assert [(job.arrival_s, job.needs.capabilities) for job in trace.jobs] == [
         (0.0, ("c-0",)),
         (0.0, ("c-1",)),

@@ -10,7 +10,7 @@ import pytest
 from runtime_documents import container, job, runtime, text_of
 
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.server.core.training.support import BUILT_IN
+from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.trainer.job_document import job_document
 from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
 from trainmaster.trainer.runtimes.yaml_file import TextFile, built_in, read_files

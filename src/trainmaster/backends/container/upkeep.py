@@ -35,7 +35,7 @@ from trainmaster.backends.local import liveness_of
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
-from trainmaster.server.core.observation import Liveness
+from trainmaster.server.core.reports import Liveness
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 0.5

@@ -27,7 +27,7 @@ from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.observation import EngineFacts, Liveness
+from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 
 __all__ = ["LocalBackend", "kill_worker", "liveness_of", "make"]

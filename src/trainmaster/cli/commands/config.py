@@ -25,8 +25,8 @@ def run(
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
     from trainmaster.server.settings import reference
-    from trainmaster.server.settings.problems import SettingsError
     from trainmaster.server.settings.resolution import resolve
+    from trainmaster.server.settings.values import SettingsError
 
     if example:
         typer.echo(reference.example(), nl=False)

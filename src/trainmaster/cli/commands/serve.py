@@ -69,8 +69,8 @@ def run(
 
     Every setting can also come from a file or a variable; `trainmaster config` shows them all.
     """
-    from trainmaster.server.settings.problems import SettingsError
     from trainmaster.server.settings.resolution import forget_variables, resolve
+    from trainmaster.server.settings.values import SettingsError
 
     flags = {
         "data_dir": data_dir,

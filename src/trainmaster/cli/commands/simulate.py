@@ -95,14 +95,13 @@ def run(
 
 
 def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None, seed: int, load: float) -> Trace:
-    from trainmaster.server.scheduling import kueue
-    from trainmaster.server.scheduling.synthetic import synthetic
+    from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
     from trainmaster.server.scheduling.traces import Trace, TraceError, from_lines
 
     if name == SYNTHETIC:
         return synthetic(jobs=jobs or 1000, seed=seed, nodes=cluster, queues=queues, load=load)
     if name in KUEUE:
-        made = kueue.baseline() if name == KUEUE[0] else kueue.large()
+        made = kueue_baseline() if name == KUEUE[0] else kueue_large()
         return dataclasses.replace(made, jobs=made.jobs[:jobs])
     path = Path(name)
     try:
@@ -113,7 +112,7 @@ def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None
         raise UsageError(f"cannot read trace {name}: {why}; a trace is a file, or one of {known}") from None
     try:
         if path.suffix in YAML:
-            made = kueue.from_document(_yaml(text), name=path.name)
+            made = kueue_trace(_yaml(text), name=path.name)
             return dataclasses.replace(made, jobs=made.jobs[:jobs])
         recorded = sorted(from_lines(text.splitlines()), key=lambda job: job.arrival_s)
         return Trace(name=path.name, jobs=recorded[:jobs], nodes=cluster, queues=queues)

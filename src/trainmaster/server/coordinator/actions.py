@@ -24,12 +24,12 @@ from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Standing, attempt_request
 from trainmaster.server.coordinator.pools import Pool, close_pools
 from trainmaster.server.coordinator.watch import last_beat, look
+from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job
-from trainmaster.server.core.observation import Liveness, Sight
+from trainmaster.server.core.reports import Liveness, Sight
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.stop import control_for
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.storage import RUNS, Location, Roots, run_directory
 

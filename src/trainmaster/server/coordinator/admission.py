@@ -16,7 +16,6 @@ from trainmaster.server.core.errors import Problem, RefusedError, TrainmasterErr
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.observations import admit, reject
 from trainmaster.server.core.spec import SubmitJobRequest, load_stored
-from trainmaster.server.core.training.document import training_document
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
     ModelSource,
@@ -25,12 +24,17 @@ from trainmaster.server.core.training.sources import (
     left_by_job,
     scheme_of,
 )
-from trainmaster.server.core.training.support import missing, missing_options
-from trainmaster.server.core.training.types import FrameworkType
+from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads import WorkloadSpec, effective_workload
 from trainmaster.server.core.workloads.base import initializers_of
 from trainmaster.server.core.workloads.script import ScriptSpec
-from trainmaster.server.core.workloads.trainer import configs_of, is_training, local_paths, models_from
+from trainmaster.server.core.workloads.trainer import (
+    configs_of,
+    is_training,
+    local_paths,
+    models_from,
+    training_document,
+)
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 
 SERVICES = ("scaidrive", "scaiatlas")

@@ -25,7 +25,7 @@ from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
-from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.settings.encryption import key_file
 from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.server.storage import Roots, run_directory

@@ -29,7 +29,7 @@ from trainmaster.server.coordinator.launch import fetching_environment
 from trainmaster.server.coordinator.tenants import runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import ConflictError, RefusedError
-from trainmaster.server.core.training.support import TRAIN_EXTRA
+from trainmaster.server.core.training.types import TRAIN_EXTRA
 from trainmaster.server.settings.settings import Settings
 
 TIMEOUT_S = 120.0

@@ -13,8 +13,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import WAITING
 from trainmaster.server.scheduling import explain as scheduling
 from trainmaster.server.scheduling.explain import Explanation, PendingCode
-from trainmaster.server.scheduling.forecast import estimated_waits
-from trainmaster.server.scheduling.obstacles import Situation
+from trainmaster.server.scheduling.obstacles import Situation, estimated_waits
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.store import nodes, queue_view, queues
 from trainmaster.server.store.database import Database

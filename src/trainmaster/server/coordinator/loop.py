@@ -22,13 +22,11 @@ from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.node_reports import NodeReports, freed_real_gpus
 from trainmaster.server.coordinator.wakeups import Alarm
-from trainmaster.server.core import observations, timers
-from trainmaster.server.core import stop as stopping
+from trainmaster.server.core import commands, observations, timers
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.drain import drain
-from trainmaster.server.scheduling.health import occupied
+from trainmaster.server.scheduling.nodes import drain, occupied
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.settings.telemetry import METERS
@@ -339,9 +337,9 @@ class Coordinator:
             by = preemption.by
             victims[by.job_id].append(preemption.victim.job_id)
             message = f"makes room for a job of priority {by.priority}"
-            _add(changes, stopping.preempt(preemption.victim, now=now, message=message))
+            _add(changes, commands.preempt(preemption.victim, now=now, message=message))
         for job_id, preempted in victims.items():
-            _add(changes, stopping.make_room(ahead.jobs[job_id], now=now, victims=preempted))
+            _add(changes, commands.make_room(ahead.jobs[job_id], now=now, victims=preempted))
 
     def _drain(self, epoch: int, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
         """Clear nodes that are drained by force, and say which nodes are empty."""
@@ -350,7 +348,7 @@ class Coordinator:
             job, node = eviction.job, eviction.node
             why = f"node {node.node_id} is drained" + (f": {node.drain_reason}" if node.drain_reason else "")
             if changes.get(job.job_id) is None or changes[job.job_id].job == job:
-                _add(changes, stopping.preempt(job, now=now, message=why, grace_s=node.drain_grace_s))
+                _add(changes, commands.preempt(job, now=now, message=why, grace_s=node.drain_grace_s))
         if drainage.empty:
 
             def work(connection: Connection) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from trainmaster.backends.base import Backend
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.resources import Node
-from trainmaster.server.scheduling.health import judge
+from trainmaster.server.scheduling.nodes import judge
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.store import nodes
 from trainmaster.server.store.database import Database

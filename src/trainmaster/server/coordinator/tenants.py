@@ -9,9 +9,8 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from trainmaster.protocol.launch import CONTAINER, LOCAL
-from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.core.keys import DEFAULT_ACCOUNT
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope

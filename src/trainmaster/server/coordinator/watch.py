@@ -20,9 +20,9 @@ from trainmaster.protocol.run_directory import (
 )
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
-from trainmaster.server.core import reported
+from trainmaster.server.core import reports
 from trainmaster.server.core.job import Attempt, Job, Progress
-from trainmaster.server.core.observation import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import Liveness, NodeSight, Sight
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE
@@ -87,7 +87,7 @@ def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
         if node not in attempt.exits:
             with contextlib.suppress(OSError):  # no sign of life, as without the file
                 beat = directory.document(beat_document(node)) or {}
-                times.append(reported.number(beat.get("t")) or 0.0)
+                times.append(reports.number(beat.get("t")) or 0.0)
     return min(times, default=None)
 
 
@@ -124,7 +124,7 @@ def _look_at_node(
     for rank, of_rank in zip(_ranks(node, ranks_per_node), said[1:], strict=True):
         found = (_located(record, rank, roots, job) for record in of_rank.records)
         records += [located for located in found if located is not None]
-    records.sort(key=lambda record: reported.number(record.get("t")) or 0.0)
+    records.sort(key=lambda record: reports.number(record.get("t")) or 0.0)
     endpoint = None
     # Over HTTP the document may arrive after the word that it is there.
     unknown = node in attempt.started and job.endpoint is None
@@ -157,7 +157,7 @@ def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | No
     told = directory.document(endpoint_document(node))
     if told is None:
         return None
-    port = reported.whole(told.get("port"), low=1, high=65535)
+    port = reports.whole(told.get("port"), low=1, high=65535)
     return reached(node, str(told.get("host")), port) if port is not None else None
 
 
@@ -168,7 +168,7 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
             return None
         case "checkpoint":
             try:
-                location = _own_checkpoint(reported.exact_text(record.get("path")), job, roots)
+                location = _own_checkpoint(reports.exact_text(record.get("path")), job, roots)
             except ValueError as error:
                 return note(f"a checkpoint was not registered: {error}", record.get("t"))
             return {**record, "root": location.root, "path": location.path}
@@ -215,21 +215,21 @@ def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
     def or_before(told: float | None, before: float | None) -> float | None:
         return before if told is None else told
 
-    step, total = reported.whole(record.get("step")), reported.whole(record.get("total_steps"))
+    step, total = reports.whole(record.get("step")), reports.whole(record.get("total_steps"))
     step = progress.step if step is None else step
     total = progress.total_steps if total is None else total
-    percent = reported.number(record.get("percent"), low=0.0, high=100.0)
+    percent = reports.number(record.get("percent"), low=0.0, high=100.0)
     if percent is None and step is not None and total:
         percent = min(100.0, 100.0 * step / total)
     return replace(
         progress,
         step=step,
         total_steps=total,
-        epoch=or_before(reported.number(record.get("epoch")), progress.epoch),
+        epoch=or_before(reports.number(record.get("epoch")), progress.epoch),
         percent=or_before(percent, progress.percent),
-        eta_s=or_before(reported.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S), progress.eta_s),
-        metrics=_merged(progress.metrics, reported.metrics(record.get("values"))),
-        step_at=or_before(reported.number(record.get("t")), progress.step_at)
+        eta_s=or_before(reports.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S), progress.eta_s),
+        metrics=_merged(progress.metrics, reports.metrics(record.get("values"))),
+        step_at=or_before(reports.number(record.get("t")), progress.step_at)
         if step != progress.step
         else progress.step_at,
     )
@@ -238,7 +238,7 @@ def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
 def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
     """The last value of each name; of too many names, those go that were known longest and are not told again."""
     merged = {**before, **told}
-    surplus = len(merged) - reported.MAX_METRICS
+    surplus = len(merged) - reports.MAX_METRICS
     if surplus > 0:
         for name in [name for name in merged if name not in told][:surplus]:
             del merged[name]

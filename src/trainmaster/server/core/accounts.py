@@ -1,28 +1,61 @@
-"""Accounts: whose jobs, keys and files are kept apart."""
+"""Accounts, whose jobs, keys and files are kept apart, and their API keys, which are stored as digests."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import secrets
 from dataclasses import dataclass
+from enum import StrEnum
 
 ACCOUNT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """An account's id is also the name of a directory."""
 MAX_UID = 2**31 - 1
-"""What every database takes."""
+"""The largest integer that every database accepts."""
 
 _ACCOUNT_ID = re.compile(ACCOUNT_ID_PATTERN.removeprefix("^").removesuffix("$"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Somebody who shares the cluster."""
+    """An account of the cluster."""
 
     account_id: str
     uid: int | None = None
-    """The system's user as whom its jobs run on the server's machine; None means that none was set."""
+    """The system user that runs its jobs on the server's machine; None: not set."""
     created_at: float = 0.0
 
 
 def is_account_id(text: str) -> bool:
-    """Whether an account may be called so."""
+    """Whether a text is a valid account id."""
     return _ACCOUNT_ID.fullmatch(text) is not None
+
+
+DEFAULT_ACCOUNT = "default"
+DEFAULT_PREFIX = "eyJ"
+"""Clients of several protocols check a key's prefix; all of them accept this one."""
+PREFIX_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
+
+
+class KeyScope(StrEnum):
+    """What a key may do."""
+
+    VIEW = "view"
+    MANAGE = "manage"
+    CLUSTER_ADMIN = "cluster_admin"
+    EVALUATE = "evaluate"
+
+
+def new_key(prefix: str = DEFAULT_PREFIX) -> str:
+    """A new key: 256 random bits behind a prefix."""
+    return prefix + secrets.token_urlsafe(32)
+
+
+def key_id_of(key: str) -> str:
+    """The id of a key, by which it is listed, logged and revoked: the beginning of its digest."""
+    return f"key-{key_digest(key)[:12]}"
+
+
+def key_digest(key: str) -> str:
+    """The stored form of a key. Keys are long and random: a plain digest cannot be reversed."""
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Every error that Trainmaster raises on purpose.
+"""Every error that Trainmaster raises on purpose, and messages about unknown names.
 
     TrainmasterError
     ├── SpecError                    the request has a wrong shape or value
@@ -24,7 +24,8 @@ HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -182,3 +183,38 @@ def _first_of(problems: Sequence[Problem]) -> str:
     first = problems[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{first.field}: {first.message}{more}"
+
+
+LONGEST_ECHO = 64
+"""Errors repeat unknown names up to this length."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`, whatever its case; None when none is near.
+
+    >>> nearest("gpu_cont", ["gpu_count", "gpu_type"]), nearest("sft", ["SFT", "DPO"]), nearest("x", ["gpu_count"])
+    ('gpu_count', 'SFT', None)
+    """
+    if len(name) > LONGEST_ECHO:
+        return None  # no name is that long, and to compare it would take long
+    folded = {candidate.casefold(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def choice_message(noun: str, name: str, known: Iterable[str]) -> str:
+    """The message about an unknown name, with the known ones.
+
+    >>> choice_message("kind", "comand", ["command", "script"])
+    "unknown kind 'comand'; did you mean 'command'? Choices: command, script"
+    """
+    choices = tuple(known)
+    near = nearest(name, choices)
+    hint = f"did you mean '{near}'? Choices" if near else "choices"
+    return f"unknown {noun} '{shown(name)}'; {hint}: {', '.join(choices)}"
+
+
+def shown(name: str) -> str:
+    """A name from a request, shortened and made valid Unicode, for an error message."""
+    short = name if len(name) <= LONGEST_ECHO else name[:LONGEST_ECHO] + "…"
+    return short.encode("utf-8", "backslashreplace").decode()

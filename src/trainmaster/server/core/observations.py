@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from trainmaster.protocol.reasons import Phase, Reason
-from trainmaster.server.core import reported
+from trainmaster.server.core import reports
 from trainmaster.server.core.endings import settle, take_exit
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job, Progress
-from trainmaster.server.core.observation import Sight
+from trainmaster.server.core.reports import Sight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TRANSITIONS, Actor, JobStatus, Trigger
@@ -116,7 +116,7 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
             # Nobody could use it before: the time until it is parked begins here.
             draft.set(last_activity_at=draft.now)
         case "phase":
-            _take_phase(draft, reported.text(record.get("phase"), reported.MAX_NAME) or "")
+            _take_phase(draft, reports.text(record.get("phase"), reports.MAX_NAME) or "")
         case "checkpoint":
             _take_checkpoint(draft, record, at)
         case "capable":
@@ -124,13 +124,13 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
                 draft.set(can_save=True)
         case "doing":
             if draft.job.status is JobStatus.PREPARING:
-                draft.set(message=reported.text(record.get("message")))
+                draft.set(message=reports.text(record.get("message")))
         case "note":
-            draft.note("note", actor=Actor.WORKER, message=reported.text(record.get("message")) or "")
+            draft.note("note", actor=Actor.WORKER, message=reports.text(record.get("message")) or "")
         case "reports_cut":
-            draft.note("reports_cut", actor=Actor.COORDINATOR, message=reported.text(record.get("message")) or "")
+            draft.note("reports_cut", actor=Actor.COORDINATOR, message=reports.text(record.get("message")) or "")
         case "grace_missed":
-            grace_s = reported.number(record.get("grace_s"))
+            grace_s = reports.number(record.get("grace_s"))
             draft.note(
                 "grace_missed",
                 actor=Actor.WORKER,
@@ -139,10 +139,10 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
             )
         case "stacks":
             draft.set_attempt(stack_dump=False)
-            stacks = reported.stacks(record.get("stacks"))
+            stacks = reports.stacks(record.get("stacks"))
             draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=stacks)
         case "strays_killed":
-            count = reported.whole(record.get("count"))
+            count = reports.whole(record.get("count"))
             said = "left-over processes" if count is None else f"{count} left-over processes"
             draft.note("strays_killed", actor=Actor.WORKER, message=f"{said} were killed")
         case _:
@@ -196,7 +196,7 @@ def _take_phase(draft: Draft, name: str) -> None:
 
 def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None:
     job = draft.job
-    checkpoint_id = reported.exact_text(record["checkpoint_id"], reported.MAX_ID)
+    checkpoint_id = reports.exact_text(record["checkpoint_id"], reports.MAX_ID)
     says_best = job.best_metric is None and record.get("is_best") is True
     if checkpoint_id == job.latest_checkpoint_id:
         # Several ranks may report the one that they wrote together; and it may have turned out to be the best.
@@ -204,31 +204,31 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
             draft.set(best_checkpoint_id=checkpoint_id)
         return
     told = record.get("step")
-    step = 0 if told is None else reported.whole(told)
+    step = 0 if told is None else reports.whole(told)
     if step is None:
         raise ValueError("the step of a checkpoint is no number that can be kept")
-    metrics = reported.metrics(record.get("metrics"))
-    kind = reported.text(record.get("kind"), reported.MAX_NAME) or ""
-    attributes = reported.attributes(record.get("attributes"))
+    metrics = reports.metrics(record.get("metrics"))
+    kind = reports.text(record.get("kind"), reports.MAX_NAME) or ""
+    attributes = reports.attributes(record.get("attributes"))
     checkpoint = Checkpoint(
         checkpoint_id=checkpoint_id,
         job_id=job.job_id,
         attempt=job.live.number,
         step=step,
-        epoch=reported.number(record.get("epoch")),
+        epoch=reports.number(record.get("epoch")),
         created_at=at,
         metrics=metrics,
-        size_bytes=reported.whole(record.get("size_bytes")) or 0,
-        root=reported.exact_text(record["root"]),
-        path=reported.exact_text(record["path"]),
+        size_bytes=reports.whole(record.get("size_bytes")) or 0,
+        root=reports.exact_text(record["root"]),
+        path=reports.exact_text(record["path"]),
         kind=kind if kind in KINDS else "",
-        name=reported.text(record.get("name"), reported.MAX_ID) or "",
+        name=reports.text(record.get("name"), reports.MAX_ID) or "",
         attributes=attributes,
-        expires_at=reported.number(attributes.get("expires_at"), low=0.0),
+        expires_at=reports.number(attributes.get("expires_at"), low=0.0),
     )
     before = attributes.get("replaces") if checkpoint.kind else None
     draft.register(checkpoint, replaces=[str(each) for each in before] if isinstance(before, list) else ())
-    took_s = reported.number(record.get("duration_s"), low=0.0, high=_LONGEST_SAVE_S)
+    took_s = reports.number(record.get("duration_s"), low=0.0, high=_LONGEST_SAVE_S)
     draft.set(can_save=True, last_save_s=took_s or job.last_save_s)
     if not checkpoint.kind:
         draft.set(resume_checkpoint_id=None)
@@ -250,7 +250,7 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
     before = draft.job.progress
-    step_at = reported.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
+    step_at = reports.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
     first_step, first_at = before.first_step, before.first_at
     if progress.step is not None and (first_step is None or progress.step < first_step):
         first_step, first_at = progress.step, step_at
@@ -267,7 +267,7 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
 
 def _told_at(draft: Draft, record: Mapping[str, Any]) -> float:
     """When a record says that it was written; by our clock where it does not say, or cannot be right."""
-    at = reported.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
+    at = reports.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
     return draft.now if at is None else at
 
 

@@ -10,9 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, choice_message
 from trainmaster.server.core.fields import Broken, Count, Flag, Matches, Model, Name, Names, Scalar, Text, refuse
-from trainmaster.server.core.suggest import choice_message
 
 ANYBODYS = "fireworks"
 """Shapes are the operator's, and found in every account; clients also ask for them in this one."""

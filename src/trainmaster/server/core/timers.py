@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core.commands import request_stop
 from trainmaster.server.core.endings import may_retry
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import RUNNING, Actor, Desired, JobStatus
-from trainmaster.server.core.stop import request_stop
 from trainmaster.server.core.workloads.service import DEFAULT_INACTIVITY_S
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from trainmaster.protocol.account_files import directory_below, files_in_order, has_entries, open_inside
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.reported import MAX_ID
+from trainmaster.server.core.reports import MAX_ID
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store.page_tokens import is_text
 

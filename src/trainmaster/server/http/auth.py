@@ -19,8 +19,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.core.errors import StoreUnavailableError
-from trainmaster.server.core.keys import KeyScope, key_digest
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import (
     InsufficientScopeError,

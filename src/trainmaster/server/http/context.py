@@ -26,7 +26,7 @@ from trainmaster.server.coordinator.source_checks import SourceChecks
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
-from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.shapes import Shapes
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.storage import Roots

@@ -23,9 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.environment import TOKEN_HEADER
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.http.activity import Activity
 from trainmaster.server.http.auth import credential_of, guard, require

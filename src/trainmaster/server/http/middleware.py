@@ -24,7 +24,7 @@ from trainmaster.server.http.errors import InternalError
 from trainmaster.server.http.requests import ALIAS, PREFIX
 from trainmaster.server.http.router import Handler, QuickHandler
 from trainmaster.server.http.status import failure_at
-from trainmaster.server.settings import log_format
+from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.telemetry import METERS
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Front:
         request_id = _request_id(scope)
         # A copy: with a lifespan, the server hands every request the same state.
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "principal": None}
-        log_format.belong_to({"request_id": request_id})
+        telemetry.belong_to({"request_id": request_id})
         if self._behind_proxy:
             _believe_proxy(scope)
         status, route = 0, ""
@@ -110,7 +110,7 @@ class Front:
         try:
             await self._gate.admit(scope, scope["path"])
             if principal := scope["state"]["principal"]:
-                log_format.belong_to(
+                telemetry.belong_to(
                     {"request_id": request_id, "key": principal.key_id, "account": principal.account_id}
                 )
             shortcut, route = self._shortcut(scope)
@@ -133,7 +133,7 @@ class Front:
             if not status:
                 await failure_at(scope["path"], InternalError(), request_id)(scope, receive, answer)
         finally:
-            if log_format.ACCESS.isEnabledFor(self._access_level):
+            if telemetry.ACCESS.isEnabledFor(self._access_level):
                 self._note(scope, status, time.perf_counter() - began)
 
     def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
@@ -151,7 +151,7 @@ class Front:
     def _note(self, scope: Scope, status: int, took_s: float) -> None:
         method, path = scope["method"], scope["path"]
         fields = {"method": method, "path": path, "status": status, "ms": round(took_s * 1000, 2)}
-        log_format.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
+        telemetry.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

@@ -10,9 +10,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.errors import Problem, SpecError, nearest, shown
 from trainmaster.server.core.spec.problems import MAX_PROBLEMS
-from trainmaster.server.core.suggest import nearest, shown
 from trainmaster.server.http.envelope import ErrorEnvelope
 from trainmaster.server.http.sse import EVENT_STREAM
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trainmaster.protocol.reasons import StopCause
+from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.stop import grace_s
-from trainmaster.server.scheduling.forecast import expected_end
 from trainmaster.server.scheduling.job_lots import key_of
-from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, gpus_of
+from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, expected_end, gpus_of
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.shortage import (
     BestNode,

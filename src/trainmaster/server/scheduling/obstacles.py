@@ -1,9 +1,12 @@
-"""What is in a waiting job's way: found by taking it away in thought, and asking the scheduler again."""
+"""What keeps a waiting job from starting, and when it will start.
+
+An obstacle is found by removing it from the view and asking the scheduler again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from heapq import nsmallest
@@ -12,13 +15,47 @@ from operator import itemgetter
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.forecast import expected_end
-from trainmaster.server.scheduling.inventory import members
 from trainmaster.server.scheduling.job_lots import key_of
-from trainmaster.server.scheduling.occupancy import Stay
+from trainmaster.server.scheduling.placement import members
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan, schedule
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, Stay
+from trainmaster.server.scheduling.virtual_time import starts_ahead
+
+MOST_PASSES = 400
+"""Limit of the forecast: further ahead, it would be wrong anyway."""
+
+
+def expected_end(job: Job) -> float | None:
+    """When a job will release its resources; None when that is not known.
+
+    By the end of its grace period if it is being stopped, else by what it says of its progress or by its
+    `max_runtime_seconds`, whichever comes first.
+    """
+    attempt = job.live
+    if attempt.stop is not None and attempt.stop_at is not None:
+        return attempt.stop_at + attempt.stop_grace_s
+    if job.is_service:
+        return None
+    began = attempt.started_at or attempt.created_at
+    known = [] if job.max_runtime_s is None else [began + job.max_runtime_s]
+    remaining_s = job.progress.remaining_s
+    if remaining_s is not None and job.progress.step_at is not None:
+        # What an earlier attempt said counts from the start of this one.
+        known.append(max(job.progress.step_at, began) + remaining_s)
+    return min(known, default=None)
+
+
+def estimated_waits(
+    view: ClusterView, wanted: Collection[str], *, now: float, patience: Callable[[], bool] = lambda: True
+) -> dict[str, float]:
+    """How long jobs will still wait if nothing new comes, in seconds, by running the scheduler forward.
+
+    A job is missing where the ends of those before it are not known, or where it would take too long to find out.
+    """
+    starts = starts_ahead(view, now=now, ends_at=expected_end, wanted=wanted, max_passes=MOST_PASSES, patience=patience)
+    return {job_id: max(0.0, start - now) for job_id, start in starts.items() if job_id in wanted}
+
 
 PRUNED = 12
 """Of so many jobs in front, those that are not in the way are left out; with more, it would take too long."""

@@ -1,11 +1,14 @@
-"""Whether and where a gang fits: all of its nodes or none.
+"""Whether and where a gang fits, and the nodes grouped by kind, so that nodes that are alike are checked once.
 
-The rules themselves, for a few nodes. `scheduling.pool` finds the same places among ten thousand.
+A gang gets all of its nodes or none. `fit` has the rules themselves, for a few nodes; `scheduling.pool` finds the same
+places among ten thousand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trainmaster.server.core.resources import Free, Needs, Node, NodeState, Share, same_gpu_type
 
@@ -112,3 +115,139 @@ def _best(
         if best is None or score < best[0]:
             best = (score, node, share)
     return (best[1], best[2]) if best else None
+
+
+class Amounts(NamedTuple):
+    """What fairness between queues is measured in."""
+
+    gpus: int = 0
+    cpu_cores: int = 0
+    slots: int = 0
+
+    def plus(self, other: Amounts, times: int = 1) -> Amounts:
+        """The sum, or with -1 the difference."""
+        return Amounts(
+            self.gpus + times * other.gpus,
+            self.cpu_cores + times * other.cpu_cores,
+            self.slots + times * other.slots,
+        )
+
+    def share_of(self, total: Amounts) -> float:
+        """The dominant share: the largest part of any one thing."""
+        return max(have / all_ if all_ else 0.0 for have, all_ in zip(self, total, strict=True))
+
+
+class Unit(NamedTuple):
+    """A healthy GPU of a kind of node."""
+
+    memory_mb: int
+    number: int
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What nodes have in common that a job may need. Soft labels are not part of it."""
+
+    backend: str
+    cpu_cores: int
+    ram_mb: int
+    storage_mb: int
+    slots: int
+    units: tuple[Unit, ...]
+    """The healthy GPUs, smallest first."""
+    tags: frozenset[str]
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = (self.backend, self.cpu_cores, self.ram_mb, self.storage_mb, self.slots)
+        object.__setattr__(self, "_hash", hash((size, self.units, self.tags)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def matching(self, needs: Needs) -> tuple[int, ...]:
+        """Indexes of the GPUs that are good enough, smallest first."""
+        return tuple(unit.number for unit in self.units if good_enough(needs, unit.type, unit.memory_mb))
+
+    def members(self, needs: Needs, gpus: int) -> int:
+        """How many nodes of a gang an empty machine of this kind holds."""
+        if not self.tags.issuperset(needs.capabilities):
+            return 0
+        matching = len(self.matching(needs)) if gpus else 0
+        return members(needs, gpus, matching, self.cpu_cores, self.ram_mb, self.storage_mb, self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The nodes by kind."""
+
+    kinds: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+    """The nodes of each kind that take work."""
+    kind_of: Mapping[str, Kind] = field(default_factory=dict)
+    totals: Mapping[str, Amounts] = field(default_factory=dict)
+    """What each backend has."""
+    with_gpus: frozenset[str] = frozenset()
+    """Backends that have any GPU."""
+    with_whole_gpus: frozenset[str] = frozenset()
+    """Backends that have a GPU which is not a MIG slice."""
+
+    def gpus_wanted(self, needs: Needs, backend: str) -> int:
+        """GPUs per node: the requested count; else one where the job describes a GPU or the backend has whole GPUs."""
+        if needs.gpus_per_node is not None:
+            return needs.gpus_per_node
+        return int(needs.describes_gpu or backend in self.with_whole_gpus)
+
+
+def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
+    """Sort nodes by kind."""
+    kinds: dict[Kind, list[str]] = {}
+    kind_of: dict[str, Kind] = {}
+    totals: dict[str, Amounts] = {}
+    with_gpus, with_whole = set(), set()
+    known: dict[Kind, Kind] = {}
+    for node in nodes:
+        found = _kind(node)
+        kind = known.setdefault(found, found)
+        has = Amounts(len(kind.units), node.cpu_cores, node.slots)
+        totals[node.backend] = totals.get(node.backend, Amounts()).plus(has)
+        if node.gpus:
+            with_gpus.add(node.backend)
+            if node.backend not in with_whole and not all(is_slice(gpu.type) for gpu in node.gpus):
+                with_whole.add(node.backend)
+        if node.state is NodeState.READY:
+            kinds.setdefault(kind, []).append(node.node_id)
+            kind_of[node.node_id] = kind
+    return Inventory(
+        kinds={kind: tuple(sorted(ids)) for kind, ids in kinds.items()},
+        kind_of=kind_of,
+        totals=totals,
+        with_gpus=frozenset(with_gpus),
+        with_whole_gpus=frozenset(with_whole),
+    )
+
+
+def members(needs: Needs, gpus: int, matching: int, cpu_cores: int, ram_mb: int, storage_mb: int, slots: int) -> int:
+    """How many nodes of a gang so much holds."""
+    most = slots
+    if gpus:
+        most = min(most, matching // gpus)
+    if needs.cpu_cores:
+        most = min(most, cpu_cores // needs.cpu_cores)
+    if needs.ram_mb:
+        most = min(most, ram_mb // needs.ram_mb)
+    if needs.storage_mb:
+        most = min(most, storage_mb // needs.storage_mb)
+    return max(0, most)
+
+
+def _kind(node: Node) -> Kind:
+    return Kind(
+        node.backend,
+        node.cpu_cores,
+        node.ram_mb,
+        node.storage_mb,
+        node.slots,
+        tuple(sorted(Unit(gpu.memory_mb, gpu.index, gpu.type) for gpu in node.gpus if gpu.healthy)),
+        node.tags,
+    )

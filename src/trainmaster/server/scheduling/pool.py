@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainmaster.server.core.resources import Free, Needs, Node, Share
-from trainmaster.server.scheduling.inventory import Inventory, Kind
-from trainmaster.server.scheduling.occupancy import Occupancy, Stay
-from trainmaster.server.scheduling.placement import preference, share_of
+from trainmaster.server.scheduling.placement import Inventory, Kind, preference, share_of
+from trainmaster.server.scheduling.view import Occupancy, Stay
 
 
 class Keeper(Protocol):

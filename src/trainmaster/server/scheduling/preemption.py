@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from trainmaster.protocol.reasons import StopCause
+from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Share
-from trainmaster.server.core.stop import grace_s
-from trainmaster.server.scheduling.inventory import members
-from trainmaster.server.scheduling.occupancy import Occupancy, held_by, known_end
+from trainmaster.server.scheduling.placement import members
 from trainmaster.server.scheduling.pool import Keeper, Pool, Wish
 from trainmaster.server.scheduling.reservations import Near
 from trainmaster.server.scheduling.victims import EXACT, Cost, Victim, cheapest, cost_of, least_cost, spared, with_gpus
+from trainmaster.server.scheduling.view import Occupancy, held_by, known_end
 
 PREEMPTORS = 16
 """Jobs that room is made for in one pass."""

@@ -26,8 +26,8 @@ from heapq import heapify, heappop, heappush
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired
-from trainmaster.server.scheduling.inventory import Amounts
 from trainmaster.server.scheduling.job_lots import Key, key_of
+from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.preemption import Preempting
 from trainmaster.server.scheduling.queue_order import Asked, Lines, LineState, LotState, QueueState

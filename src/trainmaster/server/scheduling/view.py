@@ -1,4 +1,4 @@
-"""The cluster as the scheduler sees it: nodes, queues, and the jobs that are not over.
+"""The cluster as the scheduler sees it: nodes, queues, jobs that have not ended, and who holds what until when.
 
 What a pass needs to find quickly is kept up with each change (`inventory`, `waiting`, `occupancy`); the cost of
 a change is that of the jobs that changed, and of copying the tables that name them.
@@ -6,15 +6,203 @@ a change is that of the jobs that changed, and of copying the tables that name t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Free, Node, Queue
+from trainmaster.server.core.resources import Free, Node, Queue, Share, whole
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.server.scheduling.inventory import Inventory, inventory_from_nodes
-from trainmaster.server.scheduling.job_lots import Waiting
-from trainmaster.server.scheduling.occupancy import Occupancy
+from trainmaster.server.scheduling.job_lots import Line, Waiting
+from trainmaster.server.scheduling.placement import Amounts, Inventory, inventory_from_nodes
+
+
+class Stay(NamedTuple):
+    """A share of a node, and until when it is held. Sorts by the end."""
+
+    end: float
+    """The latest; infinite when nobody knows."""
+    lasting: bool
+    """Never ends by itself: a service."""
+    job_id: str
+    rank: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Who holds what until when."""
+
+    stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
+    """By node, those that end first first."""
+    left: Mapping[str, Free] = field(default_factory=dict)
+    """What is free of each known node."""
+    usage: Mapping[Line, Amounts] = field(default_factory=dict)
+    """What the jobs of each line hold."""
+    preemptible: Mapping[str, Job] = field(default_factory=dict)
+    """Those that may be stopped for others, and are not being stopped."""
+    stopping: Mapping[str, Job] = field(default_factory=dict)
+    """Those that are being stopped, for whatever reason."""
+
+    def changed(self, pairs: Iterable[tuple[Job | None, Job | None]], nodes: Mapping[str, Node]) -> Occupancy:
+        """After these jobs changed: what each held before and holds now; None when it holds nothing."""
+        touched: dict[str, list[Stay]] = {}
+        usage = dict(self.usage)
+        preemptible = _Table(self.preemptible)
+        stopping = _Table(self.stopping)
+        for before, after in pairs:
+            if before is None and after is None:
+                continue
+            if _fair(before) != _fair(after):
+                _count(usage, before, -1)
+                _count(usage, after, 1)
+            if _stays_differ(before, after):
+                self._leave(touched, before)
+                for stay in stays_of(after) if after else ():
+                    touched.setdefault(stay.share.node_id, self._here(stay.share.node_id)).append(stay)
+            preemptible.file(before, after, may_be_preempted)
+            stopping.file(before, after, is_stopping)
+        stays, left = self.stays, self.left
+        if touched:
+            stays, left = dict(self.stays), dict(self.left)
+            for node_id, here in touched.items():
+                if here:
+                    stays[node_id] = tuple(sorted(here))
+                else:
+                    stays.pop(node_id, None)
+                if node_id in nodes:
+                    left[node_id] = left_of(nodes[node_id], here)
+        return Occupancy(
+            stays=stays,
+            left=left,
+            usage=usage,
+            preemptible=preemptible.jobs,
+            stopping=stopping.jobs,
+        )
+
+    def on_nodes(self, nodes: Mapping[str, Node], known: Mapping[str, Node]) -> Occupancy:
+        """The same with other nodes; `known` are those that it was made with."""
+        left = {
+            node_id: self.left[node_id]
+            if (before := known.get(node_id)) is not None and _size(before) == _size(node)
+            else left_of(node, self.stays.get(node_id, ()))
+            for node_id, node in nodes.items()
+        }
+        return replace(self, left=left)
+
+    def _here(self, node_id: str) -> list[Stay]:
+        return list(self.stays.get(node_id, ()))
+
+    def _leave(self, touched: dict[str, list[Stay]], job: Job | None) -> None:
+        for node_id in {share.node_id for share in job.live.shares} if job else ():
+            here = touched.get(node_id)
+            here = self._here(node_id) if here is None else here
+            touched[node_id] = [stay for stay in here if job is None or stay.job_id != job.job_id]
+
+
+def known_end(job: Job) -> float:
+    """When a job that holds something gives it back at the latest, start-up apart; infinite when nobody knows."""
+    attempt = job.live
+    if attempt.stop is not None:
+        return (attempt.stop_at or 0.0) + attempt.stop_grace_s
+    if job.max_runtime_s is None or job.is_service:
+        return math.inf
+    return (attempt.created_at if attempt.started_at is None else attempt.started_at) + job.max_runtime_s
+
+
+def stays_of(job: Job) -> list[Stay]:
+    """What a job holds of each node."""
+    end = known_end(job)
+    lasting = job.is_service and math.isinf(end)
+    return [Stay(end, lasting, job.job_id, rank, share) for rank, share in enumerate(job.live.shares)]
+
+
+def may_be_preempted(job: Job) -> bool:
+    """Whether a job that holds something may be stopped for another, and is not being stopped already."""
+    return job.preemptible and job.live.stop is None
+
+
+def is_stopping(job: Job) -> bool:
+    """Whether a job that holds something will give it back soon."""
+    return job.live.stop is not None
+
+
+def held_by(job: Job) -> Amounts:
+    """What a job holds over all its nodes."""
+    shares = job.live.shares
+    return Amounts(sum(len(share.gpus) for share in shares), sum(share.cpu_cores for share in shares), len(shares))
+
+
+def left_of(node: Node, stays: Sequence[Stay]) -> Free:
+    """What is free of a node where these stay."""
+    everything = whole(node)
+    if not stays:
+        return everything
+    gpus, cpu_cores, ram_mb, storage_mb = everything.gpus, 0, 0, 0
+    for stay in stays:
+        share = stay.share
+        gpus = gpus.difference(share.gpus)
+        cpu_cores += share.cpu_cores
+        ram_mb += share.ram_mb
+        storage_mb += share.storage_mb
+    return Free(
+        gpus=gpus,
+        cpu_cores=max(0, everything.cpu_cores - cpu_cores),
+        ram_mb=max(0, everything.ram_mb - ram_mb),
+        storage_mb=max(0, everything.storage_mb - storage_mb),
+        slots=max(0, everything.slots - len(stays)),
+    )
+
+
+class _Table:
+    """Jobs by id, copied when the first one changes."""
+
+    def __init__(self, jobs: Mapping[str, Job]) -> None:
+        self.jobs = jobs
+        self._own: dict[str, Job] | None = None
+
+    def file(self, before: Job | None, after: Job | None, belongs: Callable[[Job], bool]) -> None:
+        """Put in a job that belongs, or take out one that did."""
+        job = after if after is not None and belongs(after) else None
+        gone = before if job is None and before is not None and belongs(before) else None
+        if job is None and gone is None:
+            return
+        if self._own is None:
+            self.jobs = self._own = dict(self.jobs)
+        if job is not None:
+            self._own[job.job_id] = job
+        elif gone is not None:
+            self._own.pop(gone.job_id, None)
+
+
+def _count(usage: dict[Line, Amounts], job: Job | None, times: int) -> None:
+    if job is None:
+        return
+    line = (job.queue, job.host_backend)
+    total = usage.get(line, Amounts()).plus(held_by(job), times)
+    if any(total):
+        usage[line] = total
+    else:
+        usage.pop(line, None)
+
+
+def _fair(job: Job | None) -> tuple[Line, tuple[Share, ...]] | None:
+    return None if job is None else ((job.queue, job.host_backend), job.live.shares)
+
+
+def _stays_differ(before: Job | None, after: Job | None) -> bool:
+    if before is None or after is None:
+        return True
+    return (
+        before.live.shares != after.live.shares
+        or known_end(before) != known_end(after)
+        or before.is_service != after.is_service
+    )
+
+
+def _size(node: Node) -> tuple[object, ...]:
+    return node.gpus, node.cpu_cores, node.ram_mb, node.storage_mb, node.slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from math import inf
 from typing import Protocol
 
 from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.server.core.commands import make_room, preempt
 from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.stop import make_room, preempt
-from trainmaster.server.scheduling.drain import drain
+from trainmaster.server.scheduling.nodes import drain
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.traces import NodeChange
 from trainmaster.server.scheduling.view import ClusterView

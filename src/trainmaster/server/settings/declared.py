@@ -10,11 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from trainmaster.server.core.accounts import is_account_id
-from trainmaster.server.core.keys import DEFAULT_ACCOUNT
+from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, is_account_id
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.settings.problems import unknown
-from trainmaster.server.settings.values import in_words, kinds_of, read_toml
+from trainmaster.server.settings.values import in_words, kinds_of, read_toml, unknown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ABOUT_NAMES = (

@@ -1,25 +1,28 @@
-"""Where a server listens: its socket, its address, and whether it may listen there without TLS."""
+"""The listening socket: its address, whether it needs TLS, and connection limits that apply before authentication."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2, which is the oldest that is spoken. What uvicorn would take has none but CBC with SHA-1."""
+"""For TLS 1.2, the oldest version that is accepted. Of TLS 1.2, uvicorn's default has only CBC with SHA-1."""
 
 
 def check(settings: Settings) -> None:
-    """See to it that nobody else on the network can read along.
+    """Check that others on the network cannot read the traffic.
 
     Raises:
-        RefusedError: they could, or the certificate cannot be used; the message says what to do.
+        RefusedError: they can, or the certificate cannot be used; the message says what to do.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise RefusedError("tls_cert and tls_key belong together: set both, or neither")
@@ -39,7 +42,7 @@ def check(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[socket.socket]:
-    """A socket on the port; where any will do, on the one before: workers and clients may still know it."""
+    """A socket on the configured port; for port 0, the previous one if free: workers and clients may still use it."""
     remembered = settings.data_dir / "port"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -54,7 +57,7 @@ def listening(settings: Settings) -> Iterator[socket.socket]:
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:
-    """Where this machine reaches the server."""
+    """The server's URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::1" if ":" in host else "127.0.0.1"
@@ -63,5 +66,73 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
 
 
 def _no_password() -> str:
-    """Called for a key that is encrypted, where the usual would be to ask whoever sits at the terminal."""
+    """Refuse an encrypted key; by default, the ssl module would ask for the password on the terminal."""
     raise OSError("the key is encrypted; a server needs one that is not")
+
+
+MAX_HEAD_BYTES = 128 << 10
+"""Limit of the request line and headers. Two tokens for other services take 16 KiB each; the parser itself has no
+limit."""
+HEAD_WITHIN_S = 30.0
+"""How long a connection may be open before it has sent all headers of a request."""
+
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: 28\r\n\r\nThe headers are too large.\r\n"
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP protocol that limits the size of request headers and the time until they are complete."""
+
+    head_within_s = HEAD_WITHIN_S
+    _head_bytes = 0
+    _in_head = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the first request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._relax()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Process bytes; close the connection when the headers are too large."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+        elif self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect()  # blank lines have stopped uvicorn's own keep-alive timer
+
+    def on_message_begin(self) -> None:
+        """Count the bytes of a new request's headers."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._deadline is None:
+            self._expect()
+
+    def on_headers_complete(self) -> None:
+        """Stop the timer; the route that reads the body limits its size."""
+        self._in_head = False
+        self._relax()
+        super().on_headers_complete()
+
+    def _expect(self) -> None:
+        self._deadline = self.loop.call_later(self.head_within_s, self._give_up)
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()

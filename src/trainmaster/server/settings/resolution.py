@@ -14,9 +14,17 @@ from typing import Any
 from trainmaster.protocol import environment as in_job
 from trainmaster.server import failpoints
 from trainmaster.server.settings.declared import TABLES, Declared, read_declared
-from trainmaster.server.settings.problems import Problem, SettingsError, line_of, unknown
 from trainmaster.server.settings.settings import HOME_VARIABLE, Settings, default_data_dir
-from trainmaster.server.settings.values import kinds_of, read_text, read_toml, without_password
+from trainmaster.server.settings.values import (
+    Problem,
+    SettingsError,
+    kinds_of,
+    line_of,
+    read_text,
+    read_toml,
+    unknown,
+    without_password,
+)
 
 PREFIX = "TRAINMASTER_"
 CONFIG_VARIABLE = "TRAINMASTER_CONFIG"

@@ -1,19 +1,96 @@
-"""What this process counts while it works: plain numbers, so that counting costs next to nothing.
+"""The server's log lines and counters.
 
-Each number is written by one thread alone and read by any; `/metrics` shows them.
+A log line that names a job has its id in a field of its own. Bodies and credentials are never logged. Counters are
+plain numbers, so that counting costs next to nothing: one thread writes each, any thread reads it, `/metrics` shows it.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmaster.server.settings.settings import LogFormat, Settings
+
+ACCESS = logging.getLogger("trainmaster.server.http.access")
+"""The logger with a line for each request."""
+
+_JOB = re.compile(r"\b(job-[a-z0-9]{12})\b(?:\.([0-9]+)\b)?")
+_CHATTY = ("alembic", "httpx", "httpcore")
+_VISIBLE = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))}
+"""Escapes of control characters: names that clients choose could otherwise forge log lines."""
+_request: ContextVar[Mapping[str, Any] | None] = ContextVar("request", default=None)
+
+
+def configure(settings: Settings) -> None:
+    """Log to stderr in the format and from the level of the settings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if settings.log_format is LogFormat.JSON else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def access_level(settings: Settings) -> int:
+    """The level of the lines for each request: programs that read logs want them, people rarely."""
+    return logging.INFO if settings.log_format is LogFormat.JSON else logging.DEBUG
+
+
+def belong_to(request: Mapping[str, Any]) -> None:
+    """Add the request's fields to every line that this task, and tasks that it starts, log from now on."""
+    _request.set(request)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base calls it so
+        """The line, with the request's id, key and account behind it."""
+        line = super().formatMessage(record).translate(_VISIBLE)
+        fields = {**(_request.get() or {}), **getattr(record, "fields", {})}
+        return f"{line} [{' '.join(f'{name}={value}' for name, value in fields.items())}]" if fields else line
+
+
+class JsonLines(logging.Formatter):
+    """An object on each line, for programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        message = record.getMessage()
+        line: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
+        if job := _JOB.search(message):
+            line["job_id"] = job[1]
+            if job[2]:
+                line["attempt"] = int(job[2])
+        line |= _request.get() or {}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
 
 LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 
 class Histogram:
-    """How often values up to each of some bounds were seen."""
+    """Counts of values by upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -31,7 +108,7 @@ class Histogram:
 
 
 class Meters:
-    """Everything that is counted."""
+    """All counters."""
 
     def __init__(self) -> None:
         self.submissions = 0
@@ -62,4 +139,4 @@ class Meters:
 
 
 METERS = Meters()
-"""Of this process."""
+"""The counters of this process."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import ConflictError, NotFoundError
-from trainmaster.server.core.keys import DEFAULT_ACCOUNT
 from trainmaster.server.store import schema
 from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.scope import Scope

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from trainmaster.server.core.training.splits import ALL_ROWS, Slice
+from trainmaster.server.core.training.sources import ALL_ROWS, Slice
 
 CONTINUED_PRETRAIN = "CONTINUED_PRETRAIN"
 FULL_FINETUNE = "FULL_FINETUNE"

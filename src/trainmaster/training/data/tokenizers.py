@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster.server.core.training.load_arguments import refused_arguments
-from trainmaster.server.core.training.positions import positions_of, too_long
+from trainmaster.server.core.training.models import positions_of, refused_arguments, too_long
 from trainmaster.training.data.config import Preprocess
 from trainmaster.training.errors import InputError
 from trainmaster.training.values import parsed

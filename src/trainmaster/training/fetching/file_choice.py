@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from trainmaster.server.core.training.splits import read_split
+from trainmaster.server.core.training.sources import read_split
 from trainmaster.training.data.config import Part
 from trainmaster.training.data.formats import format_of, require_format
 from trainmaster.training.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.errors import choice_message
 from trainmaster.server.core.training.sources import SOURCE_TYPES, fixed_part, scheme_of
 from trainmaster.training.data.config import LocalSource, Source
 from trainmaster.training.data.formats import BEGINNING_SUFFICES, format_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 
-from trainmaster.server.core.quantities import quantity
+from trainmaster.server.core.resources import quantity
 
 
 def limit(cpu: str | None, memory: str | None) -> None:

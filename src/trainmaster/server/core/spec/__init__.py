@@ -5,15 +5,22 @@ path. Stored specs are read tolerantly.
 """
 
 from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.spec.documents import dump, redacted, secret_values, with_secrets_of, with_server_defaults
+from trainmaster.server.core.spec.documents import (
+    SPEC_VERSION,
+    dump,
+    load_stored,
+    redacted,
+    secret_values,
+    unsealed_values,
+    with_secrets_of,
+    with_server_defaults,
+)
 from trainmaster.server.core.spec.output import OutputConfig
 from trainmaster.server.core.spec.parse import parse, parse_submit
 from trainmaster.server.core.spec.problems import problems_from
-from trainmaster.server.core.spec.resources import ResourceConfig
-from trainmaster.server.core.spec.scheduling import SchedulingConfig
+from trainmaster.server.core.spec.resources import ResourceConfig, SchedulingConfig
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.spec.training import TrainingConfig
-from trainmaster.server.core.spec.versions import SPEC_VERSION, load_stored, unsealed_values
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
 
 __all__ = [

@@ -12,12 +12,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainmaster.server.core.errors import Problem
+from trainmaster.server.core.errors import Problem, choice_message, nearest, shown
 from trainmaster.server.core.spec.output import ExportFormat
-from trainmaster.server.core.suggest import choice_message, nearest, shown
 from trainmaster.server.core.training import hyperparameters
-from trainmaster.server.core.training.support import FRAMEWORKS, LATER
-from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType
+from trainmaster.server.core.training.types import FRAMEWORKS, LATER, LORA_TYPES, FrameworkType
 from trainmaster.server.core.workloads.base import WorkloadSpec
 from trainmaster.server.core.workloads.registry import kinds, module_for
 

@@ -1,4 +1,4 @@
-"""`resource_config`: what the job needs of its machines."""
+"""`resource_config` and `scheduling_config`: what the job needs of its machines, and how the queue treats it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Annotated, Self
 
 from pydantic import Field, Strict, model_validator
 
-from trainmaster.server.core.fields import MAX_GPUS, MAX_NODES, Broken, Count, Matches, Model, Name, Natural, refuse
+from trainmaster.server.core.fields import (
+    MAX_GPUS,
+    MAX_NODES,
+    Broken,
+    Count,
+    Flag,
+    Matches,
+    Model,
+    Name,
+    Names,
+    Natural,
+    refuse,
+)
 
 NodeLabel = Annotated[Name, Matches(r"[^=]+(=.*)?", "write a node label as 'key=value' or 'label'")]
 NodeLabels = Annotated[tuple[NodeLabel, ...], Field(max_length=1024)]
@@ -47,3 +59,27 @@ class ResourceConfig(Model):
             if label in self.node_affinity:
                 message = f"'{label}' is in node_affinity too; a node cannot be both preferred and avoided"
                 yield Broken(("node_anti_affinity", index), message)
+
+
+DEFAULT_PRIORITY = 5
+"""The middle of 0 to 10."""
+Priority = Annotated[int, Strict(), Field(ge=0, le=10)]
+Retries = Annotated[int, Strict(), Field(ge=0, le=100)]
+
+
+class SchedulingConfig(Model):
+    """How the queue treats the job."""
+
+    queue: Name = Field(default="default", description="The queue it waits in.")
+    priority: Priority = Field(default=DEFAULT_PRIORITY, description="0 to 10; higher goes first.")
+    preemptible: Flag = Field(default=False, description="May be preempted by a job of higher priority.")
+    max_runtime_seconds: Count | None = Field(
+        default=None, description="Running time of one attempt, after which it is stopped; time spent paused is free."
+    )
+    required_capabilities: Names = Field(default=(), description="Tags that every node of the job must have.")
+    allow_waiting_for_nodes: Flag = Field(
+        default=False,
+        description="Queue the job even if no node could ever hold it, until such nodes are added; otherwise it is "
+        "refused.",
+    )
+    max_retries: Retries = Field(default=0, description="Automatic new attempts after transient failures.")

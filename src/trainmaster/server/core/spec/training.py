@@ -20,7 +20,7 @@ from trainmaster.server.core.fields import (
     null_means,
     refuse,
 )
-from trainmaster.server.core.spec.scheduling import DEFAULT_PRIORITY, Priority, Retries
+from trainmaster.server.core.spec.resources import DEFAULT_PRIORITY, Priority, Retries
 from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainmaster.server.core.errors import Problem, RefusedError
-from trainmaster.server.core.suggest import nearest, shown
-from trainmaster.server.core.training.support import FIELD
-from trainmaster.server.core.training.types import LORA_TYPES, TrainingType
+from trainmaster.server.core.errors import Problem, RefusedError, nearest, shown
+from trainmaster.server.core.training.types import FIELD, LORA_TYPES, TrainingType
 from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
 
 ALL_LINEAR = "all-linear"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from trainmaster.server.core.suggest import choice_message, shown
+from trainmaster.server.core.errors import choice_message, shown
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
 from trainmaster.server.core.training.types import FrameworkType
 

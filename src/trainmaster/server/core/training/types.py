@@ -1,8 +1,11 @@
-"""The kinds of training, and what can do them."""
+"""Training types and frameworks: which framework does which type, what it needs installed, and what to use instead."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class TrainingType(StrEnum):
@@ -29,3 +32,114 @@ class FrameworkType(StrEnum):
     FSDP = "FSDP"
     MEGATRON = "MEGATRON"
     CUSTOM = "CUSTOM"
+
+
+FIELD = "training_config.hyperparameters"
+TRAIN_EXTRA = "pip install 'trainmaster[train]'"
+"""How the packages of the built-in trainers are installed."""
+TRAIN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
+"""What the built-in trainers import."""
+
+MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
+"""Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
+
+BUILT_IN = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE, TrainingType.CONTINUED_PRETRAIN})
+"""The training types that have a built-in trainer."""
+LATER: Mapping[TrainingType, str] = MappingProxyType(
+    {
+        TrainingType.QLORA: "use LORA",
+        TrainingType.DPO: "use SFT on the preferred answers",
+        TrainingType.RLHF: "bring your own loop",
+    }
+)
+"""The training types without one, and what comes nearest."""
+
+OPTIONAL_PACKAGES: Mapping[tuple[str, object], tuple[str, str]] = MappingProxyType(
+    {
+        ("use_liger_kernel", True): ("liger_kernel", "liger-kernel"),
+        ("attn_implementation", "flash_attention_2"): ("flash_attn", "flash-attn"),
+        ("attn_implementation", "flash_attention_3"): ("flash_attn_interface", "flash-attn-3"),
+        ("tracker", "trackio"): ("trackio", "trackio"),
+    }
+)
+"""What a value of a hyperparameter needs beside the rest: the module, and the package that has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """What does the training."""
+
+    types: frozenset[TrainingType]
+    """What it trains."""
+    meaning: str
+    strategies: tuple[str, ...] = ()
+    """What `framework.distributed.strategy` may say, beside nothing."""
+    packages: tuple[str, ...] = ()
+    """What has to be installed where its ranks run."""
+
+
+FRAMEWORKS: Mapping[FrameworkType, Framework] = MappingProxyType(
+    {
+        FrameworkType.HF_TRAINER: Framework(
+            types=BUILT_IN,
+            strategies=("ddp",),
+            packages=TRAIN_PACKAGES,
+            meaning="TRL on transformers; several ranks hold a copy of the model each, and average their gradients",
+        ),
+        FrameworkType.FSDP: Framework(
+            types=BUILT_IN,
+            strategies=("fsdp", "fsdp2"),
+            packages=TRAIN_PACKAGES,
+            meaning="the same, with the model, its gradients and the optimizer's state spread over the ranks",
+        ),
+        FrameworkType.CUSTOM: Framework(
+            types=frozenset(TrainingType), meaning="a script of your own, which is handed data and configuration"
+        ),
+        FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not in this version: refused"),
+        FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not in this version: refused"),
+    }
+)
+
+
+def unavailable(framework: FrameworkType, training_type: TrainingType, *, ranks: int = 1) -> str | None:
+    """Why no server of this version has a framework do a training type, and what to use instead; None when it can.
+
+    Every choice that is offered is one that works, for a training with so many ranks.
+    """
+    known = FRAMEWORKS[framework]
+    if training_type in known.types:
+        return None
+    custom = f"framework type {FrameworkType.CUSTOM} with a script of your own"
+    if known.types:
+        return (
+            f"training_type {training_type} is not available in this version with a built-in framework; "
+            f"{LATER[training_type]}, or use {custom}. Available: {', '.join(sorted(BUILT_IN))}"
+        )
+    why = f"framework {framework} is not available in this version, installed or not"
+    if training_type not in BUILT_IN:
+        return f"{why}, and {training_type} has no built-in trainer; use {custom}"
+    instead = (
+        f"{FrameworkType.FSDP}, which spreads model, gradients and optimizer over the ranks"
+        if ranks > 1
+        else f"{FrameworkType.HF_TRAINER} (with several GPUs {FrameworkType.FSDP}, which spreads the model over them)"
+    )
+    return f"{why}; use {instead}, or {custom}. Leave out options that are {framework}'s own"
+
+
+def missing(framework: FrameworkType, installed: Callable[[str], bool]) -> str | None:
+    """Why a framework cannot train where `installed` says which packages can be imported; None when it can."""
+    absent = [package for package in FRAMEWORKS[framework].packages if not installed(package)]
+    if not absent:
+        return None
+    return (
+        f"the workers' Python has no {', '.join(absent)}, which the built-in trainers need: "
+        f"run `{TRAIN_EXTRA}` there, and submit the job again"
+    )
+
+
+def missing_options(hyperparameters: Mapping[str, object], installed: Callable[[str], bool]) -> str | None:
+    """Which hyperparameter needs a package that is not there; None when all are."""
+    for (name, value), (module, package) in OPTIONAL_PACKAGES.items():
+        if hyperparameters.get(name) == value and not installed(module):
+            return f"{FIELD}.{name} {value} needs the package {package} in the workers' Python; install it there"
+    return None

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainmaster.server.core.suggest import choice_message, shown
-from trainmaster.server.core.training.support import BUILT_IN
-from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.errors import choice_message, shown
+from trainmaster.server.core.training.types import BUILT_IN, TrainingType
 
 Value = int | float | bool | str | None
 """What a trainer is given; None leaves it to the trainer."""

@@ -15,18 +15,16 @@ from trainmaster.server.core.workloads import (
     trainer_service,
 )
 from trainmaster.server.core.workloads.base import ShippedFile, WorkloadSpec, launch_of, spec_of
-from trainmaster.server.core.workloads.compiled import (
-    compile_launch,
-    effective_workload,
-    validate_workload,
-)
 from trainmaster.server.core.workloads.registry import (
     AnyWorkload,
     WorkloadKind,
+    compile_launch,
+    effective_workload,
     kinds,
     module_for,
     register,
     unregister,
+    validate_workload,
 )
 
 __all__ = [

@@ -23,7 +23,15 @@ from trainmaster.server.core.fields import (
     Text,
     refuse,
 )
-from trainmaster.server.core.workloads.container_options import ContainerOptions, VolumeSpec, wish_from
+from trainmaster.server.core.workloads.environment import (
+    ENVIRONMENT,
+    ContainerOptions,
+    IndexUrls,
+    Requirements,
+    VolumeSpec,
+    packages_text,
+    wish_from,
+)
 from trainmaster.server.core.workloads.initializers import (
     INPUT_FILE,
     Initializers,
@@ -31,7 +39,6 @@ from trainmaster.server.core.workloads.initializers import (
     initializing_steps,
     prepared_paths,
 )
-from trainmaster.server.core.workloads.packages import ENVIRONMENT, IndexUrls, Requirements, packages_text
 
 if TYPE_CHECKING:
     from trainmaster.server.core.spec.submit import SubmitJobRequest

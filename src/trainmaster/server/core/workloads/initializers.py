@@ -26,7 +26,7 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.secrets import reference_to
 from trainmaster.server.core.fields import Broken, Image, Matches, Model, Positive, Text, refuse
-from trainmaster.server.core.quantities import quantity
+from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.training.sources import hub_name
 
 INPUT_FILE = "initializers.json"

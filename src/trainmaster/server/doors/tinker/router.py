@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from fastapi import APIRouter, Request, Response
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError, RefusedError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor, door_of
 from trainmaster.server.http.auth import Principal, guard, require

@@ -26,12 +26,12 @@ from trainmaster.server.core.errors import (
     JobNotFoundError,
     RefusedError,
     TrainmasterError,
+    choice_message,
 )
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.shapes import Chosen, Reference, Shapes
 from trainmaster.server.core.spec import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
-from trainmaster.server.core.suggest import choice_message
 from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK, Mode
 from trainmaster.server.doors.tinker.names import Category

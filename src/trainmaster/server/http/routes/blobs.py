@@ -15,8 +15,8 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok

@@ -16,7 +16,7 @@ from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.sources import ModelSource
-from trainmaster.server.core.training.support import BUILT_IN
+from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal
 from trainmaster.server.http.context import ApiContext, Context

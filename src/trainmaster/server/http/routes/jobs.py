@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.spec import SubmitJobRequest
 from trainmaster.server.core.spec.submit import MAX_LABELS
 from trainmaster.server.core.states import JobStatus

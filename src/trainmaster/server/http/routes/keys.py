@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from sqlalchemy import Connection
 
+from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
-from trainmaster.server.core.keys import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.spec import parse
 from trainmaster.server.http.auth import Admin, Gate, Principal, Viewer
 from trainmaster.server.http.context import Context

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.http.auth import guard, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.requests import METRICS_PATH

@@ -11,8 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.http.auth import Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok

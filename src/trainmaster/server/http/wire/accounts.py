@@ -7,8 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from trainmaster.server.core.accounts import ACCOUNT_ID_PATTERN, MAX_UID, Account
-from trainmaster.server.core.keys import DEFAULT_PREFIX, PREFIX_PATTERN, KeyScope
+from trainmaster.server.core.accounts import (
+    ACCOUNT_ID_PATTERN,
+    DEFAULT_PREFIX,
+    MAX_UID,
+    PREFIX_PATTERN,
+    Account,
+    KeyScope,
+)
 from trainmaster.server.http.envelope import Ok, Wire
 from trainmaster.server.http.wire.reported import instant
 from trainmaster.server.store.keys import ApiKey

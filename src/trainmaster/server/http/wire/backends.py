@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainmaster.server.core.observation import EngineFacts
+from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.http.envelope import Wire
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from trainmaster.server.core.fields import Flag, Matches, Model, Name
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec import ResourceConfig
-from trainmaster.server.core.spec.scheduling import Priority
+from trainmaster.server.core.spec.resources import Priority
 from trainmaster.server.core.spec.submit import Handle, Labels
 from trainmaster.server.http.envelope import Wire
 

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.doors.fireworks.routes.door import DOOR, FireworksDoor, door_of, trainer_of
 from trainmaster.server.doors.fireworks.routes.resources import answer, own

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.suggest import choice_message
+from trainmaster.server.core.errors import Problem, SpecError, choice_message
 
 MAX_COMPARISONS = 32
 

@@ -15,9 +15,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Checkpoint
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.names import WeightsPath
 from trainmaster.server.doors.tinker.responses import ok

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmaster.server.core.keys import KeyScope
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records

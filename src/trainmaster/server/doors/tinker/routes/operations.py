@@ -14,8 +14,8 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.spec import parse
 from trainmaster.server.doors.tinker.bodies import Body, is_plain, plain_id, text_field
 from trainmaster.server.doors.tinker.connections import BrokenOffError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker.bodies import Body
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import Category

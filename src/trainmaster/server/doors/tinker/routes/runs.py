@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from trainmaster.server.coordinator import checkpoints
 from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
 from trainmaster.server.doors.tinker.names import WeightsPath

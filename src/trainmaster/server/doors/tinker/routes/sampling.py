@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.job import Checkpoint
-from trainmaster.server.core.keys import KeyScope
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import TinkerSession
