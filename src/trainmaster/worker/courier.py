@@ -49,8 +49,8 @@ from trainmaster.protocol.run_directory import (
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import remove_groups
-from trainmaster.worker.exit_documents import of_lost_worker, of_unprepared_node
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
+from trainmaster.worker.records import exit_of_lost_worker, exit_of_unprepared_node
 from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
 
@@ -131,7 +131,7 @@ class _Courier:
             try:
                 self._prepare(request)
             except OSError as error:
-                self._put(exit_document(self._node), of_unprepared_node(error))
+                self._put(exit_document(self._node), exit_of_unprepared_node(error))
                 return
             with self._following_control(), self._hints() as hints:
                 self._mirror(hints)
@@ -268,7 +268,7 @@ class _Courier:
             end = self._run.document(exit_document(self._node))
             if end is None and not running:
                 self._kill_strays()
-                end = of_lost_worker(self._run, self._node, self._worker_end)
+                end = exit_of_lost_worker(self._run, self._node, self._worker_end)
             self._push_documents()
             self._push_streams()
             self._pull_rendezvous()

@@ -1,4 +1,4 @@
-"""One node of one attempt, after its claim: staging, preparing steps, rendezvous, ranks, and the way they end.
+"""One node of one attempt, after its claim: staging, preparing steps, rendezvous, ranks, and how they end.
 
 One thread and one selector. The end of a process wakes it at once; files are looked at in every turn.
 What the job does and says is on disk before anybody is told of it, so that neither the server's death
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
-import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -22,36 +20,23 @@ from trainmaster.protocol.launch import Readiness, Step
 from trainmaster.protocol.memory_file import handed_back
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
-from trainmaster.protocol.run_directory import (
-    RENDEZVOUS,
-    RunDirectory,
-    endpoint_document,
-    exit_document,
-    log_stream,
-)
+from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.worker.cgroups import Cgroup
-from trainmaster.worker.evidence import Evidence, evidence_from, read_tail
-from trainmaster.worker.memory import MemoryWatch
-from trainmaster.worker.preparation import free_port, surroundings_of
-from trainmaster.worker.processes import become_subreaper, descendants, start_time_of
-from trainmaster.worker.rank_stop import TERM_S, Stopping
-from trainmaster.worker.ranks import (
-    StartError,
-    prepared_environment,
-    rank_environment,
-    start_rank,
-    step_environment,
-)
-from trainmaster.worker.readiness import ReadinessProbe
+from trainmaster.worker.cgroups import Cgroup, MemoryWatch
+from trainmaster.worker.preparation import rendezvous, surroundings_of
+from trainmaster.worker.processes import StackDump, become_subreaper, descendants, start_time_of, wake_on_children
+from trainmaster.worker.ranks import StartError, prepared_environment, rank_environment, start_rank, step_environment
+from trainmaster.worker.readiness import Service
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
-from trainmaster.worker.stacks import StackDump
-from trainmaster.worker.tree import Tree
+from trainmaster.worker.tree import TERM_S, Stopping, Tree
 from trainmaster.worker.users import open_own, user_of
 from trainmaster.worker.verdict import (
+    Evidence,
     Failure,
     ProcessEnd,
     Verdict,
+    evidence_from,
+    read_tail,
     verdict_of_success,
     verdict_on_failure,
     verdict_on_stop,
@@ -116,7 +101,7 @@ class NodeRun:
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
         self._step_deadline: float | None = None
-        self._probe: ReadinessProbe | None = None
+        self._service = Service(directory, node, journal, self._selector)
         self._dump: StackDump | None = None
         self.started_at: float | None = None
         """Unix time at which all ranks were running."""
@@ -128,7 +113,7 @@ class NodeRun:
             RunDirectoryGoneError: the job was deleted under our hands.
         """
         become_subreaper()
-        self._wake_on_children()
+        self._wakeup = wake_on_children(self._selector)
         try:
             return self._run()
         except _StoppedError:
@@ -174,17 +159,8 @@ class NodeRun:
         if not workload.through:
             self._around = replace(self._around, environment=prepared_environment(self._around))
         ranks = range(first, first + self._launch.ranks_per_node)
-        return self._run_step(workload, ranks, rendezvous=self._meet())
-
-    def _meet(self) -> tuple[str, int]:
-        """Where the ranks of all nodes meet: node 0 says, the others wait to hear it."""
-        if self._node == 0:
-            place = (self._request.nodes[0].address, free_port())
-            self._directory.put_document(RENDEZVOUS, {"host": place[0], "port": place[1]})
-            return place
-        while (document := self._directory.document(RENDEZVOUS)) is None:
-            self._attend(TICK_S)
-        return str(document["host"]), int(document["port"])
+        meeting = rendezvous(self._request, self._directory, self._node, wait=lambda: self._attend(TICK_S))
+        return self._run_step(workload, ranks, rendezvous=meeting)
 
     def _run_step(self, step: Step, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
         """Run one step to its end, until nothing of it is left."""
@@ -213,7 +189,7 @@ class NodeRun:
         self._collect_stacks()
         verdict = self._advised(self._verdict or self._verdict_at_end())
         self._deadline = self._step_deadline = None
-        self._close_probe()
+        self._service.close()
         self._clear_strays()
         self._look(last=True)
         return verdict
@@ -245,12 +221,9 @@ class NodeRun:
         if self._request.max_runtime_s is not None:
             self._deadline = now + self._request.max_runtime_s
         if self._around.port is not None:
-            readiness = self._launch.readiness or Readiness()
-            if self._node and readiness.first_node_only:
-                self._journal.record("ready")
-            else:
-                uid = self._user.uid if self._user else None
-                self._probe = ReadinessProbe(self._selector, self._address, self._around.port, readiness, now, uid=uid)
+            address = (self._request.nodes[self._node].address, self._around.port)
+            uid = self._user.uid if self._user else None
+            self._service.start(address, self._launch.readiness or Readiness(), now, uid=uid)
 
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""
@@ -259,7 +232,7 @@ class NodeRun:
             now + wait_s,
             self._tree.next_due(),
             self._watch.next_due,
-            self._probe.next_due if self._probe else None,
+            self._service.next_due,
         ]
         due = min(moment for moment in moments if moment is not None)
         for key, _ in self._selector.select(max(0.0, due - now)):
@@ -301,8 +274,7 @@ class NodeRun:
             self._step_deadline = None
             if self._stopping.cause is None:
                 self._fail(verdict_on_timeout(self._step, evidence=self._evidence(self._around.first_rank)))
-        if self._probe is not None:
-            self._check_readiness(self._probe, now)
+        self._check_service(now)
         if self._dump is not None and now >= self._dump.due:
             self._collect_stacks()
 
@@ -318,23 +290,13 @@ class NodeRun:
                 )
                 self._tree.bring_down(now, term_after_s=0, kill_after_s=0)
 
-    def _check_readiness(self, probe: ReadinessProbe, now: float) -> None:
-        probe.advance(now)
-        if probe.is_ready:
-            endpoint = {"host": self._address, "port": self._around.port}
-            self._directory.put_document(endpoint_document(self._node), {**endpoint, "ready_at": time.time()})
-            self._journal.record("ready", **endpoint)
-            self._close_probe()
+    def _check_service(self, now: float) -> None:
+        if self._service.advance(now):
             self._hint()
-        elif (message := probe.failure(now)) is not None and self._stopping.cause is None:
+        elif (message := self._service.failure(now)) is not None and self._stopping.cause is None:
             evidence = self._evidence(self._around.first_rank)
-            self._close_probe()
+            self._service.close()
             self._fail(Verdict(reason=Reason.NOT_READY, message=message, step=self._step.name, evidence=evidence))
-
-    def _close_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
 
     def _on_control(self, control: Control, now: float) -> None:
         if control.dump_stacks and self._dump is None and self._tree.ranks_running:
@@ -429,16 +391,3 @@ class NodeRun:
 
     def _hint(self) -> None:
         send_hint(self._request.hint_socket, self._request.attempt_id)
-
-    @property
-    def _address(self) -> str:
-        return self._request.nodes[self._node].address
-
-    def _wake_on_children(self) -> None:
-        reader, writer = socket.socketpair()
-        for end in (reader, writer):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        self._wakeup = writer
-        self._selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(4096))

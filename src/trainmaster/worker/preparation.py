@@ -1,4 +1,4 @@
-"""What a node has in place before its first step: files, the token of its ranks, a port, and what reports go to."""
+"""What a node needs before its ranks start: files, their token, ports, a listener for reports, a rendezvous."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import PREPARED, RunDirectory, metrics_stream
+from trainmaster.protocol.run_directory import PREPARED, RENDEZVOUS, RunDirectory, metrics_stream
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.protocol.users import User
 from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.ranks import Surroundings
 from trainmaster.worker.users import open_own
-from trainmaster.worker.working_directory import StagingError, stage
-from trainmaster.worker.workspace import NO_WORKSPACE, Workspace, make_workspace
+from trainmaster.worker.working_directory import NO_WORKSPACE, StagingError, Workspace, make_workspace, stage
 
 
 def surroundings_of(
@@ -80,6 +79,19 @@ def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Worksp
         return NO_WORKSPACE
     places = {path: os.fspath(home / PREPARED / path) for path in prepared.values()}
     return make_workspace(home, prepared, places, user)
+
+
+def rendezvous(
+    request: AttemptRequest, directory: RunDirectory, node: int, *, wait: Callable[[], None]
+) -> tuple[str, int]:
+    """Where the ranks of all nodes meet: node 0 decides and writes it down, the others wait for that."""
+    if node == 0:
+        place = (request.nodes[0].address, free_port())
+        directory.put_document(RENDEZVOUS, {"host": place[0], "port": place[1]})
+        return place
+    while (document := directory.document(RENDEZVOUS)) is None:
+        wait()
+    return str(document["host"]), int(document["port"])
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Finding and signalling processes: those below this one, and those that an attempt left behind. Linux.
+"""Finding, signalling and examining processes: those below this one, and those an attempt left behind. Linux.
 
 A worker is a child subreaper: whatever its ranks start becomes its own child at the latest when the
 parent in between ends, also after `setsid` or a double fork. So the processes below it are all there are.
@@ -10,9 +10,12 @@ import contextlib
 import ctypes
 import functools
 import os
+import selectors
 import signal
+import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
 
 from trainmaster.protocol.environment import ATTEMPT_ID, NODE
 from trainmaster.worker.cgroups import members_pattern, remove_groups
@@ -69,6 +72,17 @@ def start_time_of(pid: int) -> int | None:
     """When a process started, in clock ticks after boot; also of one that has ended but was not reaped yet."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+def wake_on_children(selector: selectors.BaseSelector) -> socket.socket:
+    """Wake a selector whenever a child ends, for as long as the returned socket is kept. For the main thread."""
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(4096))
+    return writer
 
 
 def descendants(pid: int) -> list[int]:
@@ -196,3 +210,84 @@ def _stat(pid: int) -> list[str] | None:
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.read()
+
+
+COLLECT_AFTER_S = 0.5
+"""A rank has this long to print its stacks."""
+_MAX_BYTES = 64 << 10
+
+
+class StackDump:
+    """One dump of all ranks of a node: begun at once, collected a moment later.
+
+    Ranks that offer it print their stacks; of the others it has what the kernel knows of their processes.
+    """
+
+    def __init__(self, ranks: Mapping[int, int], capable: Set[int], error_logs: Mapping[int, str], now: float) -> None:
+        self.due = now + COLLECT_AFTER_S
+        self._ranks = dict(ranks)
+        self._printing: dict[int, tuple[str, int]] = {}
+        for rank, pid in ranks.items():
+            # Whoever does not catch the signal would die of it: a shell around the program, for instance.
+            catching = [found for found in (pid, *descendants(pid)) if _catches(found, signal.SIGUSR1)]
+            if rank in capable and catching:
+                log = error_logs[rank]
+                self._printing[rank] = (log, _size(log))
+                signal_all(catching, signal.SIGUSR1)
+
+    def collect(self) -> dict[int, str]:
+        """The text of each rank."""
+        texts = {}
+        for rank, pid in self._ranks.items():
+            printed = _read_from(*self._printing[rank]) if rank in self._printing else ""
+            texts[rank] = printed or _kernel_view(pid)
+        return texts
+
+
+def _kernel_view(pid: int) -> str:
+    return "\n".join(text for process in (pid, *descendants(pid)) if (text := _process_view(process)))
+
+
+def _process_view(pid: int) -> str:
+    command = _proc(pid, "cmdline").replace("\0", " ").strip()
+    if not command:
+        return ""
+    status = dict(line.partition(":")[::2] for line in _proc(pid, "status").splitlines())
+    facts = [
+        f"process {pid}: {command[:300]}",
+        f"  state: {status.get('State', '?').strip()}, threads: {status.get('Threads', '?').strip()}",
+        f"  waits in: {_proc(pid, 'wchan').strip('0') or '-'}, system call: {_proc(pid, 'syscall').strip() or '-'}",
+    ]
+    facts += (f"  {line}" for line in _proc(pid, "stack").splitlines())
+    return "\n".join(facts)
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    for line in _proc(pid, "status").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _proc(pid: int, name: str) -> str:
+    """A file of /proc; empty when it is not there or not for us."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _read_from(path: str, offset: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

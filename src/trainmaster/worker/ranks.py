@@ -25,8 +25,7 @@ from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent, gain_no_rights
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
-from trainmaster.worker.working_directory import INPUTS
-from trainmaster.worker.workspace import NO_WORKSPACE, Workspace
+from trainmaster.worker.working_directory import INPUTS, NO_WORKSPACE, Workspace
 
 _REFERENCE = re.compile(rf"\$(\$?)\(({'|'.join(names.REFERABLE)})\)")
 _EXIT_NOT_FOUND = 127

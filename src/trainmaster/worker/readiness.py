@@ -1,4 +1,4 @@
-"""Whether a service answers: a probe that never blocks, asked again until it succeeds."""
+"""Whether a node's service answers: a probe that never blocks, repeated until it succeeds; then its endpoint."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import errno
 import os
 import selectors
 import socket
+import time
 
 from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.launch import Readiness
+from trainmaster.protocol.run_directory import RunDirectory, endpoint_document
+from trainmaster.worker.records import Journal
 
 _ANSWER_WITHIN_S = 5.0
 """A service that accepted the connection but is busy starting may take this long before it is asked afresh."""
@@ -130,3 +133,51 @@ class ReadinessProbe:
         self.close()
         self._last_answer = answer
         self.next_due = self._asked_at + self._readiness.interval_s
+
+
+class Service:
+    """The service of a node, from its start until it is ready. Nodes of batch jobs never start it."""
+
+    def __init__(self, directory: RunDirectory, node: int, journal: Journal, selector: selectors.BaseSelector) -> None:
+        self._directory = directory
+        self._node = node
+        self._journal = journal
+        self._selector = selector
+        self._address = ("", 0)
+        self._probe: ReadinessProbe | None = None
+
+    @property
+    def next_due(self) -> float | None:
+        """When `advance` has something to do; None while the service is not probed."""
+        return self._probe.next_due if self._probe else None
+
+    def start(self, address: tuple[str, int], readiness: Readiness, now: float, *, uid: int | None) -> None:
+        """Probe the service at its address, unless only the first node's counts. `uid` is as for a probe."""
+        if self._node and readiness.first_node_only:
+            self._journal.record("ready")
+            return
+        self._address = address
+        self._probe = ReadinessProbe(self._selector, *address, readiness, now, uid=uid)
+
+    def advance(self, now: float) -> bool:
+        """Probe if it is time to; whether the service became ready, and its endpoint was published."""
+        if self._probe is None:
+            return False
+        self._probe.advance(now)
+        if not self._probe.is_ready:
+            return False
+        endpoint = {"host": self._address[0], "port": self._address[1]}
+        self._directory.put_document(endpoint_document(self._node), {**endpoint, "ready_at": time.time()})
+        self._journal.record("ready", **endpoint)
+        self.close()
+        return True
+
+    def failure(self, now: float) -> str | None:
+        """Why the service will not become ready; None before its time is over."""
+        return self._probe.failure(now) if self._probe else None
+
+    def close(self) -> None:
+        """Probe no more."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None

@@ -1,4 +1,4 @@
-"""What a worker writes about itself: its journal, its heartbeat, and its exit, which a full disk must not swallow."""
+"""What a worker writes about itself: its journal, its heartbeat and its exit; and exits of workers that wrote none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainmaster.protocol.documents import DISK_FULL_ERRNOS, LEAST_FREE_BYTES
-from trainmaster.protocol.run_directory import RunDirectory, beat_document, exit_document, worker_stream
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, LEAST_FREE_BYTES, disk_is_full, read_lines
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.run_directory import CONTROL, RunDirectory, beat_document, exit_document, worker_stream
 
 _RETRY_S = 0.5
 
@@ -115,3 +116,42 @@ class ExitRecord:
             os.ftruncate(descriptor, len(data))
         finally:
             os.close(descriptor)
+
+
+def exit_of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, Any]:
+    """The exit document for a worker that wrote none: `end` says how it ended, such as `was killed by SIGKILL`."""
+    records, _ = read_lines(directory.read(worker_stream(node), 0))
+    started = [record["t"] for record in records if record.get("type") == "started"]
+    steps = [record["step"] for record in records if record.get("type") == "step_started"]
+    reason, message = Reason.WORKER_LOST, f"the worker of node {node} {end} without reporting an end"
+    if disk_is_full(directory.path):
+        reason, message = Reason.DISK_FULL, f"{message}; the disk of its run directory is full"
+    return {
+        **_exit_document(reason, message),
+        "step": steps[-1] if steps else None,
+        "stop_cause": (directory.document(CONTROL) or {}).get("stop"),
+        "started_at": started[0] if started else None,
+        "streams": dict(directory.streams()),
+    }
+
+
+def exit_of_unprepared_node(error: OSError) -> dict[str, Any]:
+    """The exit document for a node where no worker started, because its files could not be laid out."""
+    reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
+    return _exit_document(reason, f"the node could not prepare for the job: {error}")
+
+
+def _exit_document(reason: Reason, message: str) -> dict[str, Any]:
+    return {
+        "reason": reason,
+        "message": message,
+        "exit_code": None,
+        "signal": None,
+        "rank": None,
+        "step": None,
+        "stop_cause": None,
+        "started_at": None,
+        "ended_at": time.time(),
+        "evidence": {"last_lines": [], "frame": None, "oom_kills": None},
+        "streams": {},
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.worker.evidence import MAX_LINE_CHARACTERS, MAX_LINES, evidence_from, read_tail
+from trainmaster.worker.verdict import MAX_LINE_CHARACTERS, MAX_LINES, evidence_from, read_tail
 
 PLAIN = b"""\
 loading

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.protocol.run_directory import RunDirectory, log_stream
-from trainmaster.worker.log_cap import LogCap
+from trainmaster.worker.watch import LogCap
 
 LOG = log_stream(0, "main", 0, "out")
 CAP = 64 << 10

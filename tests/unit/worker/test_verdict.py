@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.reasons import EXIT_STOPPED, REASON_OF_STOP, Reason, StopCause
-from trainmaster.worker.evidence import Evidence, evidence_from
 from trainmaster.worker.verdict import (
+    Evidence,
     Failure,
     ProcessEnd,
     Verdict,
+    evidence_from,
     verdict_of_success,
     verdict_on_failure,
     verdict_on_stop,
