@@ -8,9 +8,9 @@ import pytest
 from typer.testing import Result
 
 from trainmaster import __version__
-from trainmaster.cli.app import GROUPS, name_of
+from trainmaster.cli.app import GROUPS
 
-NAMES = [name_of(module) for modules in GROUPS.values() for module in modules]
+NAMES = [name for commands in GROUPS.values() for name in commands]
 IN_THE_FOREGROUND = ("serve", "run")
 """What they write is what runs in them."""
 HEAVY = ("httpx", "rich.console", "yaml", "pydantic", "sqlalchemy", "fastapi", "trainmaster.server.process")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainmaster.cli.plot import plot
+from trainmaster.cli.commands.metrics import plot
 
 
 def dots(lines: list[str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.cli.progress import brief, percent
+from trainmaster.cli.job_summary import brief, percent
 from trainmaster.client import Client
 
 pytestmark = pytest.mark.usefixtures("connected")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cli.progress import Pace, sentence
-from trainmaster.cli.summary import ending
+from trainmaster.cli.job_summary import Pace, ending, sentence
 from trainmaster.cli.views import LiveView, PlainView
 
 

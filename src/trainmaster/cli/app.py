@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The command line: its commands in groups, and how it reports errors."""
 
 from __future__ import annotations
 
@@ -14,60 +14,84 @@ from typer.core import TyperGroup
 
 from trainmaster.cli.commands import (
     accounts,
-    cancel,
+    artifacts,
     checkpoints,
-    clone,
-    compare,
-    config,
+    comparison,
     data,
-    delete,
-    diff,
     doctor,
-    down,
-    download,
-    drain,
-    edit,
-    enable,
-    env,
-    events,
-    gc,
+    history,
     init,
-    keys,
+    job_control,
     login,
-    logout,
-    logs,
     metrics,
     nodes,
-    pause,
     ps,
     queues,
-    rerun,
-    resume,
-    retry,
-    run,
     runtimes,
-    serve,
+    server,
     show,
     simulate,
     submit,
-    up,
-    usage,
     webhooks,
-    why,
 )
 from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, ExitCode, error_document, report, say
 from trainmaster.cli.output import print_json
 from trainmaster.client.errors import ClientError
 
-GROUPS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+GROUPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "Run": (init, data, submit, run, cancel, pause, resume, retry, rerun, clone, edit, delete),
-        "Look": (ps, show, logs, metrics, events, checkpoints, download, why, diff, compare, runtimes),
-        "Cluster": (nodes, queues, drain, enable, accounts, keys, usage),
-        "Server": (up, down, login, logout, env, serve, config, webhooks, gc, simulate, doctor),
+        "Run": {
+            "init": init.init,
+            "data": data.app,
+            "submit": submit.submit,
+            "run": submit.run,
+            "cancel": job_control.cancel,
+            "pause": job_control.pause,
+            "resume": job_control.resume,
+            "retry": job_control.retry,
+            "rerun": job_control.rerun,
+            "clone": submit.clone,
+            "edit": job_control.edit,
+            "delete": job_control.delete,
+        },
+        "Look": {
+            "ps": ps.ps,
+            "show": show.show,
+            "logs": history.logs,
+            "metrics": metrics.metrics,
+            "events": history.events,
+            "checkpoints": checkpoints.app,
+            "download": artifacts.download,
+            "why": history.why,
+            "diff": comparison.diff,
+            "compare": comparison.compare,
+            "runtimes": runtimes.runtimes,
+        },
+        "Cluster": {
+            "nodes": nodes.nodes,
+            "queues": queues.app,
+            "drain": nodes.drain,
+            "enable": nodes.enable,
+            "accounts": accounts.accounts_app,
+            "keys": accounts.keys_app,
+            "usage": queues.usage,
+        },
+        "Server": {
+            "up": server.up,
+            "down": server.down,
+            "login": login.login,
+            "logout": login.logout,
+            "env": login.env,
+            "serve": server.serve,
+            "config": server.config,
+            "webhooks": webhooks.app,
+            "gc": artifacts.gc,
+            "simulate": simulate.simulate,
+            "doctor": doctor.doctor,
+        },
     }
 )
-"""Each command is a module with a function `run`, or with an `app` of several commands; its name is the module's."""
+"""Title of a group -> name of a command -> its function, or the `Typer` of its subcommands."""
 
 
 MEANT: Mapping[str, str] = MappingProxyType(
@@ -79,25 +103,24 @@ MEANT: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("rm", "remove"), "delete"),
     }
 )
-"""What other tools call our commands."""
+"""Name of a command in other tools -> its name here."""
 
 ClickException: Any = typer.BadParameter.__mro__[2]
-"""Wrong usage, as the parser raises it. Which package this class lives in depends on typer's version."""
+"""The parser's error for wrong usage. Its package depends on the version of typer."""
 
 
 class Commands(TyperGroup):
-    """The commands in groups, with errors told in a line instead of a traceback."""
+    """The commands in groups; an error is one line instead of a traceback."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as the base has it
         """Write the commands under the titles of their groups."""
         width = max(map(len, self.commands))
-        for title, modules in GROUPS.items():
-            named = {name: self.commands[name] for name in map(name_of, modules)}
+        for title, names in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{width}}", each.get_short_help_str(100)) for name, each in named.items()])
+                formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(100)) for name in names])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; of one that other tools have, say what it is called here."""
+        """Find a command; for a name from another tool, suggest ours."""
         if args[0] in MEANT:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{MEANT[args[0]]}'?")
         return super().resolve_command(ctx, args)
@@ -124,11 +147,6 @@ class Commands(TyperGroup):
     def _print_json(self, words: Sequence[str], document: object) -> None:
         if "--json" in itertools.takewhile(lambda word: word != "--", words):
             print_json(document)
-
-
-def name_of(module: Any) -> str:
-    """What a command's module is called on the command line."""
-    return str(module.__name__).rpartition(".")[2]
 
 
 app = typer.Typer(
@@ -158,9 +176,9 @@ def _options(
 ) -> None: ...
 
 
-for _modules in GROUPS.values():
-    for _module in _modules:
-        if hasattr(_module, "app"):
-            app.add_typer(_module.app, name=name_of(_module))
+for _commands in GROUPS.values():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
         else:
-            app.command(name_of(_module))(_module.run)
+            app.command(_name)(_command)

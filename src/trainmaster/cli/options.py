@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and how a JOB is found and completed."""
+"""The options and arguments of commands, the server that they call, and how a job is found by its name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trainmaster.client.errors import ClientError, NotFoundError
 if TYPE_CHECKING:
     from trainmaster.client import Client
     from trainmaster.client.types import JobSummary, Tombstone
+
 
 ID_PREFIX = "job-"
 """Ids begin with this, and nobody wants to type it."""
@@ -151,3 +152,13 @@ def _only(found: Sequence[Named], what_they_share: str) -> Named:
         count, more = (len(found), "") if len(found) <= SHOWN else ("several", ", ...")
         raise CommandError(f"{count} jobs {what_they_share}; name one by its id: {some}{more}")
     return found[0]
+
+
+def connect() -> Client:
+    """The server that a variable or a login names, else the local one, started when it does not run."""
+    from trainmaster.client import Client, local
+    from trainmaster.client.server_lookup import configured_url
+
+    if configured_url() is None and local.running() is None:
+        say(f"Starting the local server (its state is in {local.data_dir()}).")
+    return Client()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from trainmaster.cli.exits import say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
+
 
 PIPED_WIDTH = 10_000
 """A program that reads the columns wants them whole."""
@@ -134,3 +138,35 @@ def _plain(text: str) -> Text:
     from rich.text import Text
 
     return Text(text)
+
+
+@contextmanager
+def waiting(message: str, *, quiet: bool) -> Iterator[None]:
+    """Say what is being waited for, as long as it lasts."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message, spinner_style="cyan"):
+        yield
+
+
+@contextmanager
+def byte_bar(total: int, *, quiet: bool, interrupted: str) -> Iterator[Callable[[int], None]]:
+    """Count bytes; `interrupted` is said after a Ctrl-C."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        try:
+            yield lambda count: bar.advance(task, count)
+        except KeyboardInterrupt:
+            bar.stop()
+            say(interrupted)
+            raise

@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from trainmaster.cli.exits import say
+from trainmaster.cli.job_summary import Pace, ending, percent, sentence
 from trainmaster.cli.output import console, print_json_line, status_text
-from trainmaster.cli.progress import Pace, percent, sentence
-from trainmaster.cli.summary import ending
 from trainmaster.client.log_text import Shown
 from trainmaster.client.types import TERMINAL
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from trainmaster.cli.commands import serve
+from trainmaster.cli.commands import server
 from trainmaster.server.settings.reference import example, meanings, settings, shown, shown_tables
 from trainmaster.server.settings.resolution import Resolved, Source, resolve
 from trainmaster.server.settings.settings import NamedPath, Role, Settings, TransportKind
@@ -283,7 +283,7 @@ def test_flags_of_the_fields_are_those_of_serve() -> None:
 
 def _app_of_serve() -> typer.Typer:
     app = typer.Typer()
-    app.command()(serve.run)
+    app.command()(server.serve)
     return app
 
 

@@ -1,17 +1,23 @@
-"""`trainmaster accounts`: who shares the cluster."""
+"""Commands for accounts and their API keys."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli.exits import say
 from trainmaster.cli.human_units import age
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import draw, print_json, table
-from trainmaster.cli.session import connect
 
-app = typer.Typer(
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from trainmaster.client.admin import Key
+
+
+accounts_app = typer.Typer(
     help="Accounts, who share the cluster: list, make, change, remove.",
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -20,14 +26,14 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The account.", show_default=False)]
 
 
-@app.callback()
-def _list(context: typer.Context, as_json: JsonOption = False) -> None:
+@accounts_app.callback()
+def _accounts(context: typer.Context, as_json: JsonOption = False) -> None:
     if context.invoked_subcommand is None:
-        show(as_json)
+        list_accounts(as_json)
 
 
-@app.command("list")
-def show(as_json: JsonOption = False) -> None:
+@accounts_app.command("list")
+def list_accounts(as_json: JsonOption = False) -> None:
     """List accounts."""
     with connect() as client:
         found = client.admin.accounts()
@@ -47,8 +53,8 @@ def show(as_json: JsonOption = False) -> None:
     draw(table(("ACCOUNT", "UID", "AGE"), rows, right=("UID",)))
 
 
-@app.command("create")
-def create(
+@accounts_app.command("create")
+def create_account(
     name: NameArgument,
     uid: Annotated[
         int | None, typer.Option("--uid", min=1, help="The system's user as whom its jobs run on the server.")
@@ -69,8 +75,8 @@ def create(
         )
 
 
-@app.command("edit")
-def edit(
+@accounts_app.command("edit")
+def edit_account(
     name: NameArgument,
     uid: Annotated[
         int, typer.Option("--uid", min=0, help="The system's user as whom its jobs run on the server; 0 for none.")
@@ -86,8 +92,8 @@ def edit(
     typer.echo(f"Jobs of account {name} run as {f'uid {uid}' if uid else 'no user in particular'} from now on")
 
 
-@app.command("remove")
-def remove(name: NameArgument, as_json: JsonOption = False) -> None:
+@accounts_app.command("remove")
+def remove_account(name: NameArgument, as_json: JsonOption = False) -> None:
     """Remove an account that has neither jobs nor keys."""
     with connect() as client:
         account = client.admin.remove_account(name)
@@ -95,3 +101,84 @@ def remove(name: NameArgument, as_json: JsonOption = False) -> None:
         print_json(account)
         return
     typer.echo(f"Account {name} is removed")
+
+
+keys_app = typer.Typer(
+    help="API keys: list, make, revoke.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@keys_app.callback()
+def _keys(context: typer.Context, as_json: JsonOption = False) -> None:
+    if context.invoked_subcommand is None:
+        list_keys(every=False, as_json=as_json)
+
+
+@keys_app.command("create")
+def create_key(
+    name: Annotated[str, typer.Option("--name", help="Whose or what it is for; jobs show it as their creator.")],
+    account: Annotated[str | None, typer.Option("--account", help="By default that of your own key.")] = None,
+    scopes: Annotated[
+        str, typer.Option("--scopes", help="What it may do: view, manage, cluster_admin, evaluate.")
+    ] = "view,manage",
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="What the key begins with, such as tml-; by default eyJ.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an API key. It is shown once: keep it."""
+    wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
+    with connect() as client:
+        made = client.admin.create_key(name, scopes=wanted, account_id=account, prefix=prefix)
+    if as_json:
+        print_json(made)
+        return
+    say(f"{made['key_id']} of account {made['account_id']} may: {', '.join(made['scopes'])}. This is shown once:")
+    typer.echo(made["key"])
+
+
+@keys_app.command("list")
+def list_keys(
+    every: Annotated[bool, typer.Option("--all", "-a", help="Revoked ones too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List API keys; never the keys themselves."""
+    with connect() as client:
+        keys = client.admin.keys()
+    found = [key for key in keys if every or not key["revoked_at"]]
+    if as_json:
+        print_json(found)
+        return
+    headings = ("KEY", "ACCOUNT", "NAME", "SCOPES", "AGE", "REVOKED", "MADE BY")
+    draw(table(headings, [_key_row(key) for key in found], cut=("NAME",), spare=("MADE BY", "AGE")))
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key_ids: Annotated[list[str], typer.Argument(metavar="KEY_ID...", help="As `keys list` shows them.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke API keys, for good. Other servers on the same database follow within 5 s."""
+    with connect() as client:
+        revoked = [client.admin.revoke_key(key_id) for key_id in key_ids]
+    if as_json:
+        print_json(revoked)
+        return
+    for key in revoked:
+        typer.echo(f"{key['key_id']} ({key['name']}) is revoked")
+
+
+def _key_row(key: Key) -> tuple[Text, ...]:
+    from rich.text import Text
+
+    return (
+        Text(key["key_id"]),
+        Text(key["account_id"]),
+        Text(key["name"]),
+        Text(",".join(key["scopes"])),
+        Text(age(key["created_at"])),
+        Text(f"{age(key['revoked_at'])} ago" if key["revoked_at"] else "", style="red"),
+        Text(key["created_by"], style="dim"),
+    )

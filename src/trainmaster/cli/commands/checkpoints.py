@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError, ExitCode, UsageError
 from trainmaster.cli.human_units import age, number, size
-from trainmaster.cli.options import JobArgument, JsonOption, complete_job, job_with_files
-from trainmaster.cli.output import draw, print_json, table
-from trainmaster.cli.progress import SHOWN_METRICS
-from trainmaster.cli.session import connect
+from trainmaster.cli.job_summary import SHOWN_METRICS
+from trainmaster.cli.options import JobArgument, JsonOption, complete_job, connect, job_with_files
+from trainmaster.cli.output import byte_bar, draw, print_json, table
 
 if TYPE_CHECKING:
     from trainmaster.client import Client

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli.bars import waiting
 from trainmaster.cli.exits import ExitCode, UsageError, say
-from trainmaster.cli.options import JsonOption, SetOption
-from trainmaster.cli.output import draw, facts, print_json
-from trainmaster.cli.session import connect
+from trainmaster.cli.options import JsonOption, SetOption, connect
+from trainmaster.cli.output import draw, facts, print_json, waiting
 
 if TYPE_CHECKING:
     from rich.text import Text

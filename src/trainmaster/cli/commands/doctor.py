@@ -11,7 +11,7 @@ from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, table
 
 
-def run(as_json: JsonOption = False) -> None:
+def doctor(as_json: JsonOption = False) -> None:
     """Check this machine and the server, and say what to do. Exits with 1 when something is broken."""
     from trainmaster.cli.doctor_checks import Verdict, examine
 

@@ -22,7 +22,7 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 DEFAULT_DATA = "train.jsonl"
 
 
-def run(
+def init(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it; - is the standard output.")] = (
         "job.yaml"
     ),

@@ -1,8 +1,9 @@
-"""`trainmaster login`: use a server on another machine."""
+"""Commands that choose the server: login, logout, and env for other clients."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError, say
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import print_json
 
 if TYPE_CHECKING:
     from trainmaster.client.admin import Key
 
 
-def run(
+def login(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="The server, such as https://train.example.com.")
     ] = None,
@@ -85,3 +86,32 @@ def _read_key() -> str:
     if not key.strip():
         raise UsageError("no API key was given: set TRAINMASTER_API_KEY, or pipe the key into this command")
     return str(key).strip()
+
+
+def logout(as_json: JsonOption = False) -> None:
+    """Forget the server and the key that `trainmaster login` saved. The key itself stays valid."""
+    from trainmaster.client import login
+
+    there = login.path().exists()
+    login.remove()
+    if as_json:
+        print_json({"logged_out": there})
+    elif there:
+        typer.echo("Logged out; commands use the local server again, unless TRAINMASTER_URL is set.")
+    else:
+        typer.echo("Not logged in.")
+
+
+def env(as_json: JsonOption = False) -> None:
+    """Print the variables by which the public clients of Tinker find this server, with its API key.
+
+    For a shell: eval "$(trainmaster env)"
+    """
+    with connect() as client:
+        client.admin.own_key()  # before a client is sent there, see that the server answers and takes the key
+        variables = {"TINKER_BASE_URL": client.url, "TINKER_API_KEY": client.api_key}
+    if as_json:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

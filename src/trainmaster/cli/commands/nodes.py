@@ -1,18 +1,18 @@
-"""`trainmaster nodes`: the machines, and what is free on them."""
+"""Commands for nodes: list, show and label them; drain and enable them."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import UsageError
+from trainmaster.cli.exits import UsageError, say
 from trainmaster.cli.human_units import age, clock
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import draw, facts, print_json, table
-from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from trainmaster.client.cluster import NodeEvent
     from trainmaster.client.types import Amount, Node
 
+
 EVENTS = 10
 SPARE = ("LABELS", "BACKEND", "DISK", "MEMORY", "JOBS", "CORES")
 """What a narrow list does without; `nodes NODE` has it."""
 
 
-def run(
+def nodes(
     node: Annotated[
         str | None, typer.Argument(metavar="[NODE]", help="Show this one, with what happened to it.")
     ] = None,
@@ -167,3 +168,71 @@ def _unhealthy(node: Node) -> str:
 
 def _gib(amount: Amount) -> str:
     return f"{amount['free'] / 1024:.1f} of {amount['total'] / 1024:.1f} GiB"
+
+
+LOOK_EVERY_S = 1.0
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="As `trainmaster nodes` lists it.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown to those whose jobs wait for it.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Preempt what runs there, instead of waiting for it.")] = False,
+    grace_seconds: Annotated[
+        float | None,
+        typer.Option("--grace-seconds", min=0, metavar="S", help="With --force: how long those get to save."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs there any more.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a node no more work; what runs there goes on, unless it is forced."""
+    if grace_seconds is not None and not force:
+        raise UsageError("--grace-seconds is about what --force stops; without it, jobs run to their end")
+    with connect() as client:
+        found = client.cluster.drain(node, reason=reason, force=force, grace_seconds=grace_seconds)
+        if wait:
+            found = _wait_until_drained(client, found)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(_drain_message(found))
+
+
+def _wait_until_drained(client: Client, node: Node) -> Node:
+    told = -1
+    while node["state"] == "DRAINING":
+        held = node["slots"]["total"] - node["slots"]["free"]
+        if held != told:
+            told = held
+            say(f"{_jobs_running(held)} on {node['id']}; waiting")
+        time.sleep(LOOK_EVERY_S)
+        node = client.cluster.node(node["id"])
+    return node
+
+
+def _drain_message(node: Node) -> str:
+    if node["state"] == "DRAINED":
+        return f"{node['id']} is drained: nothing runs there."
+    if node["state"] != "DRAINING":
+        return f"{node['id']} was enabled again: it is {node['state']}."
+    held = node["slots"]["total"] - node["slots"]["free"]
+    what = " until preempted" if node["drain_force"] else " to the end"
+    return f"{node['id']} takes no more work; {_jobs_running(held)} there{what if held else ''}."
+
+
+def _jobs_running(held: int) -> str:
+    return "nothing runs" if not held else f"{held} {'job runs' if held == 1 else 'jobs run'}"
+
+
+def enable(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="As `trainmaster nodes` lists it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Give a drained node work again."""
+    with connect() as client:
+        found = client.cluster.enable(node)
+    if as_json:
+        print_json(found)
+    elif found["state"] == "READY":
+        typer.echo(f"{found['id']} takes work.")
+    else:
+        typer.echo(f"{found['id']} is {found['state']}: it takes work when it is seen again.")

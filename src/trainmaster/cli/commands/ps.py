@@ -13,10 +13,9 @@ import typer
 
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.human_units import age, number, size
-from trainmaster.cli.options import JsonOption, LabelOption
+from trainmaster.cli.job_summary import brief
+from trainmaster.cli.options import JsonOption, LabelOption, connect
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
-from trainmaster.cli.progress import brief
-from trainmaster.cli.session import connect
 from trainmaster.client.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ QUEUES = 5
 HEADINGS = ("JOB", "NAME", "STATUS", "QUEUE", "PRIO", "PROGRESS", "LOSS", "AGE", "WHERE", "WHY")
 
 
-def run(
+def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Jobs that have ended too.")] = False,
     status: Annotated[list[str], typer.Option("--status", "-s", help="Only these; may be repeated.")] = [],  # noqa: B006
     label: LabelOption = [],  # noqa: B006 - typer copies it

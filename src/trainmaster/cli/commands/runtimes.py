@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli.exits import CommandError
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import draw, print_json, table
-from trainmaster.cli.session import connect
 
 if TYPE_CHECKING:
     from trainmaster.trainer.runtimes import TrainingRuntime
 
 
-def run(
+def runtimes(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Show the file of this one.", show_default=False)] = "",
     as_json: JsonOption = False,
 ) -> None:

@@ -7,13 +7,11 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.cli.commands.diff import shown
+from trainmaster.cli.commands.comparison import shown
 from trainmaster.cli.human_units import clock, duration, number, seconds_between
-from trainmaster.cli.options import JobsArgument, JsonOption, job_id_of
+from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines
+from trainmaster.cli.options import JobsArgument, JsonOption, connect, job_id_of
 from trainmaster.cli.output import draw, facts, print_json, status_text, table
-from trainmaster.cli.progress import PREPARED_PERCENT, brief
-from trainmaster.cli.session import connect
-from trainmaster.cli.summary import failure_lines
 from trainmaster.client.training_files import TRAINER
 
 JOB_CLASS = "job_class"
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from trainmaster.client.types import Attempt, Job
 
 
-def run(jobs: JobsArgument, as_json: JsonOption = False) -> None:
+def show(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     """Show jobs in full.
 
     `started` is when its processes first ran, and `ran` how long they did, over all attempts: neither counts what comes

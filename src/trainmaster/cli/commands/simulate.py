@@ -22,7 +22,7 @@ KUEUE = ("kueue-baseline", "kueue-large")
 YAML = (".yaml", ".yml")
 
 
-def run(
+def simulate(
     trace: Annotated[
         str,
         typer.Option(
@@ -63,15 +63,15 @@ def run(
 ) -> None:
     """Run a trace of jobs through the scheduler, in virtual time; needs no server."""
     if record is not None:
-        from trainmaster.cli.job_trace import record_jobs
-        from trainmaster.cli.session import connect
+        from trainmaster.cli.options import connect
+        from trainmaster.cli.simulation import record_jobs
 
         with connect() as client:
             written = record_jobs(client, record, limit=jobs)
         print_json({"file": str(record), "jobs": written}) if as_json else say(f"{written} jobs written to {record}")
         return
 
-    from trainmaster.cli.simulation_report import draw_figures, progress_of
+    from trainmaster.cli.simulation import draw_figures, progress_of
     from trainmaster.server.scheduling.audit import BrokenPromiseError
     from trainmaster.server.scheduling.simulation import simulate
     from trainmaster.server.scheduling.traces import uniform_nodes

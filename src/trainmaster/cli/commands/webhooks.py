@@ -9,9 +9,8 @@ import typer
 
 from trainmaster.cli.exits import ExitCode, UsageError
 from trainmaster.cli.human_units import clock
-from trainmaster.cli.options import JsonOption
+from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import draw, print_json, table
-from trainmaster.cli.session import connect
 
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.", show_default=False)]
 

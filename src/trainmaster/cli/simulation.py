@@ -1,20 +1,86 @@
-"""What a simulation shows: how far it is, and what came of it."""
+"""What simulate writes: a trace of a server's jobs, and a report of the simulation."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainmaster.cli.human_units import duration
+from trainmaster.cli.exits import CommandError
+from trainmaster.cli.human_units import duration, seconds_between
 from trainmaster.cli.output import draw, facts, table
+from trainmaster.server.core.resources import Needs
 from trainmaster.server.core.states import TERMINAL
+from trainmaster.server.scheduling.traces import TraceJob, to_line
 from trainmaster.server.scheduling.virtual_time import Watcher
 
 if TYPE_CHECKING:
-    from trainmaster.server.core.job import Job
+    from trainmaster.client import Client
+    from trainmaster.client.types import Job
+    from trainmaster.server.core.job import Job as SimulatedJob
     from trainmaster.server.scheduling.simulation_metrics import Figures
+
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
+
+
+def record_jobs(client: Client, path: Path, *, limit: int | None) -> int:
+    """Write the jobs that ran and ended, the newest `limit` of them, as a trace; how many there were.
+
+    What a job ran for is taken for its duration: nobody knows what a cancelled one still had to do. Its label
+    `class`, if it has one, is its class.
+
+    Raises:
+        CommandError: there are none, or the file cannot be written.
+    """
+    summaries = itertools.islice((job for job in client.list(statuses=ENDED) if job["runtime_seconds"] > 0), limit)
+    jobs = sorted((client.get(job["job_id"]) for job in summaries), key=lambda job: job["created_at"])
+    if not jobs:
+        raise CommandError("no job has run and ended yet: there is nothing to record")
+    lines = [to_line(_traced(job, jobs[0]["created_at"])) + "\n" for job in jobs]
+    half = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        half.write_text("".join(lines))
+        half.replace(path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    return len(jobs)
+
+
+def _traced(job: Job, first: str) -> TraceJob:
+    resources, scheduling = job["resource_config"], job["scheduling_config"]
+    asked, nodes = resources["gpu_count"], resources["node_count"]
+    # Where the job left it to the server, what it got is what it needs.
+    gpus = asked if asked is not None else round(job["gpu_seconds"] / job["runtime_seconds"])
+    return TraceJob(
+        name=job["name"],
+        arrival_s=round(seconds_between(first, job["created_at"]), 3),
+        duration_s=round(job["runtime_seconds"], 3),
+        needs=Needs(
+            node_count=nodes,
+            gpus_per_node=gpus // nodes,
+            gpu_type=resources["gpu_type"],
+            gpu_memory_min_mb=resources["gpu_memory_min_mb"] or 0,
+            cpu_cores=resources["cpu_cores"] or 0,
+            ram_mb=resources["ram_min_mb"] or 0,
+            storage_mb=resources["storage_min_mb"] or 0,
+            capabilities=tuple(scheduling["required_capabilities"]),
+            affinity=tuple(resources["node_affinity"]),
+            anti_affinity=tuple(resources["node_anti_affinity"]),
+        ),
+        priority=job["priority"],
+        queue=job["queue"],
+        preemptible=scheduling["preemptible"],
+        max_retries=job["max_retries"],
+        max_runtime_s=scheduling["max_runtime_seconds"],
+        class_name=job["labels"].get("class", ""),
+    )
+
 
 SHOWN_EVERY = 100
 """Jobs; a bar that moves more often costs more than it tells."""
@@ -25,7 +91,7 @@ class _Ends(Watcher):
         self._tell = tell
         self._ended = 0
 
-    def left(self, held: Job, after: Job, now: float) -> None:  # noqa: ARG002 - as the base has it
+    def left(self, held: SimulatedJob, after: SimulatedJob, now: float) -> None:  # noqa: ARG002 - as the base has it
         if after.status in TERMINAL:
             self._ended += 1
             if self._ended % SHOWN_EVERY == 0:

@@ -1,15 +1,19 @@
-"""How far a job is, in a line."""
+"""A job in a few words: its name, its progress and how it ended."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainmaster.cli.human_units import duration, number
+from trainmaster.client.training_files import TRAINER
 
 if TYPE_CHECKING:
-    from trainmaster.client.types import Job, JobSummary
+    from trainmaster.client.types import Failure, Job, JobSummary
+
 
 RATE_WINDOW_S = 15.0
 """Long enough to be steady, short enough to follow a change."""
@@ -17,6 +21,11 @@ SHOWN_METRICS = ("loss", "eval_loss")
 PREPARED_PERCENT = "prepare_percent"
 """The metric by which a training says how much of its model and data is there."""
 PREPARED = 100.0
+
+
+def title(job: JobSummary) -> str:
+    """A job as a person knows it."""
+    return f"{job['handle'] or job['job_id']} ({job['name']})"
 
 
 def percent(job: JobSummary) -> float | None:
@@ -120,3 +129,37 @@ def _waiting(job: Job) -> str:
         f"about {duration(wait)}" if wait is not None else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+_PLACE = re.compile(r'File "[^"]*", line \d+(?:, in [^:]+)?')
+
+
+def ending(job: Job) -> list[str]:
+    """A few lines about a job that came to rest. The first begins with its status."""
+    facts = [
+        f"after {duration(job['runtime_seconds'])}" if job["runtime_seconds"] >= 0.1 else "",
+        f"step {steps(job)}" if steps(job) else "",
+        *losses(job),
+        f"checkpoint {job['latest_checkpoint_id']}" if job["latest_checkpoint_id"] else "",
+    ]
+    lines = [f"{job['status']} {' · '.join(fact for fact in facts if fact)}".rstrip()]
+    if failure := job["error"]:
+        lines += failure_lines(failure)
+    elif job["status"] == "CANCELLED" and job["status_message"]:
+        lines.append(f"  {job['status_message']}")
+    if job["status"] == "COMPLETED" and job["kind"] == TRAINER:
+        lines.append(f"  Fetch the model with `trainmaster download {job['job_id']} model`.")
+    return lines
+
+
+def failure_lines(failure: Failure) -> Iterator[str]:
+    """What went wrong, where, and what to do."""
+    yield f"  {failure['error_type']}: {failure['error_message']}"
+    if failure["frame"]:
+        # The frame ends with the error, which the message has named already.
+        place = _PLACE.match(failure["frame"])
+        yield f"  at {place[0] if place else failure['frame']}"
+    if failure["fault"] != "none":
+        yield f"  fault: {failure['fault']}"
+    if failure["advice"]:
+        yield f"  {failure['advice'][:1].upper()}{failure['advice'][1:]}."

@@ -1,4 +1,4 @@
-"""`trainmaster download`: the files that a job left, brought here."""
+"""Commands for the files that jobs leave: download and gc."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.bars import byte_bar
 from trainmaster.cli.exits import CommandError
 from trainmaster.cli.human_units import size
-from trainmaster.cli.options import JobArgument, JsonOption, job_with_files
-from trainmaster.cli.output import print_json
-from trainmaster.cli.session import connect
+from trainmaster.cli.options import JobArgument, JsonOption, connect, job_with_files
+from trainmaster.cli.output import byte_bar, draw, print_json, table
 from trainmaster.client.errors import NotFoundError
 from trainmaster.client.types import TERMINAL
 
@@ -21,12 +19,13 @@ if TYPE_CHECKING:
 
     from trainmaster.client import Client
 
+
 NAMED = 5
 """Files that are named when none of them was meant."""
 PATTERN_HELP = "Only these files: a path, '*.safetensors', or a directory."
 
 
-def run(
+def download(
     job: JobArgument,
     patterns: Annotated[list[str], typer.Argument(metavar="[PATTERN]...", help=PATTERN_HELP, show_default=False)] = [],  # noqa: B006
     checkpoint: Annotated[
@@ -49,7 +48,7 @@ def run(
             every = client.results.targets(job_id, directory, checkpoint=checkpoint) if patterns else []
             there = [str(target.path.relative_to(directory)) for target in every]
             saved = client.results.has_checkpoints(job_id)
-            raise CommandError(_nothing(client, job_id, checkpoint, patterns, there, has_checkpoints=saved))
+            raise CommandError(_no_files_message(client, job_id, checkpoint, patterns, there, has_checkpoints=saved))
         total = sum(target.artifact["size_bytes"] for target in wanted)
         stopped = "Stopped; the same command goes on from here."
         with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
@@ -61,7 +60,7 @@ def run(
         typer.echo(f"{files}, {size(total)}, in {directory}")
 
 
-def _nothing(
+def _no_files_message(
     client: Client,
     job_id: str,
     checkpoint: str | None,
@@ -89,3 +88,45 @@ def _without_output(client: Client, job_id: str, what: str) -> str:
     if status in TERMINAL:
         return f"the job is {status} and has left no {what}"
     return f"the job is {status} and has no {what} yet; `trainmaster logs -f {job_id}` follows it to its end"
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only tell what would go.")] = False,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Also directories of jobs that the server does not know, after a day.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what the server's settings do not keep any longer. It does so by itself, now and then."""
+    with connect() as client:
+        collection = client.results.collect(dry_run=dry_run, orphans=orphans)
+    if as_json:
+        print_json(collection)
+        return
+    stay = [] if orphans else [kind for kind in collection["kinds"] if kind["what"] == "orphan"]
+    failed = [kind for kind in collection["kinds"] if kind["what"] == "failed"]
+    gone = [kind for kind in collection["kinds"] if kind not in (*stay, *failed)]
+    if gone:
+        from rich.text import Text
+
+        rows = [
+            (
+                Text(kind["what"]),
+                Text(str(kind["count"])),
+                Text(size(kind["size_bytes"])),
+                Text(", ".join(kind["names"])),
+            )
+            for kind in gone
+        ]
+        headings = ("WOULD GO" if dry_run else "GONE", "HOW MANY", "BYTES", "WHICH")
+        draw(table(headings, rows, right=("HOW MANY", "BYTES"), cut=("WHICH",)))
+    else:
+        typer.echo("Nothing to remove: all that is here is kept.")
+    for kind in stay:
+        directories = "directory belongs" if kind["count"] == 1 else "directories belong"
+        typer.echo(f"{kind['count']} {directories} to no job that the server knows ({size(kind['size_bytes'])}):")
+        for name in kind["names"]:
+            typer.echo(f"  {name}")
+        typer.echo("What belongs to nobody stays, unless you say `trainmaster gc --orphans`.")
+    for name in (name for kind in failed for name in kind["names"]):
+        typer.echo(f"Not collected: {name}", err=True)
