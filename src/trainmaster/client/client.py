@@ -14,14 +14,13 @@ from urllib.parse import quote
 import httpx
 
 from trainmaster.client.admin import Admin
-from trainmaster.client.cluster import Cluster
+from trainmaster.client.cluster import Cluster, Runtimes
 from trainmaster.client.connection import Connection
 from trainmaster.client.data import Data
 from trainmaster.client.errors import ConflictError, NotFoundError
 from trainmaster.client.event_stream import Following
 from trainmaster.client.log_text import LogLines, LogText, log_texts
 from trainmaster.client.results import Results
-from trainmaster.client.runtimes import Runtimes
 from trainmaster.client.server_lookup import find_server
 from trainmaster.client.types import (
     CheckedJob,
@@ -164,7 +163,7 @@ class Client:
         """Submit a job again, from the start, as a new job; it may be in any state.
 
         `document` is the request of the new job; without it, that of the old one. Values of secrets, which a job shows
-        as `***`, are taken from the old job. `trainmaster.client.clone.request_of` makes a document of a job.
+        as `***`, are taken from the old job. `trainmaster.client.types.jobs.request_of` makes a document of a job.
         """
         return cast(Submitted, self._change("POST", _path(job, "clone"), document, headers=self._tokens))
 

@@ -1,4 +1,4 @@
-"""Fetching files of a job: several at a time, resumed where they broke off, and checked.
+"""Downloads of a job's files: parallel, resumable and verified; and the verification of a checkpoint on the server.
 
 A file appears under its name only when it is whole. Until then it is `.<name>.<its version>.part` beside it, so that a
 download that is started again goes on with the same version of the file and never with another.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from trainmaster.client.connection import RETRY_DELAYS_S, Connection
-from trainmaster.client.errors import ApiError, DownloadError, UnavailableError, UnreachableError
+from trainmaster.client.errors import ApiError, DownloadError, NotFoundError, UnavailableError, UnreachableError
 from trainmaster.client.types import Artifact
 
 THREADS = 4
@@ -197,3 +199,53 @@ def _inside(name: str) -> Path:
     with contextlib.suppress(ValueError):
         return Path(*parts)
     raise DownloadError(f"the server names a file {name!r}, which cannot be written here")
+
+
+MANIFEST = "manifest.json"
+
+
+def checkpoint_problems(
+    connection: Connection, job: str, checkpoint_id: str, artifacts: Iterator[Artifact], *, progress: Progress
+) -> list[str]:
+    """What is wrong with a checkpoint, a line for each file; empty when all is as it was committed.
+
+    Raises:
+        ApiError: the server said no.
+        UnreachableError: it does not answer any more.
+    """
+    home = f"/v1/jobs/{quote(job, safe='')}/artifacts/checkpoints/{quote(checkpoint_id, safe='')}"
+    there = {artifact["path"].removeprefix(f"checkpoints/{checkpoint_id}/") for artifact in artifacts}
+    if MANIFEST not in there:
+        return [f"{MANIFEST}: it is not there"]
+    try:
+        with connection.fetch(f"{home}/{MANIFEST}", headers={}) as response:
+            files = [_expected(file) for file in json.loads(response.read())["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        return [f"{MANIFEST}: it cannot be read ({error})"]
+
+    def problem(expected: tuple[str, int, str]) -> str | None:
+        path, size, sha256 = expected
+        if path not in there:
+            return f"{path}: it is not there"
+        try:
+            found = _digest_of_response(connection, f"{home}/{quote(path)}", progress)
+        except NotFoundError:
+            return f"{path}: it is not there"
+        return None if found == (size, sha256) else f"{path}: {found[0]} bytes that are not those committed ({size})"
+
+    with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="verify") as pool:
+        return [found for found in pool.map(problem, files) if found is not None]
+
+
+def _expected(file: dict[str, Any]) -> tuple[str, int, str]:
+    return str(file["path"]), int(file["size"]), str(file["sha256"])
+
+
+def _digest_of_response(connection: Connection, route: str, progress: Progress) -> tuple[int, str]:
+    size, digest = 0, hashlib.sha256()
+    with connection.fetch(route, headers={}) as response:
+        for data in response.iter_bytes(_CHUNK):
+            size += len(data)
+            digest.update(data)
+            progress(len(data))
+    return size, digest.hexdigest()

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from trainmaster.client.checkpoint_verification import problems
 from trainmaster.client.connection import Connection
-from trainmaster.client.download import Target, download, targets
+from trainmaster.client.download import Target, checkpoint_problems, download, targets
 from trainmaster.client.errors import DownloadError
 from trainmaster.client.types import Artifact, Checkpoint, Collection, JobCheckpoints, Tombstone, Usage
 
@@ -101,7 +100,7 @@ class Results:
         `progress` is called with the number of bytes that were read in addition, from any thread.
         """
         artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
-        return problems(self._connection, job, checkpoint_id, artifacts, progress=progress)
+        return checkpoint_problems(self._connection, job, checkpoint_id, artifacts, progress=progress)
 
     def checkpoints(self, job: str, *, checkpoint_id: str | None = None, page_size: int = PAGE_SIZE) -> JobCheckpoints:
         """The committed checkpoints of a job, all of them, the oldest first; with `checkpoint_id`, only that one."""

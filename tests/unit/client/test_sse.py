@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.client.sse import ServerEvent, parse_events
+from trainmaster.client.event_stream import ServerEvent, parse_events
 
 STREAM = (
     b": hello\n\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trainmaster.client.fireworks.config import TrainerJobConfig
 from trainmaster.client.fireworks.errors import (
     ResumeRefusedError,
     TrainerStoppedError,
@@ -10,7 +9,12 @@ from trainmaster.client.fireworks.errors import (
     TrainingAPIError,
 )
 from trainmaster.client.fireworks.platform import FireworksClient
-from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerServiceEndpoint, TrainingShapeProfile
+from trainmaster.client.fireworks.records import (
+    CreatedTrainerJob,
+    TrainerJobConfig,
+    TrainerServiceEndpoint,
+    TrainingShapeProfile,
+)
 from trainmaster.client.fireworks.trainer_jobs import TrainerJobManager
 
 __all__ = [

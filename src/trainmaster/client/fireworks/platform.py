@@ -12,9 +12,8 @@ import httpx
 
 from trainmaster.client.connection import Connection
 from trainmaster.client.errors import ClientError, UnreachableError
-from trainmaster.client.fireworks.config import SHAPE_NAME
 from trainmaster.client.fireworks.errors import TrainerTimeoutError, TrainingAPIError
-from trainmaster.client.fireworks.records import TrainingShapeProfile
+from trainmaster.client.fireworks.records import SHAPE_NAME, TrainingShapeProfile
 from trainmaster.client.server_lookup import find_server
 
 PASSING = frozenset({408, 429, 500, 502, 503, 504})

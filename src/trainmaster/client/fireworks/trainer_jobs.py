@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 
 from trainmaster.client.errors import ClientError, UnreachableError
-from trainmaster.client.fireworks.config import TrainerJobConfig
 from trainmaster.client.fireworks.errors import (
     ResumeRefusedError,
     TrainerStoppedError,
@@ -17,7 +16,7 @@ from trainmaster.client.fireworks.errors import (
     TrainingAPIError,
 )
 from trainmaster.client.fireworks.platform import PASSING, FireworksClient, opened
-from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerServiceEndpoint
+from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerJobConfig, TrainerServiceEndpoint
 
 logger = logging.getLogger(__name__)
 

@@ -6,19 +6,6 @@ Timestamps are ISO 8601 in UTC.
 
 from __future__ import annotations
 
-from trainmaster.client.types.cluster import (
-    Amount,
-    Artifact,
-    CollectedKind,
-    Collection,
-    Gpu,
-    Interval,
-    JobCheckpoints,
-    Node,
-    Tombstone,
-    Usage,
-    UsageRow,
-)
 from trainmaster.client.types.jobs import (
     TERMINAL,
     Attempt,
@@ -40,14 +27,25 @@ from trainmaster.client.types.jobs import (
     Submitted,
 )
 from trainmaster.client.types.reports import (
+    Amount,
+    Artifact,
+    CollectedKind,
+    Collection,
     Event,
     EventPage,
+    Gpu,
+    Interval,
+    JobCheckpoints,
     LogLine,
     LogPage,
     Metrics,
     MetricsReport,
+    Node,
     Series,
+    Tombstone,
     Transition,
+    Usage,
+    UsageRow,
 )
 
 __all__ = [
