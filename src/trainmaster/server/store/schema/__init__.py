@@ -1,19 +1,40 @@
-"""The tables. A migration under `migrations/` makes each of them; a test sees to it that both agree.
+"""The tables. The migrations under `migrations/` create them; a test checks that both agree.
 
 A unique key always holds the account. It comes after the columns that are looked up, so that one index serves the
 scope of an account and the scope of everything. Nodes, queues and the lease belong to the cluster.
 Times are Unix seconds; nested values are JSON in text columns.
 """
 
-from trainmaster.server.store.schema.accounts import accounts, api_keys, idempotency, webhooks
-from trainmaster.server.store.schema.attempts import allocated_gpus, allocations, attempts
-from trainmaster.server.store.schema.blobs import blob_uses, blobs
-from trainmaster.server.store.schema.checkpoints import checkpoints, operations, promoted_models
-from trainmaster.server.store.schema.cluster import cluster_events, leader, nodes, queues
+from trainmaster.server.store.schema.accounts import (
+    accounts,
+    api_keys,
+    cluster_events,
+    idempotency,
+    leader,
+    nodes,
+    queues,
+    tinker_runs,
+    tinker_samplers,
+    tinker_sessions,
+    webhooks,
+)
 from trainmaster.server.store.schema.columns import metadata
-from trainmaster.server.store.schema.jobs import job_labels, jobs
-from trainmaster.server.store.schema.records import activity, events, secrets, usage
-from trainmaster.server.store.schema.tinker import tinker_runs, tinker_samplers, tinker_sessions
+from trainmaster.server.store.schema.jobs import (
+    activity,
+    allocated_gpus,
+    allocations,
+    attempts,
+    blob_uses,
+    blobs,
+    checkpoints,
+    events,
+    job_labels,
+    jobs,
+    operations,
+    promoted_models,
+    secrets,
+    usage,
+)
 
 __all__ = [
     "accounts",

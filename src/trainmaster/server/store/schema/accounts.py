@@ -1,10 +1,33 @@
-"""Accounts, their keys, and those whom they want told."""
+"""The tables of accounts (API keys, webhooks, idempotency keys, Tinker sessions) and of the cluster."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ForeignKeyConstraint, Index, Integer, Table, Text, UniqueConstraint, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
 
-from trainmaster.server.store.schema.columns import integer, maybe_number, metadata, number, text_column
+from trainmaster.server.store.schema.columns import (
+    big_integer,
+    integer,
+    maybe_number,
+    maybe_text,
+    metadata,
+    number,
+    of_a_job,
+    partial_index,
+    text_column,
+)
 
 accounts = Table(
     "accounts",
@@ -57,3 +80,127 @@ idempotency = Table(
     number("created_at"),
 )
 Index("idempotency_by_age", idempotency.c.created_at)
+
+
+# The cluster: nodes, queues, their events, and the leader's lease. These belong to no account.
+
+nodes = Table(
+    "nodes",
+    metadata,
+    text_column("node_id", primary_key=True),
+    text_column("backend"),
+    text_column("hostname"),
+    text_column("address"),
+    integer("cpu_cores"),
+    big_integer("ram_mb"),
+    big_integer("storage_mb"),
+    text_column("gpus"),
+    text_column("labels"),
+    text_column("capabilities"),
+    integer("slots"),
+    text_column("state"),
+    number("last_seen_at"),
+    Column("given_labels", Text, nullable=False, server_default="[]"),
+    Column("given_capabilities", Text, nullable=False, server_default="[]"),
+    Column("drain_reason", Text, nullable=False, server_default=text("''")),
+    Column("drain_force", Boolean, nullable=False, server_default=false()),
+    maybe_number("drain_grace_s"),
+)
+
+queues = Table(
+    "queues",
+    metadata,
+    text_column("name", primary_key=True),
+    number("created_at"),
+    Column("weight", Double, nullable=False, server_default="1"),
+    Column("quota_gpus", Integer),
+)
+
+cluster_events = Table(
+    "cluster_events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    number("at"),
+    text_column("type"),
+    text_column("subject"),
+    text_column("message"),
+    text_column("data"),
+    sqlite_autoincrement=True,
+)
+Index("cluster_events_by_subject", cluster_events.c.subject, cluster_events.c.id)
+
+leader = Table(
+    "leader",
+    metadata,
+    integer("id", primary_key=True, autoincrement=False),  # there is one row
+    integer("epoch"),
+    maybe_text("holder"),
+    text_column("url"),
+    number("expires_at"),
+    maybe_number("since"),
+)
+
+
+# Sessions of Tinker clients, with their runs and samplers.
+
+tinker_sessions = Table(
+    "tinker_sessions",
+    metadata,
+    text_column("session_id", primary_key=True),
+    text_column("account_id", primary_key=True),
+    number("created_at"),
+    maybe_text("idempotency_key"),
+    text_column("tags"),
+    text_column("user_metadata"),
+    text_column("sdk_version"),
+    maybe_text("project_id"),
+    maybe_text("display_name"),
+    number("heartbeat_at"),
+    maybe_number("finished_at"),
+    text_column("finish"),
+    ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
+)
+Index("tinker_sessions_by_age", tinker_sessions.c.account_id, tinker_sessions.c.created_at)
+partial_index("tinker_sessions_open", tinker_sessions.c.heartbeat_at, where="finished_at IS NULL")
+partial_index(
+    "tinker_sessions_by_key",
+    tinker_sessions.c.idempotency_key,
+    tinker_sessions.c.account_id,
+    where="idempotency_key IS NOT NULL",
+    unique=True,
+)
+
+tinker_runs = Table(
+    "tinker_runs",
+    metadata,
+    text_column("model_id", primary_key=True),
+    text_column("account_id", primary_key=True),
+    text_column("session_id"),
+    text_column("base_model"),
+    text_column("mode"),
+    text_column("request"),
+    number("created_at"),
+    number("used_at"),
+    text_column("state"),
+    maybe_text("job_id"),
+    Column("attempt", Integer),  # of the job, whose trainer has the model
+    text_column("error"),
+    text_column("category"),
+    ForeignKeyConstraint(["session_id", "account_id"], ["tinker_sessions.session_id", "tinker_sessions.account_id"]),
+    of_a_job(),
+)
+Index("tinker_runs_by_age", tinker_runs.c.account_id, tinker_runs.c.created_at)
+Index("tinker_runs_by_session", tinker_runs.c.session_id)
+
+tinker_samplers = Table(
+    "tinker_samplers",
+    metadata,
+    text_column("sampler_id", primary_key=True),
+    text_column("account_id", primary_key=True),
+    text_column("session_id"),
+    text_column("base_model"),
+    maybe_text("model_path"),
+    number("created_at"),
+    ForeignKeyConstraint(["session_id", "account_id"], ["tinker_sessions.session_id", "tinker_sessions.account_id"]),
+)
+Index("tinker_samplers_by_session", tinker_samplers.c.session_id)
