@@ -24,7 +24,8 @@ from trainmaster.server.core.spec import load_stored
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks.routes import jobs
-from trainmaster.server.store import activity, queues, schema
+from trainmaster.server.store import queues, schema
+from trainmaster.server.store.jobs import record_use
 from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
@@ -227,7 +228,7 @@ def test_trainer_is_cancelled_when_its_deployment_is_refused(door: Door) -> None
 def test_trainer_in_use_is_not_cancelled_for_a_deployment(door: Door, world: World) -> None:
     door.create("in-use")
     job = door.job("in-use")
-    world.database.write(lambda connection: activity.touch(connection, EVERYTHING, job.job_id, time.time())).result()
+    world.database.write(lambda connection: record_use(connection, EVERYTHING, job.job_id, time.time())).result()
     body = {"hotLoadTrainerJob": f"accounts/{door.account_id}/rlorTrainerJobs/in-use"}
     refused = door.call("POST", f"/v1/accounts/{door.account_id}/deployments", 400, json=body)
     assert "cancelled" not in refused["message"]
@@ -572,7 +573,7 @@ def test_trainer_is_idle_in_lists_alone(door: Door, world: World, trainer: str) 
     world.database.write_now(lambda connection: connection.execute(long_ago))
     assert listed() == "JOB_STATE_IDLE"
     assert door.get("job-i")["state"] == "JOB_STATE_RUNNING"
-    world.database.write_now(lambda connection: activity.touch(connection, EVERYTHING, job.job_id, time.time()))
+    world.database.write_now(lambda connection: record_use(connection, EVERYTHING, job.job_id, time.time()))
     assert listed() == "JOB_STATE_RUNNING"
 
 

@@ -20,7 +20,7 @@ from fireworks_world import Door, door_of, knowing
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.doors.tinker import bodies
 from trainmaster.server.storage import ARTIFACTS
-from trainmaster.server.store import activity
+from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
 
@@ -157,7 +157,7 @@ def test_use_counts_and_being_asked_for_health_does_not(door: Door, world: World
 
     def used() -> float | None:
         with world.database.read() as connection:
-            return activity.get(connection, Scope.everything(), job.job_id)
+            return jobs.last_use(connection, Scope.everything(), job.job_id)
 
     for _ in range(3):
         door.call("GET", f"{running}/healthz")

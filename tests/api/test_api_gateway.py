@@ -18,7 +18,7 @@ import pytest
 from api_world import SERVICE, Api, World, wait_for
 
 from attacker import UID, squatting
-from trainmaster.server.store import accounts, activity
+from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.scope import Scope
 
 
@@ -198,7 +198,7 @@ def test_answer_that_breaks_off_does_not_look_whole(api: Api, job_id: str) -> No
 
 def last_use(world: World, job_id: str) -> float:
     with world.database.read() as connection:
-        return activity.get(connection, Scope.everything(), job_id) or 0.0
+        return jobs.last_use(connection, Scope.everything(), job_id) or 0.0
 
 
 def goes_on_being_used(world: World, job_id: str) -> bool:

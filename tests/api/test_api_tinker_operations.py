@@ -22,7 +22,7 @@ from tinker_world import Client, StandIn, TinkerWorld
 from trainmaster.server.doors.tinker import bodies
 from trainmaster.server.doors.tinker.routes import operations
 from trainmaster.server.http import requests
-from trainmaster.server.store import activity
+from trainmaster.server.store import jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -408,7 +408,7 @@ def test_service_that_is_no_trainer_is_not_reached(
 def test_operations_and_heartbeats_are_use_of_the_trainer(client: Client, trainer: StandIn) -> None:
     def last_use() -> float:
         with client.world.database.read() as connection:
-            return activity.get(connection, Scope.everything(), client.trainer_job().job_id) or 0.0
+            return jobs.last_use(connection, Scope.everything(), client.trainer_job().job_id) or 0.0
 
     model_id = client.model(trainer)
     before = wait_for(last_use)

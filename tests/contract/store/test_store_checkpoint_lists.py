@@ -10,8 +10,8 @@ from store_records import ACME, EVERYTHING, OTHER, apply, change_of, checkpoint_
 
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.job import Checkpoint, Job
-from trainmaster.server.store import checkpoint_lists, checkpoints
-from trainmaster.server.store.checkpoint_lists import CheckpointPage
+from trainmaster.server.store import checkpoints
+from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.page_tokens import token_after
 
@@ -22,15 +22,14 @@ MANY = 2500
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the checkpoints that were read."""
     rows: list[str] = []
-    real = checkpoint_lists.checkpoint_from_row
+    real = checkpoints.checkpoint_from_row
 
     def counted(row: object) -> Checkpoint:
         checkpoint = real(row)  # type: ignore[arg-type]
         rows.append(checkpoint.checkpoint_id)
         return checkpoint
 
-    for module in (checkpoint_lists, checkpoints):
-        monkeypatch.setattr(module, "checkpoint_from_row", counted)
+    monkeypatch.setattr(checkpoints, "checkpoint_from_row", counted)
     return rows
 
 
@@ -48,7 +47,7 @@ def pages(database: Database, job: Job, page_size: int) -> Iterator[CheckpointPa
     token = None
     while True:
         with database.read() as connection:
-            found = checkpoint_lists.page(connection, ACME, job.job_id, page_size=page_size, page_token=token)
+            found = checkpoints.page(connection, ACME, job.job_id, page_size=page_size, page_token=token)
         yield found
         token = found.next_page_token
         if token is None:
@@ -86,17 +85,17 @@ def test_page_of_all_has_no_token(database: Database) -> None:
 )
 def test_token_of_nobody_is_refused(database: Database, token: str) -> None:
     with database.read() as connection, pytest.raises(SpecError):
-        checkpoint_lists.page(connection, ACME, "job-1", page_size=1, page_token=token)
+        checkpoints.page(connection, ACME, "job-1", page_size=1, page_token=token)
 
 
 def test_named_checkpoints_are_those_of_the_job_alone(database: Database, read: list[str]) -> None:
     job, made = flood(database)
     read.clear()
     with database.read() as connection:
-        assert checkpoint_lists.named(connection, ACME, job.job_id, ["c7", "another", "nobodys"]) == [made[7]]
-        assert checkpoint_lists.named(connection, EVERYTHING, job.job_id, ["c7"]) == [made[7]]
-        assert checkpoint_lists.named(connection, OTHER, job.job_id, ["c7"]) == []
-        assert len(checkpoint_lists.named(connection, ACME, job.job_id, [f"c{n}" for n in range(700)])) == 700
+        assert checkpoints.named(connection, ACME, job.job_id, ["c7", "another", "nobodys"]) == [made[7]]
+        assert checkpoints.named(connection, EVERYTHING, job.job_id, ["c7"]) == [made[7]]
+        assert checkpoints.named(connection, OTHER, job.job_id, ["c7"]) == []
+        assert len(checkpoints.named(connection, ACME, job.job_id, [f"c{n}" for n in range(700)])) == 700
     assert len(read) == 702
 
 
@@ -108,14 +107,12 @@ def test_paths_go_on_from_an_id(database: Database) -> None:
     start = ""
     with database.read() as connection:
         while True:
-            *some, following = checkpoint_lists.paths(
-                connection, ACME, job.job_id, root="artifacts", start=start, limit=8
-            )
+            *some, following = checkpoints.paths(connection, ACME, job.job_id, root="artifacts", start=start, limit=8)
             found += some
             if len(some) < 7:
                 break
             start = following[0]
-        assert checkpoint_lists.paths(connection, OTHER, job.job_id, root="artifacts", start="", limit=8) == []
+        assert checkpoints.paths(connection, OTHER, job.job_id, root="artifacts", start="", limit=8) == []
     found.append(following)
     assert sorted(found) == sorted((each.checkpoint_id, each.path) for each in made)
     assert len(found) == len(set(found))
@@ -132,12 +129,12 @@ def test_what_users_saved_is_found_by_name_id_and_kind_without_reading_the_rest(
     job = apply(database, change_of(job, checkpoints=tuple(kept)))
     read.clear()
     with database.read() as connection:
-        assert checkpoint_lists.called(connection, ACME, job.job_id, "step-1") == [kept[1]]
-        assert checkpoint_lists.called(connection, ACME, job.job_id, "k2") == [kept[2]]
-        assert checkpoint_lists.called(connection, ACME, job.job_id, "c7") == []  # nobody asked for it by name
-        assert checkpoint_lists.newest_of_kind(connection, ACME, job.job_id, "training", most=9) == [kept[2], kept[0]]
-        assert checkpoint_lists.newest_of_kind(connection, ACME, job.job_id, "training", most=1) == [kept[2]]
+        assert checkpoints.called(connection, ACME, job.job_id, "step-1") == [kept[1]]
+        assert checkpoints.called(connection, ACME, job.job_id, "k2") == [kept[2]]
+        assert checkpoints.called(connection, ACME, job.job_id, "c7") == []  # nobody asked for it by name
+        assert checkpoints.newest_of_kind(connection, ACME, job.job_id, "training", most=9) == [kept[2], kept[0]]
+        assert checkpoints.newest_of_kind(connection, ACME, job.job_id, "training", most=1) == [kept[2]]
         total = sum(each.size_bytes for each in [*made, *kept])
-        assert checkpoint_lists.total_size(connection, ACME, job.job_id, root="artifacts") == total
-        assert checkpoint_lists.total_size(connection, ACME, job.job_id, root="uri") is None
+        assert checkpoints.total_size(connection, ACME, job.job_id, root="artifacts") == total
+        assert checkpoints.total_size(connection, ACME, job.job_id, root="uri") is None
     assert read == ["k1", "k2", "k2", "k0", "k2"]

@@ -9,7 +9,7 @@ from store_records import ACME, EVERYTHING, new_job, stored, submit
 
 from trainmaster.server.core.errors import ConflictError, JobNotFoundError, NotFoundError
 from trainmaster.server.core.resources import Gpu, Node, NodeState, Queue
-from trainmaster.server.store import activity, cluster_events, nodes, queues
+from trainmaster.server.store import events, jobs, nodes, queues
 from trainmaster.server.store.database import Database
 
 NODE = Node(
@@ -121,7 +121,7 @@ def test_gpu_that_fails_and_recovers_makes_events(database: Database) -> None:
     put(database, changed(NODE, gpus=(broken, second), last_seen_at=200.0))
     put(database, changed(NODE, last_seen_at=300.0))
     with database.read() as connection:
-        told = cluster_events.of(connection, ACME, "node/n1")
+        told = events.of_subject(connection, ACME, "node/n1")
     assert [event.type for event in told] == ["gpu_healthy", "gpu_unhealthy"]
     assert "Xid 79" in told[-1].message
 
@@ -142,18 +142,18 @@ def test_default_queue_is_there_from_the_start_and_others_can_be_made_changed_an
 def test_activity_is_the_latest_time_of_use_and_changes_no_job(database: Database) -> None:
     job = submit(database, new_job())
     with database.read() as connection:
-        assert activity.get(connection, ACME, "job-1") is None
+        assert jobs.last_use(connection, ACME, "job-1") is None
 
     def use(connection: Connection) -> None:
         for at in (100.0, 300.0, 200.0):
-            activity.touch(connection, ACME, "job-1", at)
+            jobs.record_use(connection, ACME, "job-1", at)
 
     database.write_now(use)
     with database.read() as connection:
-        assert activity.get(connection, ACME, "job-1") == 300.0
+        assert jobs.last_use(connection, ACME, "job-1") == 300.0
     assert stored(database, "job-1") == job
 
 
 def test_activity_of_no_job_is_refused(database: Database) -> None:
     with pytest.raises(JobNotFoundError):
-        database.write_now(lambda connection: activity.touch(connection, EVERYTHING, "job-1", 1.0))
+        database.write_now(lambda connection: jobs.record_use(connection, EVERYTHING, "job-1", 1.0))

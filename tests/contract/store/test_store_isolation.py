@@ -30,11 +30,9 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue, Share
 from trainmaster.server.store import (
     accounts,
-    activity,
     allocations,
     attempts,
     blobs,
-    checkpoint_lists,
     checkpoints,
     events,
     job_list,
@@ -67,7 +65,7 @@ def job(database: Database) -> Job:
         accounts.ensure(connection, EVERYTHING, "acme", 1.0)
         keys.create(connection, ACME, KEY)
         blobs.put(connection, ACME, "a" * 64, 1, 1.0)
-        activity.touch(connection, ACME, job.job_id, 1.0)
+        jobs.record_use(connection, ACME, job.job_id, 1.0)
 
     database.write_now(fill)
     return job
@@ -84,17 +82,17 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "attempts": lambda connection, scope, job: attempts.of_job(connection, scope, job.job_id),
     "checkpoints": lambda connection, scope, job: checkpoints.of_job(connection, scope, job.job_id),
     "checkpoint page": lambda connection, scope, job: (
-        checkpoint_lists.page(connection, scope, job.job_id, page_size=1).checkpoints
+        checkpoints.page(connection, scope, job.job_id, page_size=1).checkpoints
     ),
-    "checkpoints by id": lambda connection, scope, job: checkpoint_lists.named(connection, scope, job.job_id, ["c-1"]),
-    "checkpoint paths": lambda connection, scope, job: checkpoint_lists.paths(
+    "checkpoints by id": lambda connection, scope, job: checkpoints.named(connection, scope, job.job_id, ["c-1"]),
+    "checkpoint paths": lambda connection, scope, job: checkpoints.paths(
         connection, scope, job.job_id, root="artifacts", start="", limit=1
     ),
     "checkpoints by name": lambda connection, scope, job: [
-        *checkpoint_lists.called(connection, scope, job.job_id, "c-kept"),
-        *checkpoint_lists.newest_of_kind(connection, scope, job.job_id, "training", most=1),
+        *checkpoints.called(connection, scope, job.job_id, "c-kept"),
+        *checkpoints.newest_of_kind(connection, scope, job.job_id, "training", most=1),
     ],
-    "size of checkpoints": lambda connection, scope, job: checkpoint_lists.total_size(
+    "size of checkpoints": lambda connection, scope, job: checkpoints.total_size(
         connection, scope, job.job_id, root="artifacts"
     ),
     "limited checkpoints": lambda connection, scope, job: checkpoints.oldest_limited(connection, scope, job, 1),
@@ -110,7 +108,7 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "key": lambda connection, scope, job: keys.find_by_hash(connection, scope, "h"),
     "blob": lambda connection, scope, job: blobs.get(connection, scope, "a" * 64),
     "unused blobs": lambda connection, scope, job: blobs.unused(connection, scope, 10.0),
-    "activity": lambda connection, scope, job: activity.get(connection, scope, job.job_id),
+    "activity": lambda connection, scope, job: jobs.last_use(connection, scope, job.job_id),
 }
 
 REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
@@ -127,7 +125,7 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "register": lambda connection, scope, job: checkpoints.register(connection, scope, job, ()),
     "forget": lambda connection, scope, job: checkpoints.forget(connection, scope, job),
     "append": lambda connection, scope, job: events.append(connection, scope, job, (event_of(job, 99),)),
-    "touch": lambda connection, scope, job: activity.touch(connection, scope, job.job_id, 2.0),
+    "touch": lambda connection, scope, job: jobs.record_use(connection, scope, job.job_id, 2.0),
     "use": lambda connection, scope, job: blobs.use(connection, scope, job, ["a" * 64], 2.0),
     "delete blob": lambda connection, scope, job: blobs.delete(connection, scope, BLOB, 10.0),
     "account": lambda connection, scope, job: accounts.ensure(connection, scope, "acme", 2.0),

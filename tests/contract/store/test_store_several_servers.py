@@ -25,19 +25,7 @@ from store_records import (
 
 from trainmaster.server.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
 from trainmaster.server.core.resources import Queue
-from trainmaster.server.store import (
-    accounts,
-    activity,
-    blobs,
-    checkpoints,
-    cluster_events,
-    events,
-    idempotency,
-    jobs,
-    leases,
-    nodes,
-    queues,
-)
+from trainmaster.server.store import accounts, blobs, checkpoints, events, idempotency, jobs, leases, nodes, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.idempotency import IdempotencyRecord
 
@@ -134,7 +122,7 @@ def test_of_changes_of_one_version_one_is_made(servers: Servers, database: Datab
 
 UPSERTS: dict[str, Callable[[sa.Connection, int], Any]] = {
     "account": lambda connection, number: accounts.ensure(connection, EVERYTHING, "new", 1.0 + number),
-    "activity": lambda connection, number: activity.touch(connection, EVERYTHING, "job-1", 1.0 + number),
+    "activity": lambda connection, number: jobs.record_use(connection, EVERYTHING, "job-1", 1.0 + number),
     "blob": lambda connection, number: blobs.put(connection, ACME, BLOB, 1, 1.0 + number),
     "queue": lambda connection, number: queues.put(connection, EVERYTHING, Queue(name="night", weight=number + 1), 1.0),
     "node": lambda connection, number: nodes.put(connection, EVERYTHING, [node_of("n1", slots=number + 1)]),
@@ -150,7 +138,7 @@ def test_what_all_make_at_once_is_there_once(servers: Servers, database: Databas
     assert servers.at_once(UPSERTS[name]) == [None, None, None]
     if name == "activity":
         with database.read() as connection:
-            assert activity.get(connection, ACME, "job-1") == 3.0
+            assert jobs.last_use(connection, ACME, "job-1") == 3.0
 
 
 def test_blob_is_either_used_or_collected(servers: Servers, database: Database) -> None:
@@ -209,7 +197,7 @@ def test_follower_of_the_cluster_notices_every_change_of_any_server(servers: Ser
         while True:
             done = stop.is_set()
             with database.read() as connection:
-                newest = cluster_events.last_id(connection, EVERYTHING)
+                newest = events.last_cluster_id(connection, EVERYTHING)
                 if newest != last:
                     last = newest
                     weights[:] = [queue.weight for queue in queues.all(connection, EVERYTHING)]

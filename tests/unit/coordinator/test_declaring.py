@@ -21,7 +21,7 @@ from trainmaster.server.settings.declared import (
     DeclaredWebhook,
 )
 from trainmaster.server.settings.encryption import Sealer
-from trainmaster.server.store import accounts, cluster_events, nodes, queues, webhooks
+from trainmaster.server.store import accounts, events, nodes, queues, webhooks
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -87,10 +87,10 @@ def test_queues_and_accounts_are_made_or_changed_and_others_stay(
         assert found == {"default": (1.0, None), "research": (2.0, 8), "new": (1.0, None), "other": (7.0, None)}
         assert accounts.get(connection, EVERYTHING, "vision").uid == 1500
         assert accounts.get(connection, EVERYTHING, "speech").uid is None
-        told = cluster_events.last_id(connection, EVERYTHING)
+        told = events.last_cluster_id(connection, EVERYTHING)
     declaring(database, subscriptions, **tables).apply()
     with database.read() as connection:
-        assert cluster_events.last_id(connection, EVERYTHING) == told
+        assert events.last_cluster_id(connection, EVERYTHING) == told
 
 
 def test_node_has_its_labels_when_it_is_reported_and_routes_may_change_them(

@@ -19,7 +19,7 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
-from trainmaster.server.store import checkpoint_lists, checkpoints, events, jobs
+from trainmaster.server.store import checkpoints, events, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -290,8 +290,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         steps.append(checkpoint.step)
         return checkpoint
 
-    for module in (checkpoints, checkpoint_lists):
-        monkeypatch.setattr(module, "checkpoint_from_row", counted)
+    monkeypatch.setattr(checkpoints, "checkpoint_from_row", counted)
     return steps
 
 

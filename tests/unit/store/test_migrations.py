@@ -19,7 +19,6 @@ from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.states import Actor, JobStatus
 from trainmaster.server.store import (
-    activity,
     allocations,
     checkpoints,
     events,
@@ -28,13 +27,12 @@ from trainmaster.server.store import (
     jobs,
     keys,
     leases,
-    migrate,
     nodes,
     queues,
     records,
     schema,
 )
-from trainmaster.server.store.database import Database
+from trainmaster.server.store.database import HEAD, Database, upgrade
 from trainmaster.server.store.scope import Scope
 
 
@@ -68,7 +66,7 @@ def test_migrations_make_the_tables_of_the_schema(url: str, engine: Engine) -> N
 def test_head_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(trainmaster.server.store.__file__).with_name("migrations")))
-    assert ScriptDirectory.from_config(config).get_heads() == [migrate.HEAD]
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def fill_first_revision(connection: Connection) -> None:
 
 def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine: Engine) -> None:
     with engine.begin() as connection:
-        migrate.upgrade(connection, "0001")
+        upgrade(connection, "0001")
     with engine.begin() as connection:
         fill_first_revision(connection)
     database = Database.open(url)
@@ -211,7 +209,7 @@ def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine
         assert [(queue.name, queue.weight, queue.quota_gpus) for queue in queues.all(connection, scope)] == [
             ("default", 1.0, None)
         ]
-        assert activity.get(connection, scope, "job-1") == 1003.0
+        assert jobs.last_use(connection, scope, "job-1") == 1003.0
         lease = leases.current(connection, scope)
         assert lease is not None
         assert (lease.epoch, lease.holder) == (7, "somebody")

@@ -17,18 +17,15 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 MACHINERY = {
-    "clock",
     "database",
-    "migrate",
     "migrations",
     "page_tokens",
-    "portions",
     "postgres",
-    "prepared",
     "records",
     "schema",
     "scope",
     "sqlite",
+    "statements",
     "writer",
 }
 """What the functions are made with; everything else is a resource."""

@@ -12,7 +12,7 @@ from trainmaster.server.coordinator.commands import Commands, Idempotency, Outco
 from trainmaster.server.core import retention
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.store import checkpoint_lists, checkpoints, jobs
+from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
 
@@ -138,7 +138,7 @@ def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) ->
 
 def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:
     """A checkpoint of a job."""
-    found = checkpoint_lists.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
+    found = checkpoints.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
     if not found:
         raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")
     return found[0]

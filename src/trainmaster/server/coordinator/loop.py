@@ -30,7 +30,7 @@ from trainmaster.server.scheduling.nodes import drain, occupied
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import activity, cluster_events, events, jobs, leases, nodes, queues
+from trainmaster.server.store import events, jobs, leases, nodes, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -217,7 +217,7 @@ class Coordinator:
         """Read the view from the database."""
         with self._database.read() as connection:
             self._cursor = events.last_id(connection, _EVERYTHING)
-            self._cluster_cursor = cluster_events.last_id(connection, _EVERYTHING)
+            self._cluster_cursor = events.last_cluster_id(connection, _EVERYTHING)
             unfinished = jobs.unfinished(connection, _EVERYTHING)
             known = nodes.all(connection, _EVERYTHING)
             there = queues.all(connection, _EVERYTHING)
@@ -239,7 +239,7 @@ class Coordinator:
 
     def _catch_up_with_cluster(self, connection: Connection) -> None:
         """Take in what operators, and the inventory, changed about nodes and queues."""
-        cursor = cluster_events.last_id(connection, _EVERYTHING)
+        cursor = events.last_cluster_id(connection, _EVERYTHING)
         if cursor != self._cluster_cursor:
             known, there = nodes.all(connection, _EVERYTHING), queues.all(connection, _EVERYTHING)
             self._view = self._view.with_nodes(known).with_queues(there)
@@ -412,7 +412,7 @@ class Coordinator:
         if not any(job.is_service for job in self._view.holding.values()):
             return {}
         with self._database.read() as connection:
-            return activity.all(connection, _EVERYTHING)
+            return jobs.last_uses(connection, _EVERYTHING)
 
 
 def _apply(connection: Connection, change: Change) -> Job | None:

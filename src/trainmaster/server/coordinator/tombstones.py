@@ -8,7 +8,7 @@ from trainmaster.protocol import account_files
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.storage import ARTIFACTS, RUNS, Location, Roots
-from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.page_tokens import position_of, token_after
 from trainmaster.server.store.scope import Scope
@@ -77,6 +77,6 @@ class Tombstones:
         sizes = [self._roots.size_of(Location(root=root, path=job.job_id)) for root in present]
         if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
             with self._database.read() as connection:
-                outside = checkpoint_lists.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)
+                outside = checkpoints.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)
             sizes += [] if outside is None else [outside]
         return sum(sizes) if sizes else None

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from sqlalchemy import Connection
 
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.store import activity
+from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Activity:
 
         def work(connection: Connection) -> None:
             for job_id, at in used.items():
-                activity.touch(connection, Scope.everything(), job_id, at)
+                jobs.record_use(connection, Scope.everything(), job_id, at)
 
         self._due = asyncio.get_running_loop().call_later(WRITE_EVERY_S, self._again)
         self._context.database.write(work).add_done_callback(_report)

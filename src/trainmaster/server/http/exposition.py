@@ -14,8 +14,7 @@ from sqlalchemy import Connection
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.settings.telemetry import Histogram, Meters
-from trainmaster.server.store import allocations, nodes
-from trainmaster.server.store import counts as counting
+from trainmaster.server.store import allocations, nodes, queue_view
 from trainmaster.server.store.scope import Scope
 
 _EVERYTHING = Scope.everything()
@@ -43,8 +42,8 @@ def take(connection: Connection) -> Snapshot:
     found = nodes.all(connection, _EVERYTHING)
     every = [(gpu.type, gpu.healthy) for node in found for gpu in node.gpus]
     return Snapshot(
-        jobs=counting.jobs(connection, _EVERYTHING),
-        waiting_since=counting.oldest(connection, _EVERYTHING),
+        jobs=queue_view.count_jobs(connection, _EVERYTHING),
+        waiting_since=queue_view.oldest_waiting(connection, _EVERYTHING),
         nodes=Counter(str(node.state) for node in found),
         gpus=Counter(kind for kind, _ in every),
         gpus_allocated=_allocated(connection, found),
@@ -141,6 +140,6 @@ def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) ->
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    counts = list(histogram.counts)
+    queue_view = list(histogram.counts)
     names = [str(bound) for bound in histogram.bounds] + ["+Inf"]
-    return [(name, sum(counts[: index + 1])) for index, name in enumerate(names)], histogram.total
+    return [(name, sum(queue_view[: index + 1])) for index, name in enumerate(names)], histogram.total

@@ -7,8 +7,8 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import ConflictError, NotFoundError
 from trainmaster.server.store import schema
-from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 _accounts, _keys, _jobs, _models = schema.accounts, schema.api_keys, schema.jobs, schema.promoted_models
 _ITS_OWN = (

@@ -18,8 +18,8 @@ from trainmaster.server.core.errors import DoubleBookedError
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.store import schema
-from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 _shares, _gpus, _nodes = schema.allocations, schema.allocated_gpus, schema.nodes
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.portions import portions
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import portions
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
 

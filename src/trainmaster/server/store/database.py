@@ -1,4 +1,4 @@
-"""Opens the database; reads from it on any thread, and writes to it on one."""
+"""The database: opening and migrating it, reading on any thread, and writing on one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,52 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy import URL, Connection, Engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError
 
-from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.store import migrate, postgres, queues, sqlite
+from trainmaster.server.core.errors import NewerDatabaseError, RefusedError, StoreUnavailableError, TrainmasterError
+from trainmaster.server.store import postgres, queues, sqlite
 from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.writer import Writer
+
+HEAD = "0004"
+"""The newest revision under `migrations/versions`; written here too because Alembic is slow to import."""
+
+_SCRIPTS = Path(__file__).with_name("migrations")
+
+
+def revision(connection: Connection) -> str | None:
+    """The database's revision; None when it is empty."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def upgrade(connection: Connection, target: str = HEAD) -> None:
+    """Run the missing migrations up to a revision, inside the connection's transaction.
+
+    Raises:
+        NewerDatabaseError: a newer version of Trainmaster has migrated the database.
+    """
+    present = revision(connection)
+    if present == target:
+        return
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if present is not None and present not in known:
+        raise NewerDatabaseError(
+            f"the database has revision {present}, which only a newer version of Trainmaster knows; upgrade this server"
+        )
+    command.upgrade(config, target)
+
 
 T = TypeVar("T")
 
@@ -95,10 +132,10 @@ class Database:
         try:
             with _translated(kind), kind.setting_up(place):
                 with reading.connect() as connection:
-                    up_to_date = migrate.revision(connection) == migrate.HEAD
+                    up_to_date = revision(connection) == HEAD
                 if not up_to_date:
                     with writing.begin() as connection:
-                        migrate.upgrade(connection)
+                        upgrade(connection)
                 return Database(kind, writing=writing, reading=reading, watch=kind.Watch(place, reading))
         except BaseException as error:
             reading.dispose()

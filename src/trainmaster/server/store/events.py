@@ -1,4 +1,4 @@
-"""Events: numbered without gaps within a job, and one feed over all jobs.
+"""Events: those of jobs, numbered without gaps within a job, with one feed over all jobs; and those of the cluster.
 
 The feed's cursor is the row's id. Whoever has read up to an id never misses an event that is committed later, because
 only the holder of the database's write lock is given ids: they rise in the order of commits, over all servers.
@@ -6,15 +6,17 @@ only the holder of the database's write lock is given ids: they rise in the orde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, func, insert, select
 
 from trainmaster.server.core.job import Event, Job
+from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
-from trainmaster.server.store.prepared import Prepared
-from trainmaster.server.store.records import EVENT_FIELDS, event_from_row, event_to_row
+from trainmaster.server.store.records import EVENT_FIELDS, dumps, event_from_row, event_to_row
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 _events = schema.events
 
@@ -68,3 +70,37 @@ def changed_jobs(connection: Connection, scope: Scope, after_id: int) -> tuple[i
     )
     rows = connection.execute(scope.limit(query, _events.c.account_id)).all()
     return (rows[-1][1] if rows else after_id), {row[0]: row[2] for row in rows}
+
+
+# Events of the cluster: what happened to nodes and queues. They belong to no account; every account may see them.
+
+_cluster_events = schema.cluster_events
+
+_CLUSTER_COLUMNS = tuple(_cluster_events.c[name] for name in ClusterEvent.__dataclass_fields__)
+_LAST_CLUSTER_ID = select(func.max(_cluster_events.c.id))
+
+
+def append_to_cluster(connection: Connection, scope: Scope, events: Iterable[ClusterEvent]) -> None:
+    """Add events. Whoever changes a node or a queue adds one: by it the leader learns of the change."""
+    scope.require_everything()
+    rows = [
+        {"at": e.at, "type": e.type, "subject": e.subject, "message": e.message, "data": dumps(e.data)} for e in events
+    ]
+    if rows:
+        connection.execute(insert(_cluster_events), rows)
+
+
+def last_cluster_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cursor shows nothing
+    """A number that rises with every event; 0 when there is none."""
+    return connection.execute(_LAST_CLUSTER_ID).scalar() or 0
+
+
+def of_subject(connection: Connection, scope: Scope, subject: str, limit: int = 100) -> list[ClusterEvent]:  # noqa: ARG001
+    """The last events of a node or a queue, the newest first."""
+    query = (
+        select(*_CLUSTER_COLUMNS)
+        .where(_cluster_events.c.subject == subject)
+        .order_by(_cluster_events.c.id.desc())
+        .limit(limit)
+    )
+    return [ClusterEvent(**{**row._mapping, "data": json.loads(row.data)}) for row in connection.execute(query)]

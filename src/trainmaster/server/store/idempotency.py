@@ -8,8 +8,8 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from trainmaster.server.core.errors import IdempotencyMismatchError
 from trainmaster.server.store import schema
-from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 _records = schema.idempotency
 

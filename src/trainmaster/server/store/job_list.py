@@ -14,15 +14,12 @@ from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.store import jobs, schema
-from trainmaster.server.store.page_tokens import position_of, token_after
-from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store.page_tokens import MAX_TOTAL_COUNT, position_of, token_after
 from trainmaster.server.store.records import label_mark
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 MAX_PAGE_SIZE = 100
-MAX_TOTAL_COUNT = 10_001
-"""Counting goes no further: nobody pages through more, and a list must stay fast."""
-
 _EQUAL = ("queue", "name", "parent_job_id")
 """The columns that a query compares with one value."""
 _MOST_SHAPES = 256

@@ -1,4 +1,4 @@
-"""Jobs: made, changed by compare-and-set, and found."""
+"""Jobs: inserted, changed by compare-and-set, and loaded; and when services were last used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
 from trainmaster.server.store import allocations, attempts, checkpoints, events, schema, secrets, usage
-from trainmaster.server.store.portions import portions
-from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared, portions
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
 """Never changes; an update leaves it out, and with it the indexes over it."""
@@ -262,3 +261,38 @@ _INSERT_LABELS = Prepared(sa.insert(_labels))
 _DELETE_LABELS = sa.delete(_labels).where(
     _labels.c.job_id == bindparam("key"), _labels.c.account_id == bindparam("account")
 )
+
+
+# When services were last used. A table of its own: using a service does not change its job.
+
+_activity = schema.activity
+
+
+def record_use(connection: Connection, scope: Scope, job_id: str, at: float) -> None:
+    """Record that a job was used at a time; a time earlier than the recorded one changes nothing.
+
+    Raises:
+        JobNotFoundError: there is no such job in scope.
+    """
+    owner = scope.limit(sa.select(_jobs.c.account_id).where(_jobs.c.job_id == job_id), _jobs.c.account_id)
+    account_id = connection.execute(owner).scalar()
+    if account_id is None:
+        raise JobNotFoundError(f"there is no job {job_id}")
+    known = last_use(connection, scope, job_id)
+    if known is None:
+        connection.execute(sa.insert(_activity), {"account_id": account_id, "job_id": job_id, "at": at})
+    elif known < at:
+        used = sa.update(_activity).where(_activity.c.job_id == job_id, _activity.c.account_id == account_id)
+        connection.execute(used.values(at=at))
+
+
+def last_use(connection: Connection, scope: Scope, job_id: str) -> float | None:
+    """When a job was last used; None if never."""
+    query = sa.select(_activity.c.at).where(_activity.c.job_id == job_id)
+    return connection.execute(scope.limit(query, _activity.c.account_id)).scalar()
+
+
+def last_uses(connection: Connection, scope: Scope) -> dict[str, float]:
+    """When each job that has been used was last used."""
+    rows = connection.execute(scope.limit(sa.select(_activity.c.job_id, _activity.c.at), _activity.c.account_id))
+    return {row.job_id: row.at for row in rows}

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
-from trainmaster.server.store import cluster_events, schema
-from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store import events, schema
 from trainmaster.server.store.records import NODE_FIELDS, dumps, node_from_row, node_to_row
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 _nodes = schema.nodes
 
@@ -47,13 +47,13 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
         if before.state in _OPERATORS:
             del row["state"]
         connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
-        cluster_events.append(connection, scope, _news(before, node, now))
+        events.append_to_cluster(connection, scope, _news(before, node, now))
     named = {node.node_id for node in inventory}
     for node in known.values():
         if node.node_id not in named and node.state is NodeState.READY and node.last_seen_at < now - OFFLINE_AFTER_S:
             _change(connection, node.node_id, state=NodeState.OFFLINE.value)
             message = f"node {node.node_id} was not reported for {now - node.last_seen_at:.0f} s"
-            cluster_events.append(connection, scope, [_event(node.node_id, now, "node_offline", message)])
+            events.append_to_cluster(connection, scope, [_event(node.node_id, now, "node_offline", message)])
     for backend, hostname in {(node.backend, node.hostname) for node in inventory}:
         here = [node.node_id for node in inventory if (node.backend, node.hostname) == (backend, hostname)]
         connection.execute(
@@ -104,7 +104,7 @@ def drain(
     _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
     message = f"node {node_id} is being drained" + (f": {reason}" if reason else "")
     data = {"reason": reason, "force": force, "grace_seconds": grace_s}
-    cluster_events.append(connection, scope, [_event(node_id, now, "node_draining", message, data)])
+    events.append_to_cluster(connection, scope, [_event(node_id, now, "node_draining", message, data)])
 
 
 def drained(connection: Connection, scope: Scope, node_id: str, now: float) -> None:
@@ -113,7 +113,7 @@ def drained(connection: Connection, scope: Scope, node_id: str, now: float) -> N
     if get(connection, scope, node_id).state is NodeState.DRAINING:
         _change(connection, node_id, state=NodeState.DRAINED.value)
         message = f"nothing runs on node {node_id} any more"
-        cluster_events.append(connection, scope, [_event(node_id, now, "node_drained", message)])
+        events.append_to_cluster(connection, scope, [_event(node_id, now, "node_drained", message)])
 
 
 def enable(connection: Connection, scope: Scope, node_id: str, now: float) -> None:
@@ -128,7 +128,7 @@ def enable(connection: Connection, scope: Scope, node_id: str, now: float) -> No
         return
     _change(connection, node_id, state=NodeState.READY.value, drain_reason="", drain_force=False, drain_grace_s=None)
     message = f"node {node_id} takes work again"
-    cluster_events.append(connection, scope, [_event(node_id, now, "node_enabled", message)])
+    events.append_to_cluster(connection, scope, [_event(node_id, now, "node_enabled", message)])
 
 
 def give(
@@ -156,7 +156,7 @@ def give(
     _change(connection, node_id, **{name: dumps(value) for name, value in wanted.items()})
     message = f"labels or capabilities of node {node_id} were changed"
     data = {"labels": wanted["given_labels"], "capabilities": wanted["given_capabilities"]}
-    cluster_events.append(connection, scope, [_event(node_id, now, "node_changed", message, data)])
+    events.append_to_cluster(connection, scope, [_event(node_id, now, "node_changed", message, data)])
 
 
 def _change(connection: Connection, node_id: str, **values: Any) -> None:

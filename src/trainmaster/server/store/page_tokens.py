@@ -1,4 +1,4 @@
-"""Page tokens: where a list goes on, opaque to whoever passes them back. Keyset, so that new rows shift nothing."""
+"""Page tokens of lists: opaque keyset positions, so that new rows do not shift pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import json
 from typing import Any
 
 from trainmaster.server.core.errors import Problem, SpecError
+
+MAX_TOTAL_COUNT = 10_001
+"""The total count of a list stops here: nobody pages through more, and a list must stay fast."""
 
 _MAX_NUMBER = 2.0**62
 """Databases do not take every integer that JSON can spell."""

@@ -7,9 +7,9 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from trainmaster.server.core.errors import ConflictError, NotFoundError
 from trainmaster.server.core.resources import ClusterEvent, Queue
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.store import cluster_events, schema
-from trainmaster.server.store.prepared import Prepared
+from trainmaster.server.store import events, schema
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 DEFAULT = "default"
 
@@ -61,7 +61,7 @@ def put(connection: Connection, scope: Scope, queue: Queue, now: float) -> None:
     quota = "no quota" if queue.quota_gpus is None else f"a quota of {queue.quota_gpus} GPUs"
     message = f"queue {queue.name} has weight {queue.weight:g} and {quota}"
     event = ClusterEvent(at=now, type="queue_changed", subject=f"queue/{queue.name}", message=message, data=values)
-    cluster_events.append(connection, scope, [event])
+    events.append_to_cluster(connection, scope, [event])
 
 
 def remove(connection: Connection, scope: Scope, name: str, now: float) -> None:
@@ -81,4 +81,4 @@ def remove(connection: Connection, scope: Scope, name: str, now: float) -> None:
         raise ConflictError(f"jobs that have not ended are in queue {name}; move them with `trainmaster edit --queue`")
     connection.execute(delete(_queues).where(_queues.c.name == name))
     event = ClusterEvent(at=now, type="queue_removed", subject=f"queue/{name}", message=f"queue {name} was removed")
-    cluster_events.append(connection, scope, [event])
+    events.append_to_cluster(connection, scope, [event])

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, bindparam
 
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.prepared import Prepared
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.statements import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

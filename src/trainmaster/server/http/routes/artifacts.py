@@ -39,7 +39,7 @@ from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.wire.artifacts import ArtifactPage, ArtifactResource
 from trainmaster.server.http.wire.reported import instant
 from trainmaster.server.storage import ARTIFACTS, Roots
-from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope as AccountScope
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
@@ -107,10 +107,10 @@ def _places(
     if kind == "output" or (after and after[0] == "output"):
         pass
     elif checkpoint_id is not None:
-        named = checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
+        named = checkpoints.named(connection, scope, job.job_id, [checkpoint_id])
         found = [(each.checkpoint_id, each.path) for each in named if each.root == ARTIFACTS]
     else:
-        found = checkpoint_lists.paths(connection, scope, job.job_id, root=ARTIFACTS, start=start, limit=MAX_PLACES + 1)
+        found = checkpoints.paths(connection, scope, job.job_id, root=ARTIFACTS, start=start, limit=MAX_PLACES + 1)
     places = [checkpoint_place(roots, *each) for each in found]
     if len(places) > MAX_PLACES:
         return places[:MAX_PLACES], encode(places[MAX_PLACES].position)
@@ -140,7 +140,7 @@ async def get_artifact(
             output_place(context.roots, job),
             *(
                 checkpoint_place(context.roots, each.checkpoint_id, each.path)
-                for each in checkpoint_lists.named(connection, principal.scope, job.job_id, ids)
+                for each in checkpoints.named(connection, principal.scope, job.job_id, ids)
                 if each.root == ARTIFACTS
             ),
         ]

@@ -22,8 +22,8 @@ from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, StrictRoute, e
 from trainmaster.server.http.submitting import REPLAYED
 from trainmaster.server.http.wire.checkpoints import JobCheckpoints, checkpoint_resources
 from trainmaster.server.http.wire.reported import instant
-from trainmaster.server.store import checkpoint_lists, jobs
-from trainmaster.server.store.checkpoint_lists import CheckpointPage
+from trainmaster.server.store import checkpoints, jobs
+from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope
 
 router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
@@ -49,7 +49,7 @@ async def list_checkpoints(
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
         if checkpoint_id is None:
             return _page(connection, principal.scope, job, page_size=page_size, page_token=page_token or None)
-        found = tuple(checkpoint_lists.named(connection, principal.scope, job.job_id, [checkpoint_id]))
+        found = tuple(checkpoints.named(connection, principal.scope, job.job_id, [checkpoint_id]))
         return _shown(job, CheckpointPage(checkpoints=found, next_page_token=None, total_count=len(found)))
 
     return ok(await context.read(find))
@@ -127,7 +127,7 @@ async def _answer(context: ApiContext, scope: Scope, command: Future[Outcome]) -
 def _page(
     connection: Connection, scope: Scope, job: Job, *, page_size: int = PAGE_SIZE, page_token: str | None = None
 ) -> JobCheckpoints:
-    return _shown(job, checkpoint_lists.page(connection, scope, job.job_id, page_size=page_size, page_token=page_token))
+    return _shown(job, checkpoints.page(connection, scope, job.job_id, page_size=page_size, page_token=page_token))
 
 
 def _shown(job: Job, page: CheckpointPage) -> JobCheckpoints:

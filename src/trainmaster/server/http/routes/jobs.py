@@ -32,7 +32,7 @@ from trainmaster.server.http.submitting import REPLAYED, is_large, submissions_o
 from trainmaster.server.http.summaries import Summaries, plain_query
 from trainmaster.server.http.wire.commands import CheckedJob, EditBody, SubmittedJob
 from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
-from trainmaster.server.store import activity, attempts, blobs, checkpoints, jobs
+from trainmaster.server.store import attempts, blobs, checkpoints, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
@@ -244,7 +244,7 @@ def _view(context: ApiContext, scope: Scope, find: Callable[[Connection], Job]) 
         job = find(connection)
         tries = attempts.of_job(connection, scope, job.job_id)
         saved = checkpoints.newest_of_job(connection, scope, job.job_id)
-        used_at = activity.get(connection, scope, job.job_id) if job.is_service else None
+        used_at = jobs.last_use(connection, scope, job.job_id) if job.is_service else None
     return JobView(
         job=job,
         attempts=tries,

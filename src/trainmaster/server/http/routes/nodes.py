@@ -24,7 +24,7 @@ from trainmaster.server.http.wire.nodes import (
     cluster_event,
     node_resource,
 )
-from trainmaster.server.store import allocations, cluster_events, nodes
+from trainmaster.server.store import allocations, events, nodes
 from trainmaster.server.store.allocations import Allocation
 from trainmaster.server.store.scope import Scope
 
@@ -65,7 +65,7 @@ async def node_events(
 
     def find(connection: Connection) -> ClusterEventList:
         node = nodes.get(connection, principal.scope, node_id)
-        found = cluster_events.of(connection, principal.scope, f"node/{node.node_id}", limit)
+        found = events.of_subject(connection, principal.scope, f"node/{node.node_id}", limit)
         return ClusterEventList(events=[cluster_event(event) for event in found])
 
     return ok(await context.read(find))

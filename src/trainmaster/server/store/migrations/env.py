@@ -1,4 +1,4 @@
-"""How Alembic runs the migrations: on the connection, and in the transaction, of `trainmaster.server.store.migrate`."""
+"""The environment of Alembic: migrations run on the connection, in the transaction, of `server.store.database`."""
 
 from __future__ import annotations
 

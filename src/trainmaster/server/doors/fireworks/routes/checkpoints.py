@@ -39,7 +39,7 @@ from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute
-from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.promoted import Operation, PromotedModel
 from trainmaster.server.store.scope import Scope
 
@@ -72,7 +72,7 @@ async def list_checkpoints(
         entries: list[tuple[str, dict[str, Any]]] = []
         following = _after(connection, scope, job, token) if token else None
         while True:
-            page = checkpoint_lists.page(connection, scope, job.job_id, page_size=size + 1, page_token=following)
+            page = checkpoints.page(connection, scope, job.job_id, page_size=size + 1, page_token=following)
             for each in page.checkpoints:
                 document = checkpoint_document(job, each)
                 if each.kind and all(condition.holds(document) for condition in conditions):
@@ -86,10 +86,10 @@ async def list_checkpoints(
 
 
 def _after(connection: Connection, scope: Scope, job: Job, token: str) -> str:
-    found = checkpoint_lists.named(connection, scope, job.job_id, [token])
+    found = checkpoints.named(connection, scope, job.job_id, [token])
     if not found:
         raise unknown_token()
-    return checkpoint_lists.page_token_after(found[0])
+    return checkpoints.page_token_after(found[0])
 
 
 @router.post("/checkpoints/{checkpoint}:promote")
@@ -104,7 +104,7 @@ async def promote(
 
     def find(connection: Connection) -> Promotion:
         job = trainer_job(connection, scope, body.trainer_job_id.rpartition("/")[2])
-        found = _named(checkpoint_lists.called(connection, scope, job.job_id, checkpoint), checkpoint)
+        found = _named(checkpoints.called(connection, scope, job.job_id, checkpoint), checkpoint)
         return Promotion(
             job_id=job.job_id,
             checkpoint_id=found.checkpoint_id,

@@ -20,7 +20,7 @@ from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import UnknownRouteError
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.store import activity
+from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
 router = APIRouter(include_in_schema=False, tags=["fireworks"])
@@ -66,7 +66,7 @@ async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | 
 
     def find(connection: Connection) -> Job | None:
         job = trainer_job(connection, scope, name)
-        used = activity.get(connection, scope, job.job_id) is not None
+        used = jobs.last_use(connection, scope, job.job_id) is not None
         return None if used or job.deleted_at is not None else job
 
     try:

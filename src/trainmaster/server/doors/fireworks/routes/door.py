@@ -20,7 +20,7 @@ from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.doors.tinker.trainers import FRESH_S, TrainerGoneError, Trainers
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.storage import ARTIFACTS, URI
-from trainmaster.server.store import checkpoint_lists, checkpoints, promoted
+from trainmaster.server.store import checkpoints, promoted
 from trainmaster.server.store.checkpoints import MOST_SHOWN
 from trainmaster.server.store.scope import Scope
 
@@ -116,7 +116,7 @@ class FireworksDoor:
         """What to tell whoever asks something of a trainer that has ended: how it ended, and what is left."""
         scope = Scope(job.account_id)
         saved = await self._context.read(
-            lambda connection: checkpoint_lists.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
+            lambda connection: checkpoints.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
         )
         own = [each for each in saved if each.attributes.get("model_id") == model_id]
         said = f"the trainer {job.handle or job.job_id} {_how_it_ended(job)}, and its models are gone with it"

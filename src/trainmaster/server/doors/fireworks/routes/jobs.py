@@ -50,7 +50,7 @@ from trainmaster.server.http.errors import ServiceNotReadyError
 from trainmaster.server.http.params import PlainText
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute
-from trainmaster.server.store import activity, jobs, nodes
+from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.job_list import MAX_PAGE_SIZE, JobQuery, page
 from trainmaster.server.store.scope import Scope
 
@@ -288,7 +288,7 @@ def _page(
     now: float,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """A page of those jobs that meet the conditions."""
-    used = activity.all(connection, scope)
+    used = jobs.last_uses(connection, scope)
     found: list[dict[str, Any]] = []
     following: str | None = token or None
     while True:

@@ -29,7 +29,7 @@ from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
 from trainmaster.server.http.routes.artifacts import FileStream, part_of
 from trainmaster.server.storage import ARTIFACTS
-from trainmaster.server.store import checkpoint_lists, jobs
+from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
 _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
@@ -117,7 +117,7 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
 
     def find(connection: Connection) -> list[Checkpoint]:
         job = jobs.get(connection, scope, job_id, deleted=True)
-        return checkpoint_lists.named(connection, scope, job.job_id, [checkpoint_id])
+        return checkpoints.named(connection, scope, job.job_id, [checkpoint_id])
 
     for found in await context.read(find):
         if found.root == ARTIFACTS:
