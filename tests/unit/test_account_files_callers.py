@@ -36,8 +36,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {".mkdir"},
     ),
     "backends/container/connection.py": (_OWN, {".read_bytes", ".write_text", ".replace"}),
-    "backends/container/container_process.py": ("/proc", {".read_text"}),
-    "backends/container/memory.py": ("/proc, and the engine's cgroup", {".read_bytes", ".read_text"}),
+    "backends/container/container_process.py": ("/proc, and the engine's cgroup", {".read_bytes", ".read_text"}),
     "backends/container/supervision.py": (
         "its plan is the server's own; streams are made in a directory of the server's own, without following a link",
         {".read_bytes", "os.open"},
@@ -51,9 +50,9 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "a directory in memory; containers have a directory below it mounted, whose one file is made anew",
         {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
     ),
-    "backends/deferred.py": (_OWN, {".unlink"}),
+    "backends/stand_ins.py": (_OWN, {".unlink"}),
     "backends/local/fork_client.py": (_OWN, {".mkdir", "open", ".read_text"}),
-    "backends/local/directory_access.py": (
+    "backends/local/__init__.py": (
         "the server's data directory and roots, whose entries are the server's own",
         {".iterdir", ".mkdir", ".chmod"},
     ),

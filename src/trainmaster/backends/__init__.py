@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainmaster.backends.absent import AbsentBackend
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
-from trainmaster.backends.deferred import DeferredBackend
+from trainmaster.backends.stand_ins import AbsentBackend, DeferredBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Lifetime
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ LIBRARIES: Mapping[str, str] = {CONTAINER: "docker"}
 """Name -> the distribution that the backend stands on, beside what Trainmaster needs anyway."""
 EXTRAS: Mapping[str, str] = {CONTAINER: "containers"}
 """Name -> the extra of this package that brings it."""
-LEFTOVERS: Mapping[str, str] = {CONTAINER: "trainmaster.backends.container.leftovers:are_any"}
+LEFTOVERS: Mapping[str, str] = {CONTAINER: "trainmaster.backends.container.upkeep:leaves_anything"}
 """Name -> the function that says whether a server, by its `BackendContext`, leaves anything to look after."""
 
 

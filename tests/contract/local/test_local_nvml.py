@@ -142,7 +142,7 @@ def test_gpu_whose_memory_is_not_free_after_a_job_leaves_the_pool_until_it_is(dr
 
 ASKS = """
 import json, sys
-from trainmaster.backends.local.gpus import Driver
+from trainmaster.backends.local.inventory import Driver
 driver = Driver()
 for line in sys.stdin:
     gpu = driver.gpus()[0]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainmaster.backends import CAPABILITIES
-from trainmaster.backends.absent import AbsentBackend
 from trainmaster.backends.base import LaunchError
+from trainmaster.backends.stand_ins import AbsentBackend
 from trainmaster.protocol.launch import CONTAINER, Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment

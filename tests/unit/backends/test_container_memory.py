@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.backends.container import memory
+from trainmaster.backends.container import container_process
 
 MANY = 1024
 """Descriptors that `select` can take."""
@@ -35,9 +35,9 @@ def test_kills_are_counted_at_the_end_of_the_first_process_however_many_are_watc
 ) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("oom 0\noom_kill 0\n")
-    monkeypatch.setattr(memory, "_counter", lambda _: counter)
+    monkeypatch.setattr(container_process, "_counter", lambda _: counter)
     with subprocess.Popen(["sleep", "60"]) as process:
-        kills = memory.KernelKills(process.pid)
+        kills = container_process.KernelKills(process.pid)
         kills.join(0.1)
         counter.write_text("oom 2\noom_kill 2\n")
         process.kill()

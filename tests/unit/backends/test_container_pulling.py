@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trainmaster.backends.base import LaunchError, NotYetError
-from trainmaster.backends.container import image_pull
+from trainmaster.backends.container import images
 from trainmaster.backends.container.engine import Engine, EngineError
-from trainmaster.backends.container.image_pull import Pulls
+from trainmaster.backends.container.images import Pulls
 from trainmaster.protocol.reasons import Reason
 
 IMAGE = "registry.example/team/image:1"
@@ -131,7 +131,7 @@ def test_attempts_share_a_pull_while_it_runs_and_later_ones_have_their_own() -> 
 
 
 def test_a_pull_tells_how_many_of_its_layers_are_here() -> None:
-    pull = image_pull._Pull(IMAGE)
+    pull = images._Pull(IMAGE)
     assert pull.progress() == f"pulling {IMAGE}"
     for line in (
         {"status": "Pulling from team/image", "id": "1"},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.backends.local.directory_access import open_passage
+from trainmaster.backends.local import open_passage
 
 
 def mode(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""A running container as a process: what it writes is copied, signals reach it, and it ends as it ends."""
+"""A running container as a process: its output, its signals, its exit code, and whether it ran out of memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import select
 import signal
 import threading
 import time
@@ -120,3 +121,53 @@ def _is_removed(engine: Engine, name: str) -> bool:
         return engine.state(name) is None
     except EngineError:
         return False
+
+
+_GROUPS = Path("/sys/fs/cgroup")
+_COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class KernelKills:
+    """Counts the processes of a container that the kernel killed for lack of memory, for engines that do not tell.
+
+    The kernel counts in the container's cgroup, which disappears just after the container. So a thread waits for the
+    container's first process and reads the count when that process ends.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self.count = 0
+        """The number of killed processes, once the container has ended."""
+        self._thread: threading.Thread | None = None
+        # It may have ended already.
+        with contextlib.suppress(OSError):
+            if pid is not None and (counter := _counter(pid)) is not None:
+                self._thread = threading.Thread(target=self._run, args=(os.pidfd_open(pid), counter), daemon=True)
+                self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the count is known, if it ever will be."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, process: int, counter: Path) -> None:
+        try:
+            # Of any number, where `select` takes none beyond 1023.
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll()
+        finally:
+            os.close(process)
+        with contextlib.suppress(OSError):
+            found = _COUNT.search(counter.read_bytes())
+            self.count = int(found[1]) if found else 0
+
+
+def _counter(pid: int) -> Path | None:
+    """Where the kernel counts for the group of a process; None where that is not to be seen."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return _GROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+        if not controllers and (found := _GROUPS / path.lstrip("/") / "memory.events").exists():
+            return found
+    return None

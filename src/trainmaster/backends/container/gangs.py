@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from trainmaster.backends.container.container_process import KernelKills
 from trainmaster.backends.container.container_spec import KEEP
 from trainmaster.backends.container.engine import Engine, EngineError
-from trainmaster.backends.container.memory import KernelKills
 from trainmaster.protocol.launch import Size
 from trainmaster.protocol.reasons import Reason
 

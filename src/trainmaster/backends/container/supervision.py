@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.container.container_process import AWAY_S, REMOVED, SIGNALS, end_of, followed
+from trainmaster.backends.container.container_process import AWAY_S, REMOVED, SIGNALS, KernelKills, end_of, followed
 from trainmaster.backends.container.container_spec import KEEP, NODE, RUN_DIR
 from trainmaster.backends.container.engine import (
     Engine,
@@ -31,7 +31,6 @@ from trainmaster.backends.container.engine import (
     RefusedByEngineError,
 )
 from trainmaster.backends.container.gangs import Gang
-from trainmaster.backends.container.memory import KernelKills
 from trainmaster.backends.container.secret_files import put_secrets, remove_secrets
 from trainmaster.protocol import environment
 from trainmaster.protocol.memory_file import hand_back

@@ -1,6 +1,6 @@
-"""The containers of a server as the engine last told of them, and the removal of those that have done their work.
+"""The containers of a server: their state as the engine last reported it, and the removal of finished ones.
 
-One thread asks, so that nobody who looks at a job waits for an engine that hangs.
+One thread asks the engine, so that nobody who observes a job waits for an engine that hangs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trainmaster.backends import BackendContext
+from trainmaster.backends.container.container_process import KernelKills
 from trainmaster.backends.container.container_spec import (
     ATTEMPT,
     KEEP,
@@ -29,8 +31,9 @@ from trainmaster.backends.container.engine import (
     EngineAwayError,
     EngineError,
     RefusedByEngineError,
+    engine_of,
 )
-from trainmaster.backends.container.memory import KernelKills
+from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.local import liveness_of
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
@@ -232,3 +235,22 @@ def _has_end(container: Container) -> bool:
         return False
     directory, node = RunDirectory(Path(container.labels[RUN_DIR])), int(container.labels[NODE])
     return directory.is_closed or directory.status(exit_document(node)) is not None
+
+
+_LAST_LOOK_S = 3.0
+"""A server that ends waits for this."""
+
+
+def leaves_anything(context: BackendContext) -> bool:
+    """Whether a server leaves containers, networks or plans to the next one; True if the engine does not answer."""
+    plans = Plans(context.data_dir.absolute() / "workers" / "plans")
+    plans.clear()
+    if plans.are_any:
+        return True
+    engine, label = engine_of(context, timeout_s=_LAST_LOOK_S), f"{RUNS}={context.runs}"
+    try:
+        return bool(engine.containers(label) or engine.networks(label))
+    except EngineError:
+        return True
+    finally:
+        engine.close()

@@ -11,21 +11,21 @@ import json
 import logging
 import os
 import signal
+import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainmaster.backends import CAPABILITIES, BackendContext
 from trainmaster.backends.base import LaunchError, endpoint_on_node
-from trainmaster.backends.local.directory_access import open_passage
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import LOCAL
 from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
 from trainmaster.protocol.request import AttemptRequest, Control
-from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import SEARCH_ONLY, RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
@@ -205,3 +205,46 @@ def kill_worker(directory: RunDirectory, node: int) -> None:
     if claimant and liveness_of(directory, node) is Liveness.ALIVE:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(claimant["pid"]), signal.SIGKILL)
+
+
+# Access of other users of this machine to their files below the server's directories.
+#
+# Jobs that run as users of their own have to pass through directories of the server. These users can neither list nor
+# change such a directory. All its entries are closed before it is opened; whoever creates an entry that users need
+# opens that entry.
+
+_OURS = (
+    *("api-key", "artifacts", "blobs", "cache", "config.toml", "forkserver", "hints.sock", "lock", "port", "runs"),
+    *("secret-key", "server.json", "server.log", "spool", "starting.lock", "workers"),
+    *("trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal"),
+)
+"""The entries of a data directory."""
+_OTHERS = 0o077
+
+
+def open_passage(data_dir: Path, targets: Iterable[Path]) -> None:
+    """Let other users pass through these directories, and through the data directory if it holds any of them.
+
+    A directory that was opened before stays as it is.
+    """
+    wanted = list(targets)
+    if any(data_dir in target.parents for target in wanted):
+        # One that others could look into already may hold more than ours: that is for its owner to close.
+        was_open = bool(stat.S_IMODE(data_dir.stat().st_mode) & _OTHERS)
+        _open(data_dir, [data_dir / name for name in _OURS] if was_open else list(data_dir.iterdir()))
+    for target in wanted:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _open(target, target.iterdir())
+
+
+def _open(directory: Path, inside: Iterable[Path]) -> None:
+    if stat.S_IMODE(directory.stat().st_mode) == SEARCH_ONLY:
+        return
+    for path in inside:
+        # Something may go meanwhile. A link is as closed as what it leads to.
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            mode = stat.S_IMODE(status.st_mode)
+            if mode & _OTHERS and mode != SEARCH_ONLY and not stat.S_ISLNK(status.st_mode):
+                path.chmod(mode & ~_OTHERS)
+    directory.chmod(SEARCH_ONLY)

@@ -1,0 +1,195 @@
+"""Backends that stand in for others: one that is imported when it is first needed, and one that is absent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainmaster.backends.base import Backend, Capabilities, LaunchError
+from trainmaster.protocol.processes import boot_id
+from trainmaster.protocol.request import AttemptRequest, Control
+from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.reports import EngineFacts, Liveness
+from trainmaster.server.core.resources import Node
+
+
+class DeferredBackend:
+    """Makes its backend on first use, and passes every call on to it.
+
+    The first attempt opens the backend, and a marker file records that: the next server opens the backend when it
+    starts, because something may be left to look after. A server that leaves nothing removes the marker.
+
+    Its nodes are those of another backend (`host_backend`), which reports them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capabilities: Capabilities,
+        make: Callable[[], Backend],
+        *,
+        used: Path,
+        leaves_something: Callable[[], bool],
+    ) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self._make = make
+        self._used = used
+        self._leaves_something = leaves_something
+        self._making = threading.Lock()
+        self._backend: Backend | None = None
+        self._opened = False
+
+    def open(self) -> None:
+        """Open it now, where it was used before."""
+        if self._used.exists():
+            self._in_use()
+
+    def close(self) -> None:
+        """Let go of what it has."""
+        if self._backend is not None:
+            self._backend.close()
+        if self._opened and not self._leaves_something():
+            self._used.unlink(missing_ok=True)
+
+    def inventory(self) -> Sequence[Node]:
+        """None of its own."""
+        return ()
+
+    def engine(self) -> EngineFacts | None:
+        """What runs its jobs."""
+        return self._made().engine()
+
+    def render(self, request: AttemptRequest) -> str:
+        """The document for the engine."""
+        return self._made().render(request)
+
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+        """Start the workers of an attempt."""
+        backend = self._in_use()
+        self._used.touch()  # another server of this directory may have taken it away
+        return backend.submit(request, secrets)
+
+    def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+        """What is known of each node's worker."""
+        return self._in_use().observe(request)
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
+        """Where the server reaches a service."""
+        return self._made().endpoint(request, node, host, port)
+
+    def stop(self, request: AttemptRequest, control: Control) -> None:
+        """Pass a control on to the workers."""
+        self._in_use().stop(request, control)
+
+    def kill(self, request: AttemptRequest) -> None:
+        """End workers by force."""
+        self._in_use().kill(request)
+
+    def revoke(self, request: AttemptRequest) -> None:
+        """See to it that nodes which no worker has claimed never run."""
+        self._in_use().revoke(request)
+
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """Kill whatever is left of a node."""
+        self._in_use().sweep(request, node)
+
+    def _made(self) -> Backend:
+        with self._making:
+            if self._backend is None:
+                self._backend = self._make()
+            return self._backend
+
+    def _in_use(self) -> Backend:
+        backend = self._made()
+        with self._making:
+            if not self._opened:
+                self._used.touch()
+                backend.open()
+                self._opened = True
+        return backend
+
+
+_log = logging.getLogger(__name__)
+
+
+class AbsentBackend:
+    """Stands in for a backend that this server lacks but that jobs of an earlier server name.
+
+    It starts nothing and says why; such jobs wait and do not hold up others. Running attempts go on: their files
+    report progress and exit, but whether they are alive is unknown until the machine has rebooted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capabilities: Capabilities,
+        run_directory: Callable[[AttemptRequest], RunDirectory],
+        *,
+        why: str,
+    ) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self._run_directory = run_directory
+        self._why = why
+
+    def open(self) -> None:
+        """There is nothing to get ready."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def inventory(self) -> Sequence[Node]:
+        """None."""
+        return ()
+
+    def engine(self) -> EngineFacts | None:
+        """None."""
+        return None
+
+    def render(self, request: AttemptRequest) -> str:  # noqa: ARG002 - nobody is told
+        """Why there is nothing to be seen."""
+        return self._why
+
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:  # noqa: ARG002 - nothing is started
+        """Start nothing."""
+        raise LaunchError(self._why)
+
+    def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+        """By the claims alone."""
+        return [self._liveness(request, node) for node in range(len(request.nodes))]
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
+        """Nowhere."""
+        return None
+
+    def stop(self, request: AttemptRequest, control: Control) -> None:
+        """Leave the control where the workers look for it."""
+        self._run_directory(request).set_control(control.to_json())
+
+    def kill(self, request: AttemptRequest) -> None:
+        """Nobody is reached, now or at another try."""
+        _log.warning("%s cannot be ended by force: %s", request.attempt_id, self._why)
+
+    def revoke(self, request: AttemptRequest) -> None:
+        """Take every claim that is still free."""
+        directory = self._run_directory(request)
+        for node in range(len(request.nodes)):
+            directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
+
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """Nobody is reached; after another boot nobody is left."""
+        if self._liveness(request, node) is not Liveness.REBOOTED:
+            raise LaunchError(self._why)
+
+    def _liveness(self, request: AttemptRequest, node: int) -> Liveness:
+        claimant = self._run_directory(request).claimant(node)
+        if claimant is None:
+            return Liveness.UNCLAIMED
+        if claimant.get("revoked"):
+            return Liveness.REVOKED
+        return Liveness.REBOOTED if claimant.get("boot_id", boot_id()) != boot_id() else Liveness.UNKNOWN
