@@ -14,8 +14,8 @@ from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.capacity import FRESH_S, Capacity
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.submission_checks import FRESH_S, Capacity
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Gpu, Node, NodeState
 from trainmaster.server.core.spec import parse_submit

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, World
 
-from trainmaster.server.coordinator.runtime_files import load_runtimes
+from trainmaster.server.coordinator.operator_files import load_runtimes
 from trainmaster.server.core.accounts import KeyScope
 
 RUNTIME = """\

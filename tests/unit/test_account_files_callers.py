@@ -62,8 +62,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "beside the check's directory, where only the server can write",
         {"open", "os.open"},
     ),
-    "server/coordinator/runtime_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
-    "server/coordinator/shape_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
+    "server/coordinator/operator_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "protocol/documents.py": (
         "directories of the server's own, and names in directories that account_files has opened",
         {"open", "os.open", "os.fchown", "os.replace", "os.unlink"},

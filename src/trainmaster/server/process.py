@@ -31,14 +31,13 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.assembly import CoordinatorRole
 from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
-from trainmaster.server.coordinator.capacity import Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.operator_files import load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
-from trainmaster.server.coordinator.runtime_files import load_runtimes
-from trainmaster.server.coordinator.shape_files import load_shapes
+from trainmaster.server.coordinator.submission_checks import Capacity
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions, check_webhook

@@ -13,7 +13,7 @@ import pytest
 from model_config import model_config
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
-from trainmaster.server.coordinator.shape_files import ShapeFileError, load_shapes
+from trainmaster.server.coordinator.operator_files import ShapeFileError, load_shapes
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit

@@ -20,8 +20,14 @@ from trainmaster.backends import missing
 from trainmaster.backends.base import Capabilities
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels
-from trainmaster.server.coordinator.capacity import Capacity
-from trainmaster.server.coordinator.submission_checks import Named, accepted, check_backend, check_queue, named_in
+from trainmaster.server.coordinator.submission_checks import (
+    Capacity,
+    Named,
+    accepted,
+    check_backend,
+    check_queue,
+    named_in,
+)
 from trainmaster.server.coordinator.tenants import HERE, Tenants
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core import commands as decide

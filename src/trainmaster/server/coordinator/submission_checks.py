@@ -1,11 +1,15 @@
-"""What a new job needs when it is stored: a backend that can run it, and of its account's what it names, such as a
-queue, a checkpoint, results and files.
-"""
+"""Checks of submissions: the backend, what a request names, the capacity of the cluster, the source of functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
@@ -13,15 +17,18 @@ from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import ContainerWish
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.resources import Needs, Node
 from trainmaster.server.core.retention import best_checkpoint
 from trainmaster.server.core.spec import SubmitJobRequest
 from trainmaster.server.core.training.sources import ModelSource, left_by_job
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.workloads import compile_launch, function_source
 from trainmaster.server.core.workloads.base import initializers_of
 from trainmaster.server.core.workloads.container import KIND as CONTAINER
+from trainmaster.server.core.workloads.function import FunctionSpec
 from trainmaster.server.core.workloads.initializers import InitializerSpec
 from trainmaster.server.core.workloads.trainer import configs_of, is_training, models_from
-from trainmaster.server.store import checkpoints, jobs, queues
+from trainmaster.server.scheduling.shortage import needs_in_words, restored_pool, why_never
+from trainmaster.server.store import checkpoints, jobs, nodes, queues
 from trainmaster.server.store.scope import Scope
 
 
@@ -142,3 +149,105 @@ def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint
     if not job.resumes_from_best:
         return named
     return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named
+
+
+WAITING_FIELD = "scheduling_config.allow_waiting_for_nodes"
+FRESH_S = 10.0
+"""How long the nodes that were read are used: reading thousands of them for every job would take too long."""
+_EVERYTHING = Scope.everything()
+
+
+class Capacity:
+    """Refuses jobs that the known nodes could never hold, as of the last read of the nodes. Not thread-safe."""
+
+    def __init__(self, *, autoscaling: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        """With `autoscaling`, nodes are added for jobs that wait, so that no request is refused."""
+        self._autoscaling = autoscaling
+        self._clock = clock
+        self._remember([])
+
+    def require(self, connection: Connection, job: Job) -> None:
+        """See that some nodes could hold a job if nothing else ran; drained and offline nodes count.
+
+        Free disk space does not, as it changes. While a backend has no known nodes, nothing is refused.
+
+        Raises:
+            RefusedError: none could; the message says what comes nearest.
+        """
+        if self._autoscaling or job.waits_for_nodes:
+            return
+        needs = replace(job.needs, storage_mb=0) if job.needs.storage_mb else job.needs
+        if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs):
+            return
+        # Nodes may have come or gone since the last look.
+        self._remember(nodes.all(connection, _EVERYTHING))
+        here = [node for node in self._nodes if node.backend == job.host_backend]
+        if not here or self._could_hold(job.host_backend, needs):
+            return
+        why, _ = why_never(needs, here, job.host_backend)
+        wanted = needs_in_words(needs, self._pool.wish(job.host_backend, needs).gpus)
+        message = (
+            f"no node could ever hold {wanted}: {why}. Ask for less; or, if such nodes will be added, set "
+            f"{WAITING_FIELD} to true, and the job waits for them"
+        )
+        raise RefusedError.because([Problem(field="resource_config", message=message)])
+
+    def _remember(self, found: Sequence[Node]) -> None:
+        self._nodes = found
+        self._looked_at = self._clock()
+        self._pool = restored_pool(found)
+
+    def _could_hold(self, backend: str, needs: Needs) -> bool:
+        return self._pool.wish(backend, needs).possible
+
+
+SOURCE_CHECKS_AT_ONCE = 2
+"""Processes of all accounts; one account has one at a time, so that it cannot keep others waiting."""
+SOURCE_CHECK_TIMEOUT_S = 30.0
+"""For a process that gets no CPU. One that computes ends by its own limit, long before."""
+TOO_MUCH = "takes too much time or memory to parse; put most of it into files that you ship with the job"
+
+
+class SourceChecks:
+    """Checks the source of submitted functions in a process with limits (`core.workloads.function_source`).
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(SOURCE_CHECKS_AT_ONCE)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def check(self, request: SubmitJobRequest, account_id: str) -> None:
+        """Return if a request has no function, or one whose source is fine.
+
+        Raises:
+            SpecError: the source is not Python, does not define the function, or costs too much to parse.
+        """
+        spec = request.workload
+        if not isinstance(spec, FunctionSpec):
+            return
+        turn = self._turns.setdefault(account_id, asyncio.Lock())
+        async with turn, self._slots:
+            problem = await asyncio.to_thread(_problem_of, spec)
+        if problem is not None:
+            raise SpecError([Problem(field="workload.source", message=problem)])
+
+
+def _problem_of(spec: FunctionSpec) -> str | None:
+    # The Python of an image may be newer than the server's.
+    asked = {"source": spec.source, "name": spec.name, "newer_python": spec.image is not None}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", function_source.__file__],
+            input=json.dumps(asked).encode(),
+            capture_output=True,
+            env={},
+            cwd="/",
+            timeout=SOURCE_CHECK_TIMEOUT_S,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return TOO_MUCH
+    problem: str | None = json.loads(done.stdout)
+    return problem

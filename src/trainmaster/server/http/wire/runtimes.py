@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from trainmaster.server.coordinator.runtime_files import RuntimeDocument, RuntimeFiles
+from trainmaster.server.coordinator.operator_files import RuntimeDocument, RuntimeFiles
 from trainmaster.server.http.envelope import Wire
 
 

@@ -1,8 +1,4 @@
-"""The training runtimes that an operator put beside the server: YAML files in the shape of Kubeflow's.
-
-The server hands them out as they are, and decides nothing by them: clients read them. So they are looked at when they
-are asked for, a new file counts at once, and a broken one is told to whoever asks instead of keeping the server down.
-"""
+"""YAML files of the operator: training runtimes, read on request, and training shapes, read when the server starts."""
 
 from __future__ import annotations
 
@@ -12,8 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.plain_yaml import parse_yaml_documents
-from trainmaster.server.core.errors import NotFoundError
+from trainmaster.plain_yaml import YamlError, parse_yaml, parse_yaml_documents
+from trainmaster.server.core.errors import NotFoundError, SpecError
+from trainmaster.server.core.shapes import Shape, Shapes
+from trainmaster.server.core.spec import parse
+
+# Training runtimes: YAML files in the format of Kubeflow's.
+#
+# Clients interpret them; the server only returns them. So it reads them on request: a new file counts at once, and a
+# broken one is reported to whoever asks instead of keeping the server down.
 
 SUFFIXES = (".yaml", ".yml")
 KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
@@ -100,3 +103,43 @@ def _runtime(document: Any, file: str) -> RuntimeDocument | None:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot be written as JSON: {error}") from error
     return RuntimeDocument(name=name, kind=kind, file=file, document=plain)
+
+
+# Training shapes: one YAML file each.
+
+
+class ShapeFileError(ValueError):
+    """A file is no training shape; the message says why."""
+
+
+def load_shapes(directory: Path) -> Shapes:
+    """The shapes of a directory beside the built-in ones; one that is not there has none.
+
+    Raises:
+        ShapeFileError: files are no shapes; what is wrong, line by line.
+    """
+    files = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES) if directory.is_dir() else []
+    found: dict[str, Shape] = {}
+    problems: list[str] = []
+    for path in files:
+        try:
+            shape = parse(Shape, _document(path))
+            if shape.name in found:
+                problems.append(f"{path}: name: another file has a shape {shape.name} already")
+            found[shape.name] = shape
+        except SpecError as error:
+            problems += [f"{path}: {problem.field}: {problem.message}" for problem in error.problems]
+        except (OSError, ValueError) as error:
+            problems.append(f"{path}: {error}")
+    if problems:
+        raise ShapeFileError("\n".join(problems))
+    return Shapes(tuple(found.values()))
+
+
+def _document(path: Path) -> Any:
+    """The document of a file; a shape that has no name of its own has the file's."""
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    except YamlError as error:
+        raise ValueError(str(error)) from error
+    return {"name": path.stem, **document} if isinstance(document, dict) else document
