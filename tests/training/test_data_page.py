@@ -14,7 +14,7 @@ from trainmaster.server.core.spec import parse
 from trainmaster.server.core.spec.data import DataConfig, FilterOp
 from trainmaster.training.data.config import Filter
 from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
-from trainmaster.training.data.row_filter import predicate
+from trainmaster.training.data.row_selection import predicate
 from trainmaster.training.data_check import check
 from trainmaster.training.fetching import Access
 

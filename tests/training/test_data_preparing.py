@@ -17,7 +17,7 @@ import pytest
 from data_tokenizer import GENERATION, PLAIN, make_tokenizer, shown
 from trainmaster.jobs import inputs, report
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.training import data_check, progress, steps
+from trainmaster.training import data_check, steps
 from trainmaster.training import prepare as preparing
 from trainmaster.training.data import dataset, load
 from trainmaster.training.fetching import Access
@@ -577,4 +577,4 @@ def test_check_reads_no_more_than_it_has_to(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_sizes_are_shown_for_people() -> None:
-    assert progress.size_text(3_200_000_000_000) == "3.2 TB"
+    assert steps.size_text(3_200_000_000_000) == "3.2 TB"

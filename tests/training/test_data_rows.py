@@ -19,7 +19,7 @@ import pytest
 
 from trainmaster.training.data import formats
 from trainmaster.training.data.config import Filter, LocalSource, Sampling, Source
-from trainmaster.training.data.row_order import select
+from trainmaster.training.data.row_selection import select
 from trainmaster.training.data.rows import Tally, rows_of, write_rows
 from trainmaster.training.errors import InputError, RowError
 

@@ -13,9 +13,8 @@ from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
 from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.server.core.workloads.trainer import training_text
-from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared
+from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared, parsed
 from trainmaster.training.recipes import RECIPES
-from trainmaster.training.values import parsed
 
 REQUEST: dict[str, Any] = {
     "name": "tune",

@@ -20,7 +20,7 @@ from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import objects
 from trainmaster.training import initializer as initializing
 from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.training.fetching import Access, cache, hub, roles, s3
+from trainmaster.training.fetching import Access, cache, hub, s3
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 PIECE = 8 << 20
@@ -74,10 +74,10 @@ def test_request_for_a_role_is_signed_as_the_service_expects(monkeypatch: pytest
     moment = datetime(2026, 3, 4, 5, 6, 7)  # noqa: DTZ001
     # What botocore makes of the same.
     signature = "0506b860a7aa48820aa2dbd80ff0f6ae2671b3af3ee96ceb856c78d9baed3329"
-    assert signature in roles.signed("https://sts.eu-west-1.amazonaws.com/", body, moment)["authorization"]
+    assert signature in s3.signed("https://sts.eu-west-1.amazonaws.com/", body, moment)["authorization"]
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-session-token")
     signature = "65cfc7aeb52568f2acbe6bb4ada569dc1752fb5528aafc7dc09c06519186d344"
-    assert signature in roles.signed("https://sts.eu-west-1.amazonaws.com/", body, moment)["authorization"]
+    assert signature in s3.signed("https://sts.eu-west-1.amazonaws.com/", body, moment)["authorization"]
 
 
 def test_objects_are_read_with_the_keys_of_a_role(
@@ -91,20 +91,20 @@ def test_objects_are_read_with_the_keys_of_a_role(
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts["url"])
     with pytest.raises(CredentialsError):
         s3.directory(s3_root, access)
-    assuming = replace(access, s3_credentials=roles.assumed(ROLE, "ask"))
+    assuming = replace(access, s3_credentials=s3.assumed(ROLE, "ask"))
     assert (s3.directory(s3_root, assuming) / "a.txt").read_bytes() == b"content"
     (form, authorization), *_ = sts["asked"]
     assert form["RoleArn"] == [ROLE]
     assert "Credential=asker/" in authorization
     sts["status"] = 403
     with pytest.raises(CredentialsError, match="cannot be assumed: AccessDenied: not you; ask"):
-        roles.assumed(ROLE, "ask")
+        s3.assumed(ROLE, "ask")
     sts["status"] = 503
     with pytest.raises(UnavailableError, match="answers 503"):
-        roles.assumed(ROLE, "ask")
+        s3.assumed(ROLE, "ask")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(InputError, match="there are none; ask"):
-        roles.assumed(ROLE, "ask")
+        s3.assumed(ROLE, "ask")
 
 
 def test_object_that_broke_off_goes_on_where_it_was(

@@ -13,8 +13,8 @@ from tiny_model import document as as_json
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.masking_utils import flash_attention_mask
 
-from trainmaster.training.attention import PACKED, PackedAttention, prefer_packed_attention
 from trainmaster.training.document import Document
+from trainmaster.training.models import PACKED, PackedAttention, prefer_packed_attention
 
 LENGTHS = (5, 1, 9, 17)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are for GPUs")

@@ -10,7 +10,7 @@ import pytest
 
 TAKES = """
 import sys
-from trainmaster.training.tables.limits import limit
+from trainmaster.training.tables.table_reader import limit
 
 limit(None, sys.argv[1] or None)
 import pyarrow as pa
@@ -26,7 +26,7 @@ print("held")
 
 COUNTS = """
 import os, sys
-from trainmaster.training.tables.limits import limit
+from trainmaster.training.tables.table_reader import limit
 
 limit(sys.argv[1], None)
 import pyarrow as pa

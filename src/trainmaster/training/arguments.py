@@ -13,8 +13,7 @@ from trl import SFTConfig
 
 from trainmaster.server.core.training.options import CONFIG, DISTRIBUTED, refused_options
 from trainmaster.server.core.training.types import FrameworkType
-from trainmaster.training.document import Document, DocumentError, Prepared
-from trainmaster.training.values import parsed
+from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 
 _SHARED = (
     "learning_rate",

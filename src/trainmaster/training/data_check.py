@@ -217,7 +217,7 @@ def _encode(
     answer["untrained"] += not any(sample.trained for sample in samples)
     if len(answer["samples"]) >= limit:
         return
-    from trainmaster.training.data.row_preview import explain_row
+    from trainmaster.training.data.encoder import explain_row
 
     shown = explain_row(view.encoder, view.tokenizer, row, origin)
     answer["samples"].append(

@@ -7,6 +7,7 @@ between our own parts, or a file that somebody changed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -220,3 +221,26 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
 def _known(kind: type[_T], values: Mapping[str, Any]) -> _T:
     names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in _present(values).items() if name in names})
+
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def parsed(text: str) -> Any:
+    """A number, truth value, list, object or null where the text is one; else the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return _number(text)
+    return value if not isinstance(value, float) or math.isfinite(value) else text
+
+
+def _number(text: str) -> Any:
+    # JSON has no `1.` and no `.5`, which people write.
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text

@@ -1,18 +1,170 @@
-"""The result of a training: a directory that others can load, whole or not there at all."""
+"""The result of a training: exported as a directory that others can load, and published where the job asks for it.
+
+A job can name a place of its own: a directory of the server, or a prefix on an object store. What was there before is
+replaced if an earlier training left it, and is never touched otherwise. Readers see the old result, none, or the new
+one: a directory gets its name when it is complete, and a prefix gets its `config.json` last, without which nobody takes
+it for a model.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from trainmaster.training import models, publish
-from trainmaster.training.document import Document, Prepared
+from trainmaster.jobs import objects
+from trainmaster.jobs.fsync import flush_path, flush_tree
+from trainmaster.protocol import environment
+from trainmaster.training import models
+from trainmaster.training.document import Document, DocumentError, Prepared
+from trainmaster.training.errors import CredentialsError, UnavailableError
 from trainmaster.training.states import plain_name
+
+RECORD = "trainmaster.json"
+"""In a result: which files belong to it."""
+_LAST = ("config.json", "adapter_config.json", RECORD)
+_FIELD = "output_config.output_path"
+_DRAFT = ".export-"
+
+
+def destination(document: Document) -> str | None:
+    """Where the job wants a copy of its result: at `output_path`, or below it by the result's name.
+
+    Raises:
+        DocumentError: this job may not write there, or there is something else.
+        PreparingError: the object store does not answer, or refuses the credentials.
+    """
+    path = document.output.output_path
+    if path is None:
+        return None
+    path = path.removeprefix("file://")
+    if document.output.output_model_name:
+        path = f"{path.rstrip('/')}/{document.output.output_model_name}"
+    if path.startswith(objects.S3_SCHEME):
+        with _reached():
+            _earlier_objects(objects.open_place(path))
+        return path
+    place = Path(path).resolve()
+    roots = [Path(root).resolve() for root in os.environ.get(environment.DATA_ROOTS, "").split(os.pathsep) if root]
+    if not any(place.is_relative_to(root) for root in roots):
+        raise DocumentError(f"{_FIELD}: {place} does not lie below a data root of this server")
+    _require_replaceable(place)
+    return str(place)
+
+
+def record(directory: Path) -> None:
+    """Write down in a result which files it consists of."""
+    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    (directory / RECORD).write_text(_record_of(files))
+
+
+def publish(result: Path, wanted: str) -> None:
+    """Copy a result to its destination.
+
+    Raises: as `destination`.
+    """
+    if wanted.startswith(objects.S3_SCHEME):
+        with _reached():
+            _upload(result, objects.open_place(wanted))
+        return
+    target = Path(wanted)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with drafting(target.parent) as draft:
+        shutil.copytree(result, draft)
+        _require_replaceable(target)
+        place(draft, target)
+
+
+@contextlib.contextmanager
+def drafting(parent: Path) -> Iterator[Path]:
+    """Where a directory can be made beside its place. What a killed attempt left of one is removed."""
+    name = f"{_DRAFT}{os.environ.get(environment.JOB_ID, 'local')}"
+    shutil.rmtree(parent / name, ignore_errors=True)
+    (parent / name).mkdir()
+    try:
+        yield parent / name / "new"
+    finally:
+        shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def place(draft: Path, target: Path) -> None:
+    """Make a finished directory the one at `target`: readers see the old one, none, or the new one, never a part."""
+    flush_tree(draft)
+    if target.exists():
+        os.rename(target, draft.with_name("old"))
+    os.rename(draft, target)
+    flush_path(target.parent)
+
+
+def _require_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise DocumentError(f"{_FIELD}: {target} is a file; name a directory")
+    found = [
+        path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir() or path.is_symlink()
+    ]
+    text = (target / RECORD).read_text() if (target / RECORD).is_file() else None
+    _require_of_a_result(found, text, str(target))
+
+
+def _earlier_objects(place: objects.Place) -> list[str]:
+    """The keys of an earlier result there."""
+    keys = [meta["path"] for meta in objects.listing(place, place.key)]
+    text = objects.get(place, place.below(RECORD))[0].decode() if place.below(RECORD) in keys else None
+    _require_of_a_result([key.removeprefix(place.below("")).strip("/") for key in keys], text, place.uri)
+    return keys
+
+
+def _require_of_a_result(found: Collection[str], text: str | None, shown: str) -> None:
+    """Refuse to replace anything but what an earlier training left, by its own record."""
+    try:
+        ours = {RECORD, *json.loads(text)["files"]} if text is not None else set()
+    except (KeyError, TypeError, ValueError):
+        ours = set()
+    if foreign := sorted(set(found) - ours):
+        raise DocumentError(
+            f"{_FIELD}: {shown} holds {foreign[0]}, which no training left there, and would be replaced; name a place "
+            "where nothing is, or put the result below it with output_config.output_model_name"
+        )
+
+
+def _upload(result: Path, place: objects.Place) -> None:
+    earlier = _earlier_objects(place)
+    files = {path: place.below(path.relative_to(result).as_posix()) for path in result.rglob("*") if path.is_file()}
+    # From here on it is ours, whole or not: another attempt may replace it.
+    names = [key.removeprefix(place.below("")).strip("/") for key in {*earlier, *files.values()}]
+    objects.put(place, place.below(RECORD), _record_of(sorted(names)).encode())
+    objects.delete(place, [key for key in earlier if key != place.below(RECORD)])
+    objects.send_all(place, {path: key for path, key in files.items() if path.name not in _LAST})
+    for name in _LAST:
+        if (result / name).is_file():
+            objects.send_all(place, {result / name: place.below(name)})
+
+
+def _record_of(files: list[str]) -> str:
+    return json.dumps({"files": files}, indent=1) + "\n"
+
+
+@contextlib.contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        yield
+    except objects.AccessRefusedError as error:
+        advice = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
+        raise CredentialsError(f"{_FIELD}: {error}; {advice}") from error
+    except objects.ObjectStoreError as error:
+        raise UnavailableError(f"{_FIELD}: {error}") from error
+    except ImportError as error:
+        raise DocumentError(f"{_FIELD}: {error}") from error
+
 
 RESULT = "model"
 """The name of the result in the job's output."""
@@ -63,13 +215,13 @@ def export(
         PreparingError: the object store does not answer, or refuses the credentials.
     """
     result = output_dir / RESULT
-    with publish.drafting(output_dir) as draft:
+    with drafting(output_dir) as draft:
         _write(document, prepared, model, tokenizer, draft, state)
-        publish.record(draft)
-        publish.place(draft, result)
-    if (wanted := publish.destination(document)) is None:
+        record(draft)
+        place(draft, result)
+    if (wanted := destination(document)) is None:
         return str(result)
-    publish.publish(result, wanted)
+    publish(result, wanted)
     return wanted
 
 

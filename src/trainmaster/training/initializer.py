@@ -26,7 +26,7 @@ from trainmaster.training import steps
 from trainmaster.training.errors import InputError, PreparingError, UnavailableError
 from trainmaster.training.fetching.access import Access, Remedies
 from trainmaster.training.fetching.cache import Cache
-from trainmaster.training.progress import Progress, Tell, doing, note, size_text
+from trainmaster.training.steps import Progress, Tell, doing, note, size_text
 
 BACK_OFF_S = (2.0, 10.0, 30.0)
 """Before each further try; the clients below try again by themselves before that."""
@@ -105,7 +105,7 @@ def in_role(spec: Mapping[str, Any], access: Access) -> Access:
     role = spec.get("role_arn") or spec.get("iam_role")
     if not role:
         return access
-    from trainmaster.training.fetching.roles import assumed
+    from trainmaster.training.fetching.s3 import assumed
 
     return replace(access, s3_credentials=assumed(role, access.remedies.s3_keys))
 
@@ -132,7 +132,7 @@ def _fetch(part: str, spec: Mapping[str, Any], access: Access, tell: Tell) -> Fi
 
         return _files_below(patiently(lambda: s3.directory(uri, in_role(spec, access), tell, ignored=ignored)))
     from trainmaster.training.tables import sharded
-    from trainmaster.training.tables.gang import Gang
+    from trainmaster.training.tables.shard_processes import Gang
 
     gang = Gang.of_environment()
     with gang.leading() if gang else contextlib.nullcontext():

@@ -26,7 +26,7 @@ from trainmaster.training.fetching import Access, fetch_model, fetch_sources, fe
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
 from trainmaster.training.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.training.fetching.models import ADAPTER_MARK, adapter_error
-from trainmaster.training.progress import Progress, note, say
+from trainmaster.training.steps import Progress, note, say
 
 _FORM = 3
 """Of what is kept: another number, and nothing that is kept is taken any more."""

@@ -20,7 +20,7 @@ class Recipe:
     """How one training type is done."""
 
     module: str
-    """Has `build(document, prepared, recipe, *, scratch, world_size)`; imported when it is needed."""
+    """Has `build(document, prepared, *, adapter, scratch, world_size)`; imported when it is needed."""
     adapter: bool = False
     """An adapter is trained beside the base model, whose own weights stay."""
 
@@ -31,7 +31,9 @@ class Recipe:
             DocumentError: the training cannot be set up as it was asked for.
         """
         module = importlib.import_module(self.module)
-        trainer: Checkpointing = module.build(document, prepared, self, scratch=scratch, world_size=world_size)
+        trainer: Checkpointing = module.build(
+            document, prepared, adapter=self.adapter, scratch=scratch, world_size=world_size
+        )
         return trainer
 
 

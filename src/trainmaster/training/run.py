@@ -13,11 +13,10 @@ from transformers import PrinterCallback
 from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
-from trainmaster.training import export, publish, resume
+from trainmaster.training import export, resume
 from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, Prepared
-from trainmaster.training.flops import token_cost
-from trainmaster.training.progress_report import Reporting
+from trainmaster.training.progress_report import Reporting, token_cost
 from trainmaster.training.recipes import recipe_for
 from trainmaster.training.session import Session, Stopped
 
@@ -33,7 +32,7 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-    publish.destination(document)  # where it may not lead is better known before than after
+    export.destination(document)  # where it may not lead is better known before than after
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if report.rank() == 0:
         print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one

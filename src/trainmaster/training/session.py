@@ -1,24 +1,60 @@
-"""What a training is connected to: the ranks beside it, the server, its checkpoints, and where it goes on from."""
+"""One rank's connections during a training: the other ranks, the server, its checkpoints and the copies of them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
+from trainmaster.jobs.checkpoint_retention import to_remove
 from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver
 from trainmaster.jobs.control_file import Stop
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.jobs.roots import open_checkpoint
+from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.stop_requests import Wishes
-from trainmaster.training.checkpoint_copies import NodeCopies
+from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
 from trainmaster.training.progress_report import Reporting, told
 from trainmaster.training.resume import Resumed
+
+
+class NodeCopies:
+    """Copies every checkpoint for each further node, where a job wants all nodes to save.
+
+    The first rank of each node but the first commits copies below `node-<index>`. They are not registered.
+    """
+
+    def __init__(self, root: Root, reporter: Reporter, *, keep: int) -> None:
+        self._root = root
+        self._reporter = reporter
+        self._keep = keep
+        self._node = int(os.environ.get(environment.NODE, "0"))
+        self._copies = self._node > 0 and os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def make(self, rel_path: str) -> None:
+        """Copy a committed checkpoint, if that is this rank's part."""
+        manifest = self._root.manifest(rel_path) if self._copies else None
+        if manifest is None:
+            return
+        home = f"node-{self._node}"
+        target = f"{home}/{rel_path}"
+        made = self._root.draft(
+            target, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=manifest.size_bytes
+        )
+        with made as draft, self._root.fetch(rel_path, verify=False) as source:
+            for file in manifest.files:
+                (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / file.path, draft / file.path)
+            self._root.commit(draft, target, manifest, check_owner=self._reporter.require_ownership)
+        for old in to_remove(self._root.committed(home), limit=self._keep):
+            self._root.remove(old)
+
 
 KIND = "trainer"
 """What makes these checkpoints, as their manifests say."""

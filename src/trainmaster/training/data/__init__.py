@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["build", "explain_row", "load"]
 
-_HOME = {"build": "dataset", "explain_row": "row_preview", "load": "script_rows"}
+_HOME = {"build": "dataset", "explain_row": "encoder", "load": "script_rows"}
 
 
 def __getattr__(name: str) -> Any:

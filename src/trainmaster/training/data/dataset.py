@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.training.data.config import DataConfig, LocalSource
 from trainmaster.training.data.encoder import Encoder, Sample
-from trainmaster.training.data.row_order import Indices, select
+from trainmaster.training.data.row_selection import Indices, select
 from trainmaster.training.data.rows import Tally, origin_of, write_rows
 from trainmaster.training.errors import InputError
-from trainmaster.training.progress import Tell, tell_nobody
+from trainmaster.training.steps import Tell, tell_nobody
 
 if TYPE_CHECKING:
     from datasets import Dataset

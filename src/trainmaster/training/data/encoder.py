@@ -1,4 +1,4 @@
-"""Rows as token sequences, with the positions that are trained on."""
+"""Rows as token sequences, with the positions that are trained on, and a preview of them for users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from trainmaster.server.core.training.options import refused_fields
 from trainmaster.training.data.config import CONTINUED_PRETRAIN, DataConfig
 from trainmaster.training.data.shapes import Chat, Pair, Plain, Shape, shape_of
-from trainmaster.training.data.templates import ChatRenderer, Rendered
+from trainmaster.training.data.tokenizers import ChatRenderer, Rendered
 from trainmaster.training.errors import InputError, Origin, RowError
 
 
@@ -184,3 +184,60 @@ def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
 def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
     """The token of the first of these characters that has one."""
     return next((token for place in places if (token := encoded.char_to_token(index, place)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Tokens in a row that are all trained on, or all not."""
+
+    text: str
+    tokens: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """One row as it will be trained on."""
+
+    shape: str
+    """`messages`, `prompt and completion` or `text`."""
+    input_ids: list[int]
+    tokens: list[str]
+    """Each token as text."""
+    trained: list[bool]
+    segments: list[Segment]
+    samples: int
+    """How many sequences the row becomes; more than one where a long document is parted. Shown is the first."""
+    full_length: int
+    """Tokens before the end was cut off."""
+
+
+def explain_row(encoder: Encoder, tokenizer: Any, row: Mapping[str, Any], origin: Origin) -> Explained:
+    """Encode one row as a training would, and show what comes out.
+
+    Raises:
+        InputError: something is wrong with the row.
+    """
+    samples = encoder.encode([row], [origin])[0]
+    first = samples[0]
+    trained = [bool(mark) for mark in first.mask]
+    shape = encoder.shape(row, origin)
+    return Explained(
+        shape="messages" if isinstance(shape, Chat) else "prompt and completion" if isinstance(shape, Pair) else "text",
+        input_ids=first.input_ids,
+        tokens=[tokenizer.decode([token]) for token in first.input_ids],
+        trained=trained,
+        segments=_segments(first.input_ids, trained, tokenizer),
+        samples=len(samples),
+        full_length=first.full_length,
+    )
+
+
+def _segments(input_ids: list[int], trained: list[bool], tokenizer: Any) -> list[Segment]:
+    segments, start = [], 0
+    for end in range(1, len(trained) + 1):
+        if end == len(trained) or trained[end] != trained[start]:
+            text = tokenizer.decode(input_ids[start:end])
+            segments.append(Segment(text=text, tokens=end - start, trained=trained[start]))
+            start = end
+    return segments

@@ -281,7 +281,7 @@ def _parsed(text: str, number: int) -> Any:
 
 
 def _object(value: Any, number: int) -> Mapping[str, Any]:
-    from trainmaster.training.data.row_filter import kind_of
+    from trainmaster.training.data.row_selection import kind_of
 
     if not isinstance(value, dict):
         raise FileError(f'holds {kind_of(value)}; expected an object, such as {{"text": "..."}}', number=number)

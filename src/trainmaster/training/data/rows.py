@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from trainmaster.training.data import formats
 from trainmaster.training.data.config import LocalSource, Part, Source
-from trainmaster.training.data.row_filter import MISSING, FilterError, predicate, value_at
+from trainmaster.training.data.row_selection import MISSING, FilterError, predicate, value_at
 from trainmaster.training.errors import InputError, Origin, RowError
-from trainmaster.training.progress import Tell, tell_nobody
+from trainmaster.training.steps import Tell, tell_nobody
 
 SCHEMA = pa.schema([("row", pa.large_string()), ("source", pa.int32()), ("file", pa.int32()), ("number", pa.int64())])
 _WRITE_ROWS = 1000

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from trainmaster.jobs import inputs
 from trainmaster.training.data.config import DataConfig, LocalSource
-from trainmaster.training.data.row_order import Indices, select
+from trainmaster.training.data.row_selection import Indices, select
 from trainmaster.training.data.rows import write_rows
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, emptied, key_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.training.data.row_filter import MISSING, kind_of, value_at
+from trainmaster.training.data.row_selection import MISSING, kind_of, value_at
 from trainmaster.training.errors import Origin, RowError
 
 ASSISTANT = "assistant"

@@ -11,7 +11,7 @@ from trainmaster.training.data.config import DataConfig, LocalSource
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.models import fetch_config, fetch_model, fetch_tokenizer, left_to_the_script
 from trainmaster.training.fetching.sources import fetch_source
-from trainmaster.training.progress import Progress, note, size_text
+from trainmaster.training.steps import Progress, note, size_text
 
 __all__ = [
     "Access",

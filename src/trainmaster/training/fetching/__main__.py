@@ -16,7 +16,7 @@ from trainmaster.training.fetching import (
     tell_model,
 )
 from trainmaster.training.fetching.cache import Cache
-from trainmaster.training.progress import Progress
+from trainmaster.training.steps import Progress
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.jobs.fsync import flush_path, flush_tree
-from trainmaster.training.progress import say
+from trainmaster.training.steps import say
 
 _LOOK_AGAIN_S = 0.2
 _TELL_EVERY_S = 30.0

@@ -29,7 +29,7 @@ from trainmaster.server.core.training.sources import scheme_of
 from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
-from trainmaster.training.progress import Tell, tell_nobody
+from trainmaster.training.steps import Tell, tell_nobody
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
 """Before each further try."""

@@ -10,11 +10,10 @@ from trainmaster.server.core.training.sources import SOURCE_TYPES, fixed_part, s
 from trainmaster.training.data.config import LocalSource, Source
 from trainmaster.training.data.formats import BEGINNING_SUFFICES, format_of
 from trainmaster.training.errors import InputError
-from trainmaster.training.fetching import files
-from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.access import Access, local_files
 from trainmaster.training.fetching.cache import Fetched
 from trainmaster.training.fetching.file_choice import CARD, card_data, choose, choose_file, choose_from_hub
-from trainmaster.training.progress import Tell, tell_nobody
+from trainmaster.training.steps import Tell, tell_nobody
 
 if TYPE_CHECKING:
     from trainmaster.training.fetching import http
@@ -56,7 +55,7 @@ def _scheme(source: Source) -> str:
 
 
 def _from_files(source: Source, access: Access) -> LocalSource:
-    found = files.local_files(source.path, access)
+    found = local_files(source.path, access)
     if found.itself:
         chosen = choose_file(found.paths[0].name, source.path, format=source.format, split=source.split)
         return LocalSource(

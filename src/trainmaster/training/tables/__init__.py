@@ -1,7 +1,7 @@
 """Iceberg tables as columnar shards on local disk: made once for a snapshot, shared by all jobs of the account.
 
 The shards are Arrow files with about as many rows each. Each is written by a process of its own, one of this step's
-(`processes`) or one of a gang that runs beside it (`gang`); what was written stays when another fails.
+or one of a gang that runs beside it (`shard_processes`); what was written stays when another fails.
 `trainmaster.jobs.data_cache` gives ranks their share of them.
 """
 
@@ -15,11 +15,9 @@ from typing import Any
 from trainmaster.jobs.data_cache import TABLE_FILE
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, write_whole
-from trainmaster.training.progress import Tell, say
-from trainmaster.training.tables.gang import Gang
-from trainmaster.training.tables.limits import limit
-from trainmaster.training.tables.processes import written_by_processes
-from trainmaster.training.tables.table_reader import PART_SUFFIX, Source, files_of, rows_in, shard_names
+from trainmaster.training.steps import Tell, say
+from trainmaster.training.tables.shard_processes import Gang, written_by_processes
+from trainmaster.training.tables.table_reader import PART_SUFFIX, Source, files_of, limit, rows_in, shard_names
 
 KIND = "tables"
 """Of the cache's entries."""

@@ -16,9 +16,8 @@ from trainmaster.training import initializer, steps
 from trainmaster.training.errors import InputError
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables import KIND
-from trainmaster.training.tables.gang import LOOK_S, Gang, Work
-from trainmaster.training.tables.limits import limit
-from trainmaster.training.tables.table_reader import Source, shard_names, write_shard
+from trainmaster.training.tables.shard_processes import LOOK_S, Gang, Work
+from trainmaster.training.tables.table_reader import Source, limit, shard_names, write_shard
 
 _PART = "dataset"
 

@@ -1,23 +1,39 @@
-"""Reading a table of Iceberg: its metadata, which shards it makes, and the rows of one of them."""
+"""Reading an Iceberg table: its metadata, its shards and their rows, within limits of memory and threads."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from trainmaster.server.core.resources import quantity
 from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
-from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.access import Access, local_path
 from trainmaster.training.fetching.cache import key_of
-from trainmaster.training.fetching.files import local_path
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyiceberg.table import FileScanTask, StaticTable
     from pyiceberg.table.snapshots import Snapshot
+
+
+def limit(cpu: str | None, memory: str | None) -> None:
+    """Hold this process to a number of threads and to an amount of memory, where they are given."""
+    if cpu is not None:
+        import pyarrow as pa
+
+        threads = max(1, math.ceil(quantity(cpu)))
+        pa.set_cpu_count(threads)
+        pa.set_io_thread_count(threads)
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = most if memory is None else int(quantity(memory))  # what was inherited is another process's
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if most < 0 else min(wanted, most), most))
+
 
 PART_SUFFIX = ".part"
 """Ends the name of a shard that somebody is writing, or was."""

@@ -1,9 +1,10 @@
-"""Shards that a gang writes: processes beside the head's own, on the same files, which somebody else has started.
+"""The processes that write a table's shards: children of this one, or a gang that runs beside it.
 
-They meet in the directory that TRAINMASTER_GANG_DIR names. The head leaves `gang.json` there once it knows which shards
-are missing, and holds the entry's lock until all of them are there; a writer waits for it, and leaves a shard, or why
-there is none. Each holds a lock on a file of its own, which the kernel takes from a process that dies, so that nobody
-waits for one that is gone. No credentials pass between them: each has its own, and assumes a role by itself.
+A gang's members are started by others and share the files. They meet in the directory that TRAINMASTER_GANG_DIR names.
+The head leaves `gang.json` there once it knows which shards are missing, and holds the entry's lock until all of them
+exist; a writer waits for it, and leaves a shard, or the reason why there is none. Each holds a lock on a file of its
+own, which the kernel releases when the process dies, so that nobody waits for a dead one. No credentials pass between
+them: each has its own, and assumes a role by itself.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +26,40 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
 from trainmaster.training.errors import PreparingError
 from trainmaster.training.fetching.cache import write_whole
+from trainmaster.training.tables.table_reader import Source, limit, write_shard
+
+
+def written_by_processes(source: Source, spec: Mapping[str, Any], missing: Mapping[int, Path]) -> Iterator[int]:
+    """Write shards; each one's number, once it is there.
+
+    Raises:
+        RuntimeError: a process was killed.
+    """
+    if not missing:
+        return
+    count, size = spec["num_data_nodes"], (spec["worker_cpu"], spec["worker_mem"])
+    # A fresh process for each: threads of the libraries do not survive a fork, and limits are for one shard.
+    pool = ProcessPoolExecutor(
+        min(len(missing), len(os.sched_getaffinity(0))), multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
+    try:
+        futures = {pool.submit(_write, source, index, count, path, size): index for index, path in missing.items()}
+        for future in as_completed(futures):
+            future.result()
+            yield futures[future]
+    except BrokenProcessPool as error:
+        # By whom is for the worker to tell, which knows what the kernel killed.
+        raise RuntimeError("a process that wrote a shard was killed; if memory is short, name more shards") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write(source: Source, index: int, count: int, target: Path, size: tuple[str | None, str | None]) -> None:
+    """The work of a process of its own."""
+    limit(*size)  # with all that it takes to begin in place
+    with source.translated():
+        write_shard(source.table(), index, count, target)
+
 
 LOOK_S = 0.2
 """How often members look at what the others have left."""
