@@ -35,7 +35,7 @@ from benchmarks.kernels import profiled
 from benchmarks.models import Shape, make_model
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Datum,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trainmaster.engine import engine as engine_module
-from trainmaster.engine import models
+from trainmaster.engine import trained_model
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.parallel import join
 from trainmaster.engine.types import (
@@ -141,7 +141,7 @@ SCENARIOS: dict[str, Callable[[Engine, Path], list[Any]]] = {
 
 def break_this_rank() -> None:
     """Make it fail at what the scenario does with it."""
-    compute, model = engine_module.compute, models.TrainedModel
+    compute, model = engine_module.compute, trained_model.TrainedModel
 
     def compute_or_fail(chunks: Any, **options: Any) -> Any:
         tokens = chunks[0].of.request.data[0].tokens

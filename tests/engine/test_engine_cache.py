@@ -17,7 +17,7 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampleRequest, SampleResult
 
 WINDOWS: dict[str, tuple[list[int | None], int, tuple[int, int]]] = {

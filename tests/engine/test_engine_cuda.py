@@ -27,7 +27,7 @@ from trainmaster.engine.model import Transformer
 from trainmaster.engine.optimizer import AdamW
 from trainmaster.engine.passes import CheckedPass, Chunk, check_pass, compute
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Datum,

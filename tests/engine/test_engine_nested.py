@@ -23,7 +23,7 @@ from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
 from trainmaster.server.coordinator.base_models import BaseModel
 

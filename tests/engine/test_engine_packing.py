@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.engine.packing import cut, pack, share
+from trainmaster.engine.passes import cut, pack, share
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Blame,

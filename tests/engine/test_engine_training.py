@@ -18,7 +18,7 @@ from tiny_models import make_checkpoint, reference
 from trainmaster.engine import engine as engine_module
 from trainmaster.engine import losses
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.models import SKIPPED
+from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import (
     AdamOptions,
     Blame,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.lowrank import Factors, Share
+from trainmaster.engine.products import Factors, Share
 from trainmaster.engine.types import EngineError, LoraOptions
-from trainmaster.engine.weight_names import module_naming, naming_of
+from trainmaster.engine.weight_files import module_naming, naming_of
 
 UNEMBEDDING = "lm_head"
 """The unembedding's name among the layers that are adapted."""

@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trainmaster.engine.cache import BLOCK, Layout, Room, Sight, blocks_for
-from trainmaster.engine.snapshots import Snapshot
-from trainmaster.engine.stop_conditions import StringWatch
-from trainmaster.engine.token_choice import Rule, draws_of
+from trainmaster.engine.decoding import Rule, StringWatch, draws_of
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest, SampleResult, StopReason
 
 MAX_TOPK = 1024

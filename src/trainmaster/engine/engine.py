@@ -19,11 +19,9 @@ from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.models import State, TrainedModel, check_shapes, weights_state
-from trainmaster.engine.packing import cut, pack, share
 from trainmaster.engine.parallel import OneRank, Ranks, as_engine_error, command
-from trainmaster.engine.passes import CheckedPass, Chunk, Computed, Part, check_pass, compute
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.passes import CheckedPass, Chunk, Computed, Part, check_pass, compute, cut, pack, share
+from trainmaster.engine.trained_model import Snapshot, State, TrainedModel, check_shapes, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
 
 PACK_TOKENS = 8192

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainmaster.engine.adapters import UNEMBEDDING, Adapter
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_files import StoredWeights
 

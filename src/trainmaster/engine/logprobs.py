@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from trainmaster.engine.adapters import AdapterRows
-from trainmaster.engine.lowrank import Share, add_shares, factors_of, share_gradients
 from trainmaster.engine.model import Unembedding
-from trainmaster.engine.products import back_product, wide_product
+from trainmaster.engine.products import Share, add_shares, back_product, factors_of, share_gradients, wide_product
 from trainmaster.engine.types import EngineError
 
 LOGITS = 2**27

@@ -1,4 +1,4 @@
-"""Matrix products whose rows do not depend on how many rows there are.
+"""Matrix products, of the base and of adapters, and gates, whose rows do not depend on how many rows there are.
 
 Clients train and sample together in one product, and each must get to the last bit what it would get alone. The CPU's
 library (MKL, as PyTorch brings it) computes an element by the same sums for any number of rows, with one exception:
@@ -12,8 +12,13 @@ like: there, nothing is filled up and nothing promised.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 ROWS = 16
@@ -45,3 +50,160 @@ def wide_product(rows: Tensor, weight: Tensor) -> Tensor:
 
 def _missing(rows: Tensor) -> int:
     return -len(rows) % ROWS if rows.device.type == "cpu" else 0
+
+
+# An adapted layer computes `x W' + scale * (x A') B'`. The product with W is one for all rows of a pack, whoever they
+# belong to; those with A and B are each adapter's own, on its own rows. A pack's other rows take no part in them, so an
+# adapter's gradients are what they would be alone. `add_shares` and `share_gradients` make all small products of a
+# layer, and nothing else does: kernels that take many adapters at once would replace them.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """A [rank, in] and B [out, rank] beside one layer."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Consecutive rows of one adapter, and its factors for one layer."""
+
+    start: int
+    stop: int
+    scale: float
+    factors: Factors
+    a: Tensor
+    """A in the type that is computed in."""
+    b: Tensor
+
+
+def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share]) -> Tensor:
+    """`rows @ weight.T + bias`, one product for all rows, and on their own rows what the adapters add."""
+    if not shares:
+        return product(rows, weight, bias)
+    return _AdaptedProduct.apply(rows, weight, bias, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def factors_of(shares: Sequence[Share]) -> list[nn.Parameter]:
+    """A and B of each share, in the order in which `share_gradients` gives their gradients."""
+    return [each for share in shares for each in (share.factors.a, share.factors.b)]
+
+
+def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[Share]) -> list[Tensor]:
+    """Add to the outputs of a layer what adapters make of its rows.
+
+    Args:
+        outputs: [n, out], of the type of the rows, or wider.
+        rows: [n, in].
+        shares: Which of them are whose.
+
+    Returns:
+        For each share its rows as A and the scale made them, [rows, rank], of which the gradients are made.
+    """
+    lowered = []
+    second_product = product if outputs.dtype == rows.dtype else wide_product
+    for share in shares:
+        own = slice(share.start, share.stop)
+        lowered.append(share.scale * product(rows[own], share.a))
+        outputs[own] += second_product(lowered[-1], share.b)
+    return lowered
+
+
+def share_gradients(
+    grad: Tensor, rows: Tensor, lowered: Sequence[Tensor], shares: Sequence[Share], grad_rows: Tensor | None
+) -> list[Tensor]:
+    """The gradients of all factors, A's and B's of each share; those of the rows are added to `grad_rows`.
+
+    Args:
+        grad: Of the outputs, [n, out].
+        rows: As `add_shares` was given them.
+        lowered: What it returned.
+        shares: Which rows are whose.
+        grad_rows: [n, in]; None: nobody wants them.
+    """
+    grads = []
+    for share, own_lowered in zip(shares, lowered, strict=True):
+        own = slice(share.start, share.stop)
+        grad_lowered = share.scale * back_product(grad[own], share.b)
+        if grad_rows is not None:
+            grad_rows[own] += back_product(grad_lowered, share.a)
+        grads += [grad_lowered.t() @ rows[own], grad[own].t() @ own_lowered]
+    return grads
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """One layer with all adapters' part in it.
+
+    Slices and their products left to autograd would make a gradient as large as the whole pack for each adapter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share], *_factors: Tensor
+    ) -> Tensor:
+        outputs = product(rows, weight, bias)
+        lowered = add_shares(outputs, rows, shares)
+        ctx.shares = shares
+        ctx.save_for_backward(rows, weight, *lowered)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, weight, *lowered = ctx.saved_tensors
+        wants_rows, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        grad_rows = back_product(grad, weight) if wants_rows else None
+        grad_factors = share_gradients(grad, rows, lowered, ctx.shares, grad_rows)
+        grad_weight = grad.t() @ rows if wants_weight else None
+        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, *grad_factors
+
+
+# PyTorch's silu and gelu compute most elements of a tensor eight or sixteen at a time, and the last ones
+# one by one, by another formula with other roundings; so at the end of each thread's part. exp and tanh do not:
+# on the CPU the gates are written with them, and with operations that IEEE rounds in one way only.
+
+_GELU_SCALE = math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """`activation(gate) * up`, for `silu` or `gelu_tanh`."""
+    if gate.device.type == "cpu":
+        return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return,no-untyped-call]
+    active = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    return active * up
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: str) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.activation = activation
+        if activation == "silu":
+            return _sigmoid(gate).mul_(gate).mul_(up)
+        return _tanh(gate).add_(1).mul_(gate * 0.5).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        gate, up = ctx.saved_tensors
+        if ctx.activation == "silu":
+            sigmoid = _sigmoid(gate)
+            active = sigmoid * gate
+            slope = (sigmoid - active * sigmoid).add_(active)
+        else:
+            tanh = _tanh(gate)
+            half = (tanh + 1).mul_(0.5)
+            active = half * gate
+            bent = (1 - tanh * tanh).mul_(gate * 0.5)
+            slope = (gate * gate).mul_(3 * _GELU_CUBE).add_(1).mul_(_GELU_SCALE).mul_(bent).add_(half)
+        return slope.mul_(up).mul_(grad), active.mul_(grad), None
+
+
+def _sigmoid(gate: Tensor) -> Tensor:
+    return torch.neg(gate).exp_().add_(1).reciprocal_()
+
+
+def _tanh(gate: Tensor) -> Tensor:
+    """What gelu's approximation bends by."""
+    return (gate * gate).mul_(_GELU_CUBE).add_(1).mul_(gate).mul_(_GELU_SCALE).tanh_()

@@ -27,12 +27,11 @@ from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.cache import BLOCK, Cache, Layout, blocks_for
 from trainmaster.engine.cached_attention import CachedAttention, Span
 from trainmaster.engine.continuations import PIECE, Continuation, Generation, Limits, check
+from trainmaster.engine.decoding import choose, end_tokens, likeliest, logprobs_of, read_tokenizer, tempered_logprobs_of
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
-from trainmaster.engine.snapshots import Snapshot
-from trainmaster.engine.stop_conditions import end_tokens, read_tokenizer
-from trainmaster.engine.token_choice import choose, likeliest, logprobs_of, tempered_logprobs_of
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
 
 MAX_SEQUENCES = 256

@@ -10,8 +10,7 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.export import read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.models import weights_state
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot, weights_state
 from trainmaster.engine.types import Trained
 
 

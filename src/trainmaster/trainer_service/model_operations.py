@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.models import SKIPPED
+from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
 from trainmaster.trainer_service import age, exports
 from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, description

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.snapshots import Snapshot
+from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence
 from trainmaster.trainer_service import exports
 from trainmaster.trainer_service.checkpoint_names import Found, Kind

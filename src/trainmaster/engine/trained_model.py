@@ -1,4 +1,4 @@
-"""A model that is trained: its weights, its optimizer and the gradients that wait for a step."""
+"""A model that is trained: its weights, its optimizer, the gradients that wait for a step, and snapshots of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,21 @@ from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.optimizer import AdamW, check, scale
 from trainmaster.engine.parallel import Ranks
-from trainmaster.engine.snapshots import Snapshot
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Trained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A model's weights as they were when it was taken: no step of training changes them.
+
+    Two snapshots are the same only if they are one: what batches by weights may use them as keys.
+    """
+
+    transformer: Transformer
+    """The base model itself, where an adapter or nothing is trained beside it; else a copy of the trained weights."""
+    adapter: Adapter | None = None
+    """A copy of the trained adapter."""
+
 
 SKIPPED = "skipped_without_gradients"
 """The metric of a step that was not made, as there was nothing to step by."""
