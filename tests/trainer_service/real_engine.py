@@ -16,8 +16,7 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.process import Service
-from trainmaster.trainer_service.stop_signal import Wishes
+from trainmaster.trainer_service.process import Service, ServiceControl
 
 
 class RealEngine:
@@ -42,7 +41,7 @@ class RealEngine:
             sampler=Sampler(self.engine.base, tiny),
             channel=channel,
             reporter=reporter,
-            wishes=Wishes(reporter),
+            wishes=ServiceControl(reporter),
         )
         self._thread = threading.Thread(target=self._service.run, name="real-engine")
 

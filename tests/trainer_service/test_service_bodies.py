@@ -22,9 +22,8 @@ from running_front import RunningFront
 from starlette.requests import Request
 
 from trainmaster.trainer_service import schema, wire
-from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.trainer_service.front.refusals import BusyError
-from trainmaster.trainer_service.front.request_body import Intake
+from trainmaster.trainer_service.front.intake import BusyError, Intake
+from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,11 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample, wait_for
 from running_front import RunningFront
 from starlette.requests import Request
 
-from trainmaster.trainer_service import bodies, wire
-from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
+from trainmaster.trainer_service import messages, wire
 from trainmaster.trainer_service.front.futures import Futures
-from trainmaster.trainer_service.front.link import Link
-from trainmaster.trainer_service.front.refusals import BusyError
-from trainmaster.trainer_service.front.request_body import Intake, size_of_fields
-from trainmaster.trainer_service.front.saved import Saved
+from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
+from trainmaster.trainer_service.front.link import Link, Saved
+from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.messages import Request as EngineRequest
 
 
@@ -167,8 +165,8 @@ def test_body_that_cannot_be_begun_is_to_come_again(
     def fails(*_: object, **__: object) -> Any:
         raise OSError(number, "none left")
 
-    monkeypatch.setattr(bodies.os, "memfd_create", fails)
-    monkeypatch.setattr(bodies.tempfile, "TemporaryFile", fails)
+    monkeypatch.setattr(messages.os, "memfd_create", fails)
+    monkeypatch.setattr(messages.tempfile, "TemporaryFile", fails)
     intake = Intake(memory_bytes=0 if on_disk else 1 << 30, max_held=9, max_held_bytes=1 << 30, max_body_bytes=1 << 30)
     pieces = iter([True, True, False])
 

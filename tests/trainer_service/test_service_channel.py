@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from trainmaster.trainer_service import channel
-from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, FrontChannel
-from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
+from trainmaster.trainer_service.messages import INLINE_BYTES, Message, Ready, Reply, Request, SharedBody, Status, Stop
 
 SIZES = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 5 << 20]
 FULL = {"loss": float("inf"), "text": 'a "quoted" \u2028 line', "deep": {"list": [1, None, True]}}

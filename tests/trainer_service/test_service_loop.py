@@ -23,9 +23,8 @@ from trainmaster.trainer_service import channel
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.failures import FatalError
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
-from trainmaster.trainer_service.process import Service
+from trainmaster.trainer_service.process import Service, ServiceControl
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
-from trainmaster.trainer_service.stop_signal import Wishes
 
 
 class Loop:
@@ -53,7 +52,7 @@ class Loop:
             sampler=sampler,
             channel=self._channel,
             reporter=reporter,
-            wishes=Wishes(reporter),
+            wishes=ServiceControl(reporter),
         )
         self.raised: Exception | None = None
         self._thread = threading.Thread(target=self._run)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from trainmaster.trainer_service import schema
-from trainmaster.trainer_service.bodies import INLINE_BYTES
-from trainmaster.trainer_service.front import body_peek, operation_order
-from trainmaster.trainer_service.front.concurrency_limit import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service.front import operation_order
+from trainmaster.trainer_service.front import requests as front_requests
+from trainmaster.trainer_service.front.app import REQUESTS_A_ROUND, Paced
 from trainmaster.trainer_service.front.operation_order import Order, Placement
+from trainmaster.trainer_service.messages import INLINE_BYTES
 
 
 @given(st.integers(1, 40).flatmap(lambda count: st.permutations([*range(1, count + 1)] * 2)))
@@ -123,7 +124,7 @@ def test_burst_begins_in_order_and_a_few_at_a_time() -> None:
     asyncio.run(burst())
 
 
-def reading(body: bytes) -> tuple[body_peek.Read, int]:
+def reading(body: bytes) -> tuple[front_requests.Read, int]:
     return lambda offset, count: body[offset : offset + count], len(body)
 
 
@@ -138,31 +139,31 @@ def json_pass(values: int, **members: Any) -> dict[str, Any]:
 def test_json_members_are_found_at_the_end(values: int) -> None:
     body = json.dumps(json_pass(values, model_id="s:train:0", seq_id=4)).encode()
     assert (len(body) > INLINE_BYTES) is (values > 3)
-    found = body_peek.json_fields(*reading(body))
+    found = front_requests.json_fields(*reading(body))
     assert (found["model_id"], found["seq_id"]) == ("s:train:0", 4)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_members_are_found_at_both_ends(indent: int | None) -> None:
     body = {"num_samples": 2, "model_id": "m", **json_pass(100_000, seq_id=9, flag=True, nothing=None, ratio=-1.5e3)}
-    found = body_peek.json_fields(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
+    found = front_requests.json_fields(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
     assert found == {"num_samples": 2, "model_id": "m", "seq_id": 9, "flag": True, "nothing": None, "ratio": -1500.0}
 
 
 def test_json_members_in_the_middle_are_not_guessed() -> None:
     whole = json_pass(100_000)
     body = json.dumps({"a": [1] * 50_000, "model_id": "m", "seq_id": 1, **whole}).encode()
-    assert body_peek.json_fields(*reading(body)) == {}
+    assert front_requests.json_fields(*reading(body)) == {}
 
 
 def test_text_that_looks_like_members_is_not_taken_for_them() -> None:
     """A string at the end may hold anything, quotes among it."""
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5}'}).encode()
-    assert body_peek.json_fields(*reading(body)) == {}
+    assert front_requests.json_fields(*reading(body)) == {}
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5', "seq_id": 6}).encode()
-    assert body_peek.json_fields(*reading(body)) == {"seq_id": 6}
+    assert front_requests.json_fields(*reading(body)) == {"seq_id": 6}
     body = json.dumps({"data": [1] * 50_000, "inner": {"seq_id": 5, "model_id": "inner"}}).encode()
-    assert body_peek.json_fields(*reading(body)) == {}
+    assert front_requests.json_fields(*reading(body)) == {}
 
 
 @given(
@@ -185,14 +186,14 @@ def test_what_is_found_in_large_json_is_true(members: dict[str, Any], indent: in
     ordered["\0large"] = [7] * 40_000
     ordered |= {name: members[name] for name in names[middle:]}
     body = json.dumps(ordered, indent=indent).encode()
-    for name, value in body_peek.json_fields(*reading(body)).items():
+    for name, value in front_requests.json_fields(*reading(body)).items():
         assert ordered[name] == value
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"3", b"\xff"])
 def test_small_body_that_is_no_object_is_refused(body: bytes) -> None:
-    with pytest.raises(body_peek.PeekError):
-        body_peek.json_fields(*reading(body))
+    with pytest.raises(front_requests.PeekError):
+        front_requests.json_fields(*reading(body))
 
 
 def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
@@ -204,9 +205,9 @@ def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
 
 def test_protobuf_fields_are_found() -> None:
     expected = {"model_id": "s:train:0", "seq_id": 300}
-    assert body_peek.protobuf_fields(*reading(protobuf_pass(3))) == expected
+    assert front_requests.protobuf_fields(*reading(protobuf_pass(3))) == expected
     packed = zstandard.ZstdCompressor().compress(protobuf_pass(1000, 500))
-    assert body_peek.compressed_protobuf_fields(memoryview(packed)) == expected
+    assert front_requests.compressed_protobuf_fields(memoryview(packed)) == expected
 
 
 def test_protobuf_fields_are_found_behind_the_data() -> None:
@@ -214,18 +215,18 @@ def test_protobuf_fields_are_found_behind_the_data() -> None:
     data.data.add().model_input.add().encoded_text.tokens = bytes(1 << 20)
     ids = schema.ForwardBackwardRequest(model_id="m", seq_id=2)
     body = data.SerializeToString() + b"\x49" + bytes(8) + b"\x4d" + bytes(4) + ids.SerializeToString()
-    assert body_peek.protobuf_fields(*reading(body)) == {"model_id": "m", "seq_id": 2}
+    assert front_requests.protobuf_fields(*reading(body)) == {"model_id": "m", "seq_id": 2}
 
 
 @pytest.mark.parametrize("body", [b"\x0b", b"\xff" * 12, b"\x80", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
-    with pytest.raises(body_peek.PeekError):
-        body_peek.protobuf_fields(*reading(body))
+    with pytest.raises(front_requests.PeekError):
+        front_requests.protobuf_fields(*reading(body))
 
 
 def test_compressed_garbage_is_refused() -> None:
-    with pytest.raises(body_peek.PeekError):
-        body_peek.compressed_protobuf_fields(memoryview(b"not compressed"))
+    with pytest.raises(front_requests.PeekError):
+        front_requests.compressed_protobuf_fields(memoryview(b"not compressed"))
 
 
 def test_search_in_protobuf_is_bounded() -> None:
@@ -237,7 +238,7 @@ def test_search_in_protobuf_is_bounded() -> None:
         reads += 1
         return (b"\x48\x01" * count)[:count]
 
-    assert body_peek.protobuf_fields(counted, 1 << 30) == {}
+    assert front_requests.protobuf_fields(counted, 1 << 30) == {}
     assert reads < 5000
 
 
@@ -250,7 +251,7 @@ def test_only_the_ends_of_a_large_body_are_read(large: bytes) -> None:
         read += count
         return large[offset : offset + count]
 
-    look = body_peek.json_fields if large.startswith(b"{") else body_peek.protobuf_fields
+    look = front_requests.json_fields if large.startswith(b"{") else front_requests.protobuf_fields
     assert look(counted, len(large))["seq_id"]
     assert len(large) > 15_000_000
     assert read < 20_000

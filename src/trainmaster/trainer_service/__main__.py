@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
-from trainmaster.trainer_service.bodies import allow_many_descriptors
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, pair
 from trainmaster.trainer_service.configuration import FILE, Configuration, ConfigurationError
+from trainmaster.trainer_service.messages import allow_many_descriptors
 
 if TYPE_CHECKING:
     from trainmaster.engine.engine import Engine
@@ -61,8 +61,7 @@ def _lead(configuration: Configuration) -> NoReturn:
     # Only now: seconds of imports.
     from trainmaster.engine.sampler import Sampler
     from trainmaster.trainer_service.failures import FatalError
-    from trainmaster.trainer_service.process import Service
-    from trainmaster.trainer_service.stop_signal import Wishes
+    from trainmaster.trainer_service.process import Service, ServiceControl
 
     engine = _engine(configuration)
     sampler = Sampler(
@@ -71,7 +70,7 @@ def _lead(configuration: Configuration) -> NoReturn:
         context_length=engine.max_context_length,
         tempered_logprobs=configuration.tempered_logprobs,
     )
-    wishes = Wishes(report.reporter)
+    wishes = ServiceControl(report.reporter)
     with wishes.signals():
         service = Service(
             configuration, engine=engine, sampler=sampler, channel=channel, reporter=report.reporter, wishes=wishes

@@ -21,8 +21,17 @@ from collections.abc import Callable
 from dataclasses import fields as fields_of
 from typing import Any, Final
 
-from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody, mapped
-from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
+from trainmaster.trainer_service.messages import (
+    INLINE_BYTES,
+    Message,
+    Ready,
+    Reply,
+    Request,
+    SharedBody,
+    Status,
+    Stop,
+    mapped,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
-from trainmaster.trainer_service import age, exports
+from trainmaster.trainer_service import age
 from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, description
 from trainmaster.trainer_service.configuration import Configuration, Mode
 from trainmaster.trainer_service.failures import reply_to_failure
@@ -23,6 +23,7 @@ from trainmaster.trainer_service.model_checkpoints import (
     Saving,
     interrupted_name,
     label_for,
+    load_export,
     may_replace,
 )
 from trainmaster.trainer_service.models import Model, Models
@@ -324,7 +325,7 @@ class Training:
             if optimizer:
                 raise EngineError(f"{path} was saved without an optimizer: load its weights alone")
             with self._saving.exported(found) as directory, _changing(model):
-                exports.load(self._engine, model.model_id, directory)
+                load_export(self._engine, model.model_id, directory)
         else:
             tree = self._saving.read_tree(found)
             with _changing(model):

@@ -6,15 +6,21 @@ samples are being drawn, they get as much time as training does.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
+from trainmaster.jobs.control_file import LOOK_EVERY_S
 from trainmaster.jobs.control_file import Stop as StopWish
 from trainmaster.jobs.reporter import Reporter
+from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.checkpoint_names import Found, description
 from trainmaster.trainer_service.configuration import Configuration, Mode
@@ -24,7 +30,47 @@ from trainmaster.trainer_service.model_checkpoints import Saving
 from trainmaster.trainer_service.model_operations import PASSES, Training
 from trainmaster.trainer_service.sampling import Sampling
 from trainmaster.trainer_service.status_report import Gauges
-from trainmaster.trainer_service.stop_signal import Wishes
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ServiceControl:
+    """What is asked of this process: by the server or, where it says nothing, by a signal."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._signalled = False
+
+    def stop(self) -> StopWish | None:
+        """The stop that was asked for."""
+        if self._signalled and self._reporter.stop_requested() is None:
+            # Whoever sends a signal for the server has said why just before.
+            time.sleep(2 * LOOK_EVERY_S)
+        stop = self._reporter.stop_requested()
+        if stop is None and self._signalled:
+            return StopWish(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
+        return stop
+
+    def take_save(self) -> bool:
+        """Whether all models shall be saved while the service goes on; true once per request."""
+        return self._reporter.save_requested()
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Take SIGTERM and Ctrl-C for the wish to stop, while the block lasts. A second one acts as ever."""
+        before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: object) -> None:
+        self._signalled = True
+        signal.signal(number, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        sys.stderr.write(f"trainmaster: {name}: stops after what is under way; a second one ends it at once\n")
+
 
 IDLE_S = 0.1
 """How long to sleep when there is nothing to do: a stop is seen as late as that."""
@@ -45,7 +91,7 @@ class Service:
         sampler: Sampler,
         channel: EngineChannel,
         reporter: Reporter,
-        wishes: Wishes,
+        wishes: ServiceControl,
     ) -> None:
         self._configuration = configuration
         self._engine = engine

@@ -11,12 +11,11 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence
-from trainmaster.trainer_service import exports
 from trainmaster.trainer_service.checkpoint_names import Found, Kind
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Reply, Request
-from trainmaster.trainer_service.model_checkpoints import Saving
+from trainmaster.trainer_service.model_checkpoints import Saving, exported_snapshot
 from trainmaster.trainer_service.wire import decode_sample, encode_sample_result
 
 KEEP_ADAPTERS = 64
@@ -170,4 +169,4 @@ class Sampling:
         if found.manifest.kind == Kind.TRAINING:
             return self._engine.snapshot_from(self._saving.read_tree(found))
         with self._saving.exported(found) as directory:
-            return exports.snapshot(self._engine, directory)
+            return exported_snapshot(self._engine, directory)

@@ -16,10 +16,10 @@ from pathlib import Path
 import uvicorn
 
 from trainmaster.protocol import environment
-from trainmaster.trainer_service.bodies import allow_many_descriptors
 from trainmaster.trainer_service.front.app import make_app
-from trainmaster.trainer_service.front.identifiers import Attempt
+from trainmaster.trainer_service.front.futures import Attempt
 from trainmaster.trainer_service.front.state import Front, Settings
+from trainmaster.trainer_service.messages import allow_many_descriptors
 
 _KEEP_ALIVE_S = 120
 """Longer than the server and the public clients keep a connection that nobody uses."""

@@ -13,15 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.trainer_service.bodies import SharedBody
-from trainmaster.trainer_service.front.futures import Form, Futures, Outcome
-from trainmaster.trainer_service.front.identifiers import Attempt, is_count, model_id_of
-from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.futures import Attempt, Form, Futures, Outcome, is_count, model_id_of
+from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
+from trainmaster.trainer_service.front.link import Link, Saved
 from trainmaster.trainer_service.front.operation_order import Order, Placement
-from trainmaster.trainer_service.front.refusals import BusyError
-from trainmaster.trainer_service.front.request_body import Intake, size_of_fields
-from trainmaster.trainer_service.front.saved import Saved
-from trainmaster.trainer_service.messages import Request
+from trainmaster.trainer_service.messages import Request, SharedBody
 
 _REMEMBERED = 10_000
 """How many models that are gone are remembered by name."""

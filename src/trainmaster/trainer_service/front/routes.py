@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainmaster.trainer_service.front import negotiation, work
-from trainmaster.trainer_service.front.refusals import BusyError, RefusedError, StoppedError
+from trainmaster.trainer_service.front.intake import BusyError, RefusedError, StoppedError
 from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
 from trainmaster.trainer_service.front.work import Handler
 from trainmaster.trainer_service.messages import TRAINING_OPS

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.trainer_service.front.futures import Form, Future, Futures, Outcome, Waiters, wake
-from trainmaster.trainer_service.front.identifiers import Attempt, is_count
+from trainmaster.trainer_service.front.futures import Attempt, Form, Future, Futures, Outcome, Waiters, is_count, wake
+from trainmaster.trainer_service.front.intake import (
+    BusyError,
+    Intake,
+    Received,
+    RefusedError,
+    StoppedError,
+    size_of_fields,
+)
 from trainmaster.trainer_service.front.link import Link
-from trainmaster.trainer_service.front.refusals import BusyError, RefusedError, StoppedError
-from trainmaster.trainer_service.front.request_body import Intake, Received, size_of_fields
 from trainmaster.trainer_service.messages import Request
 from trainmaster.trainer_service.tensors import shown
 

@@ -1,4 +1,4 @@
-"""The front as a whole: what it holds, what it does by itself, and when it ends."""
+"""The front as a whole: the sessions and requests it holds, what it does by itself, and when it ends."""
 
 from __future__ import annotations
 
@@ -6,19 +6,87 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainmaster.trainer_service.front.futures import Futures
-from trainmaster.trainer_service.front.identifiers import Attempt
-from trainmaster.trainer_service.front.link import Link
+from trainmaster.trainer_service.front.futures import Attempt, Futures
+from trainmaster.trainer_service.front.intake import Intake
+from trainmaster.trainer_service.front.link import Link, Saved
 from trainmaster.trainer_service.front.models import Training
-from trainmaster.trainer_service.front.request_body import Intake
 from trainmaster.trainer_service.front.samples import Samples
-from trainmaster.trainer_service.front.saved import Saved
-from trainmaster.trainer_service.front.sessions import Sessions
 from trainmaster.trainer_service.messages import Request
 from trainmaster.trainer_service.wire import MAX_BODY_BYTES
+
+_REMEMBERED = 10_000
+"""How many keys of requests, and ids of ended sessions, are remembered."""
+
+
+@dataclass(slots=True)
+class _Session:
+    seen_s: float
+    expires: bool
+
+
+class Sessions:
+    """The clients that are connected: a session begins with a request, lives by heartbeats, and ends once."""
+
+    def __init__(self, *, expire_s: float, clock: Callable[[], float]) -> None:
+        """None yet; a session that is silent for `expire_s` has expired."""
+        self._expire_s = expire_s
+        self._clock = clock
+        self._live: dict[str, _Session] = {}
+        self._ended: dict[str, str] = {}
+        self._by_key: dict[str, str] = {}
+
+    def create(self, idempotency_key: str) -> str:
+        """The id of a new session; the same one when a request with this key is repeated."""
+        if idempotency_key and (known := self._by_key.get(idempotency_key)) is not None:
+            return known
+        session_id = f"sess-{uuid.uuid4().hex}"
+        self._live[session_id] = _Session(self._clock(), expires=True)
+        if idempotency_key:
+            self._by_key[idempotency_key] = session_id
+            if len(self._by_key) > _REMEMBERED:
+                del self._by_key[next(iter(self._by_key))]
+        return session_id
+
+    def adopt(self, session_id: str) -> None:
+        """Take in a session that the server keeps: it ends when the server says so."""
+        if session_id not in self._ended:
+            self._live.setdefault(session_id, _Session(self._clock(), expires=False))
+
+    def touch(self, session_id: str) -> str:
+        """A sign of life.
+
+        Returns:
+            Why there is no such session; empty when there is.
+        """
+        session = self._live.get(session_id)
+        if session is None:
+            return self._ended.get(session_id) or f"session {session_id!r} is not known here: it is of an earlier start"
+        session.seen_s = self._clock()
+        return ""
+
+    def end(self, session_id: str, why: str) -> bool:
+        """End a session; False when it is not live."""
+        if self._live.pop(session_id, None) is None:
+            return False
+        self._ended[session_id] = f"session {session_id!r} {why}"
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return True
+
+    def silent(self) -> Iterator[str]:
+        """Those that have expired, to be ended."""
+        limit = self._clock() - self._expire_s
+        yield from [
+            session_id for session_id, session in self._live.items() if session.expires and session.seen_s < limit
+        ]
+
+    def __len__(self) -> int:
+        return len(self._live)
+
 
 _SWEEP_S = 1.0
 _LINGER_S = 1.0

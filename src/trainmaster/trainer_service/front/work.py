@@ -11,12 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trainmaster.trainer_service import wire
-from trainmaster.trainer_service.front import body_peek, negotiation
-from trainmaster.trainer_service.front.futures import Future
-from trainmaster.trainer_service.front.identifiers import is_count, owner_of
+from trainmaster.trainer_service.front import negotiation, requests
+from trainmaster.trainer_service.front.futures import Future, is_count, owner_of
+from trainmaster.trainer_service.front.intake import BusyError, Received, RefusedError, room, size_of_fields
 from trainmaster.trainer_service.front.models import Ack, Operation, digest_of_fields
-from trainmaster.trainer_service.front.refusals import BusyError, RefusedError
-from trainmaster.trainer_service.front.request_body import Received, room, size_of_fields
 from trainmaster.trainer_service.front.requests import (
     content_type_of,
     door_of,
@@ -267,14 +265,14 @@ def _accept(front: Front, operation: Operation) -> Ack:
 def _peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]:
     try:
         if not encoding:
-            look = body_peek.protobuf_fields if content_type == wire.PROTOBUF else body_peek.json_fields
+            look = requests.protobuf_fields if content_type == wire.PROTOBUF else requests.json_fields
             return look(received.read, received.size)
         if encoding != "zstd" or content_type != wire.PROTOBUF:
             raise RefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
         with room():
             view = memoryview(received.data) if received.shared is None else received.shared.map()
-        return body_peek.compressed_protobuf_fields(view)
-    except body_peek.PeekError as error:
+        return requests.compressed_protobuf_fields(view)
+    except requests.PeekError as error:
         raise RefusedError(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""How bodies come in: small ones into memory, large ones straight into what the engine will map."""
+"""How requests are taken in or refused: small bodies go into memory, large ones into what the engine will map."""
 
 from __future__ import annotations
 
@@ -13,8 +13,27 @@ from typing import Any
 
 from starlette.requests import Request
 
-from trainmaster.trainer_service.bodies import INLINE_BYTES, SharedBody
-from trainmaster.trainer_service.front.refusals import BusyError, StoppedError
+from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
+
+
+class RefusedError(Exception):
+    """It cannot be done: told through a future where there is one, and with a status of 400 elsewhere."""
+
+    def __init__(self, error: str, category: str = "user") -> None:
+        super().__init__(error)
+        self.category = category
+
+
+class BusyError(Exception):
+    """It cannot be taken in now: its client hears a status of 429, and comes back.
+
+    The public ones do so for as long as it takes with a sample, and for five minutes with anything else.
+    """
+
+
+class StoppedError(Exception):
+    """The trainer has stopped, and the front is about to go."""
+
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOENT})
 """ENOENT: no directory for temporary files can be written to, which is how a disk that was full at the first try
