@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
 from trainmaster.server.core.training.types import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA, TrainingType
-from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
+from trainmaster.server.core.training.values import Hyperparameter, Value, ValueKind
 
 ORDER = [training_type for training_type in TrainingType if training_type in BUILT_IN]
 
@@ -57,11 +57,11 @@ def _types(known: Hyperparameter) -> str:
 def _value(known: Hyperparameter) -> str:
     choices = ", ".join(f"`{choice}`" for choice in known.choices)
     match known.kind:
-        case Kind.CHOICE:
+        case ValueKind.CHOICE:
             return choices
-        case Kind.FLAG_OR_CHOICE:
+        case ValueKind.FLAG_OR_CHOICE:
             return f"`true`, `false`, {choices}"
-        case Kind.NAMES if choices:
+        case ValueKind.NAMES if choices:
             return f"{known.kind}, or {choices}"
     bounds = [("≥", known.minimum), (">", known.above), ("<", known.below)]
     words = ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)

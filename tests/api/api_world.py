@@ -30,7 +30,7 @@ from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
 from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.states import JobStatus
@@ -194,7 +194,7 @@ class World:
 
         def observe(job: Job) -> Change | None:
             node = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
-            sight = Sight(attempt=job.live.number, nodes=[node] * len(job.live.shares), progress=progress)
+            sight = AttemptSight(attempt=job.live.number, nodes=[node] * len(job.live.shares), progress=progress)
             return observations.observe(job, sight, now=time.time())
 
         return self.change(job_id, observe)

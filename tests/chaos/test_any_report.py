@@ -28,7 +28,7 @@ from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.http.wire.jobs import JobResource, JobView, job_json
@@ -220,9 +220,9 @@ def test_anything_that_is_observed_can_be_stored_and_shown(
     job = placed(cluster, "command", 1)
     if begun:
         started = [{"type": "claimed"}, {"type": "started"}]
-        seen = Sight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=started)])
+        seen = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=started)])
         job = stored(cluster, observations.observe(job, seen, now=cluster.now))
     node = NodeSight(liveness=Liveness.ALIVE, records=records, exit=ended)
-    change = observations.observe(job, Sight(attempt=1, nodes=[node]), now=cluster.now + 1)
+    change = observations.observe(job, AttemptSight(attempt=1, nodes=[node]), now=cluster.now + 1)
     if change is not None:
         stored(cluster, change)

@@ -23,7 +23,7 @@ from trainmaster.server.core.spec.training import BaseModelConfig
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.models import positions_of
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable
-from trainmaster.server.core.training.values import Kind
+from trainmaster.server.core.training.values import ValueKind
 
 TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -167,7 +167,7 @@ def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
     table = hyperparameters_of(training_type).values()
     for known in sorted(table, key=lambda each: each.name not in _OFTEN_CHANGED):
         default = known.default_for(training_type)
-        choices = f" One of {', '.join(known.choices)}." if known.kind is Kind.CHOICE else ""
+        choices = f" One of {', '.join(known.choices)}." if known.kind is ValueKind.CHOICE else ""
         yield _Line(
             text=f"{known.name}: {_written(_EXAMPLES[known.name] if default is None else default)}",
             comment=known.meaning + choices,

@@ -11,7 +11,7 @@ import typer
 
 from trainmaster.cli.commands import server
 from trainmaster.server.settings.reference import example, meanings, settings, shown, shown_tables
-from trainmaster.server.settings.resolution import Resolved, Source, resolve
+from trainmaster.server.settings.resolution import Resolved, SettingSource, resolve
 from trainmaster.server.settings.settings import NamedPath, Role, Settings, TransportKind
 from trainmaster.server.settings.values import HIDDEN, SettingsError, kinds_of, line_of, read_text, read_toml, toml_of
 
@@ -38,7 +38,7 @@ def test_settings_without_any_source_are_the_defaults(tmp_path: Path) -> None:
     found = resolved(tmp_path)
     assert found.settings == Settings(data_dir=tmp_path)
     assert found.file is None
-    assert found.origins["port"].source is Source.DEFAULT
+    assert found.origins["port"].source is SettingSource.DEFAULT
 
 
 def test_later_source_wins_over_earlier(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_later_source_wins_over_earlier(tmp_path: Path) -> None:
     found = resolved(tmp_path, text, flags={"port": 3}, TRAINMASTER_PORT="2", TRAINMASTER_HOST="127.0.0.3")
     assert (found.settings.port, found.settings.host, found.settings.slots_per_node) == (3, "127.0.0.3", 3)
     origins = found.origins
-    assert (origins["port"].source, origins["port"].place) == (Source.FLAG, "--port")
-    assert (origins["host"].source, origins["host"].place) == (Source.ENVIRONMENT, "TRAINMASTER_HOST")
+    assert (origins["port"].source, origins["port"].place) == (SettingSource.FLAG, "--port")
+    assert (origins["host"].source, origins["host"].place) == (SettingSource.ENVIRONMENT, "TRAINMASTER_HOST")
     assert (origins["slots_per_node"].source, origins["slots_per_node"].place) == (
-        Source.FILE,
+        SettingSource.FILE,
         f"{tmp_path / 'config.toml'}:3",
     )
 
@@ -109,7 +109,7 @@ def test_variables_of_clients_and_jobs_are_no_settings(tmp_path: Path) -> None:
 
 def test_variable_of_the_default_is_told() -> None:
     origin = resolve(environment={"TRAINMASTER_HOME": "/nowhere"}).origins["data_dir"]
-    assert (origin.source, origin.place) == (Source.ENVIRONMENT, "TRAINMASTER_HOME")
+    assert (origin.source, origin.place) == (SettingSource.ENVIRONMENT, "TRAINMASTER_HOME")
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_example_without_its_comment_signs_has_every_default(tmp_path: Path) -> 
     )
     found = resolved(tmp_path, text)
     assert found.settings == Settings(data_dir=tmp_path)
-    assert {origin.source for name, origin in found.origins.items() if name != "data_dir"} == {Source.FILE}
+    assert {origin.source for name, origin in found.origins.items() if name != "data_dir"} == {SettingSource.FILE}
     assert set(found.declared.queues) == {"research"}
     assert set(found.declared.webhooks) == {"chat"}
 

@@ -15,7 +15,7 @@ from deep_tree import deep_tree
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec import parse_submit
@@ -89,7 +89,7 @@ class Place:
 
     def see(self, job: Job, *records: dict[str, Any], **more: Any) -> Job:
         seen = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
-        return self.apply(observations.observe(job, Sight(attempt=1, nodes=[seen]), now=NOW + 10))
+        return self.apply(observations.observe(job, AttemptSight(attempt=1, nodes=[seen]), now=NOW + 10))
 
     def apply(self, change: Change | None) -> Job:
         assert change is not None

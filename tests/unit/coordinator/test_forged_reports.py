@@ -15,7 +15,7 @@ from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
-from trainmaster.server.core.reports import Liveness, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit
@@ -59,7 +59,7 @@ def said_by_the_worker(directory: RunDirectory, *records: dict[str, Any]) -> Non
     directory.append(worker_stream(0), 0, b"".join(json.dumps(record).encode() + b"\n" for record in records))
 
 
-def seen(job: Job, directory: RunDirectory, roots: Roots) -> Sight:
+def seen(job: Job, directory: RunDirectory, roots: Roots) -> AttemptSight:
     return look(
         job,
         directory,

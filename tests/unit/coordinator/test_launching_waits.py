@@ -20,7 +20,7 @@ from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
 from trainmaster.server.core.commands import cancel
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import JobStatus
@@ -86,7 +86,7 @@ def placed_job(job_id: str, backend: str, **workload: Any) -> Job:
 
 def running_and_cancelled(job_id: str, backend: str) -> Job:
     job = placed_job(job_id, backend)
-    sight = Sight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))])
+    sight = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))])
     claimed = observe(job, sight, now=0.0)
     assert claimed is not None
     cancelled = cancel(claimed.job, now=0.0)
@@ -174,7 +174,7 @@ def test_a_job_is_tried_later_and_later_until_it_has_begun(world: World) -> None
 
     world.backend.error = LaunchError("no engine answers")
     assert [refused_at(now) for now in (1.0, 2.0, 3.0)] == [5, 10, 20]
-    sight = Sight(
+    sight = AttemptSight(
         attempt=world.job.live.number, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))]
     )
     claimed = observe(world.job, sight, now=4.0)

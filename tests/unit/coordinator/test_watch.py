@@ -25,7 +25,7 @@ from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
 from trainmaster.server.core.job import Job, Progress
 from trainmaster.server.core.observations import admit, place
-from trainmaster.server.core.reports import Liveness, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.states import Desired
@@ -92,15 +92,15 @@ def test_malformed_report_does_not_hide_the_next(
     assert (progress.step, progress.step_at) == (2, 5.0)
 
 
-def noted(sight: Sight) -> list[str]:
+def noted(sight: AttemptSight) -> list[str]:
     return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "note"]
 
 
-def cut(sight: Sight) -> list[str]:
+def cut(sight: AttemptSight) -> list[str]:
     return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "reports_cut"]
 
 
-def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[Sight, Job]:
+def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[AttemptSight, Job]:
     """What is to be seen, and the job once that is taken in."""
     sight = look(
         job,
@@ -113,7 +113,7 @@ def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tup
     return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
 
 
-def all_seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[list[Sight], Job]:
+def all_seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[list[AttemptSight], Job]:
     """Every look that it takes until nothing is left to read."""
     sights = []
     while not sights or sights[-1].behind:
@@ -259,14 +259,14 @@ def checkpoint(roots: Roots, number: int) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def saved(sights: list[Sight]) -> list[str]:
+def saved(sights: list[AttemptSight]) -> list[str]:
     records = [record for sight in sights for record in sight.nodes[0].records]
     return [str(record["checkpoint_id"]) for record in records if record["type"] == "checkpoint"]
 
 
-def until_the_end(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> list[Sight]:
+def until_the_end(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> list[AttemptSight]:
     """Every look up to the one that shows how the node ended; each of them must be followed by another."""
-    sights: list[Sight] = []
+    sights: list[AttemptSight] = []
     while True:
         sight, job = seen(job, directory, roots, ranks)
         sights.append(sight)

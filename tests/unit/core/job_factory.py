@@ -6,7 +6,7 @@ from typing import Any
 
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.submission import submit
@@ -43,9 +43,9 @@ def placed(job: Job, *, now: float = NOW) -> Job:
     return settled(observations.place(job, now=now, shares=shares, token=f"token-{job.attempt_count + 1}"))
 
 
-def sight(job: Job, *nodes: NodeSight) -> Sight:
+def sight(job: Job, *nodes: NodeSight) -> AttemptSight:
     """What is seen of the current attempt."""
-    return Sight(attempt=job.live.number, nodes=nodes)
+    return AttemptSight(attempt=job.live.number, nodes=nodes)
 
 
 def seen(

@@ -11,7 +11,7 @@ from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core import commands, endings, observations, timers
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.states import Desired, JobStatus
 
 
@@ -125,7 +125,7 @@ def test_next_attempt_resumes_from_the_latest_checkpoint_and_says_so() -> None:
     assert job.live.resume_checkpoint_id == "c20"
     change = observations.observe(
         job.evolve(attempt=job.live.evolve(shares=training(new_job()).live.shares)),
-        Sight(attempt=2, nodes=[seen("claimed")]),
+        AttemptSight(attempt=2, nodes=[seen("claimed")]),
         now=NOW + 11,
     )
     assert change is not None
@@ -310,7 +310,9 @@ def test_trainer_that_nobody_ever_used_is_parked_sooner() -> None:
 def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
     def told(job: Job, step: int, at: float) -> Job:
         progress = Progress(step=step, total_steps=100, step_at=NOW + at)
-        return settled(observations.observe(job, Sight(attempt=1, nodes=[seen()], progress=progress), now=NOW + at))
+        return settled(
+            observations.observe(job, AttemptSight(attempt=1, nodes=[seen()], progress=progress), now=NOW + at)
+        )
 
     job = told(training(new_job()), 40, 10)
     assert job.progress.remaining_s is None
@@ -325,7 +327,7 @@ def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_al
     assert timers.due(job, now=NOW + 10_000) is None
     job = settled(
         observations.observe(
-            job, Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
+            job, AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
         )
     )
     assert timers.due(job, now=NOW + 800) is None
@@ -359,14 +361,14 @@ def test_service_that_says_it_runs_is_neither_running_nor_unused_before_it_answe
 
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = training(new_job())
-    told_step = Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
+    told_step = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
     job = settled(observations.observe(job, told_step, now=NOW + 1))
     job = settled(timers.due(job, now=NOW + 1000))
     assert timers.due(job, now=NOW + 2000) is None
     assert commands.control_for(job) is not None
     job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
     assert commands.control_for(job) is None
-    moved = Sight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
+    moved = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
     job = settled(observations.observe(job, moved, now=NOW + 2001))
     assert job.stalled_at is None
 
@@ -425,7 +427,7 @@ def test_what_a_launch_waits_for_is_told_until_it_starts_or_is_to_stop() -> None
 def test_observation_of_an_older_attempt_is_ignored() -> None:
     job = ended(training(new_job(max_retries=1)), Reason.WORKER_LOST).job
     job = training(job)
-    stale = Sight(attempt=1, nodes=[NodeSight(liveness=Liveness.GONE)])
+    stale = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.GONE)])
     assert observations.observe(job, stale, now=NOW) is None
 
 
@@ -529,7 +531,7 @@ def test_save_that_took_for_ever_lengthens_no_grace() -> None:
 
 def test_step_from_the_future_does_not_hide_a_stall() -> None:
     job = training(new_job())
-    future = Sight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
+    future = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
     job = settled(observations.observe(job, future, now=NOW + 1))
     assert settled(timers.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
 

@@ -13,7 +13,7 @@ from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import commands, endings, observations, timers
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
 
@@ -93,7 +93,7 @@ class Lifecycle(RuleBasedStateMachine):
     def observation(self, data: st.DataObject, stale: bool) -> None:
         nodes = [data.draw(NODES) for _ in self.job.live.shares]
         number = self.job.live.number - stale
-        change = observations.observe(self.job, Sight(attempt=number, nodes=nodes), now=self.now)
+        change = observations.observe(self.job, AttemptSight(attempt=number, nodes=nodes), now=self.now)
         if stale:
             assert change is None
         self.take(change)
@@ -105,7 +105,7 @@ class Lifecycle(RuleBasedStateMachine):
         told = Progress(step=step, step_at=self.now)
         self.take(
             observations.observe(
-                self.job, Sight(attempt=self.job.live.number, nodes=nodes, progress=told), now=self.now
+                self.job, AttemptSight(attempt=self.job.live.number, nodes=nodes, progress=told), now=self.now
             )
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
-from trainmaster.server.core.shapes import Chosen, Reference, Shape, Shapes, ShapeVersion
+from trainmaster.server.core.shapes import ChosenShape, Reference, Shape, Shapes, ShapeVersion
 from trainmaster.server.core.spec import parse
 from trainmaster.server.core.trainer_request import WantedTrainer, accelerator, by_hand, on_shape
 
@@ -110,18 +110,18 @@ def test_hand_made_trainer_takes_a_gpu_where_there_is_one() -> None:
 
 def test_replicas_have_nodes_of_their_own() -> None:
     wanted = WantedTrainer(job_id="j", base_model="m", replica_count=3)
-    made = on_shape(wanted, Chosen(shape="s", version=version(accelerator_count=2, node_count=2)), account_id="a")
+    made = on_shape(wanted, ChosenShape(shape="s", version=version(accelerator_count=2, node_count=2)), account_id="a")
     assert (made.resource_config.node_count, made.resource_config.gpu_count) == (6, 12)
 
 
 def test_shape_without_a_region_leaves_it_to_the_client() -> None:
     wanted = WantedTrainer(job_id="j", base_model="m", region="eu-1")
-    made = on_shape(wanted, Chosen(shape="s", version=version()), account_id="a")
+    made = on_shape(wanted, ChosenShape(shape="s", version=version()), account_id="a")
     assert made.scheduling_config.required_capabilities == ("region=eu-1",)
     with pytest.raises(RefusedError, match="region"):
-        on_shape(wanted, Chosen(shape="s", version=version(region="us-1")), account_id="a")
+        on_shape(wanted, ChosenShape(shape="s", version=version(region="us-1")), account_id="a")
 
 
 def test_shape_for_other_models_is_refused() -> None:
     with pytest.raises(RefusedError, match="is not for m; it is for other"):
-        on_shape(WANTED, Chosen(shape="s", version=version(base_models=("other",))), account_id="a")
+        on_shape(WANTED, ChosenShape(shape="s", version=version(base_models=("other",))), account_id="a")

@@ -236,13 +236,13 @@ def _draw(resolved: Resolved) -> None:
     from rich.text import Text
 
     from trainmaster.server.settings import reference
-    from trainmaster.server.settings.resolution import Source
+    from trainmaster.server.settings.resolution import SettingSource
 
     typer.echo(f"File: {resolved.file or 'none'}\n")
     rows = [
         (
             Text(each.name),
-            Text(_words(value), style="" if origin.source is Source.DEFAULT else "bold"),
+            Text(_words(value), style="" if origin.source is SettingSource.DEFAULT else "bold"),
             Text(origin.place or origin.source, style="dim"),
             Text(each.meaning, style="dim"),
         )

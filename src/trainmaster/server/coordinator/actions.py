@@ -28,7 +28,7 @@ from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job
-from trainmaster.server.core.reports import Liveness, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.storage import RUNS, Location, Roots, run_directory
@@ -175,7 +175,7 @@ class Acting:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
 
-    def look(self, job: Job, view: ClusterView) -> Sight | None:
+    def look(self, job: Job, view: ClusterView) -> AttemptSight | None:
         """What is to be seen of a job's attempt now; None when it was not launched yet."""
         memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
         directory = run_directory(self._roots, job.job_id, job.live.number)

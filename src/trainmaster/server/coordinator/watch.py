@@ -22,7 +22,7 @@ from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
 from trainmaster.server.core import reports
 from trainmaster.server.core.job import Attempt, Job, Progress
-from trainmaster.server.core.reports import Liveness, NodeSight, Sight
+from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE
@@ -48,7 +48,7 @@ def look(
     ranks_per_node: int,
     roots: Roots,
     endpoint: Endpoint,
-) -> Sight:
+) -> AttemptSight:
     """What is new about the current attempt.
 
     Args:
@@ -71,7 +71,7 @@ def look(
         nodes[0] = replace(nodes[0], records=[*nodes[0].records, _told_of_skipping(streams)])
     # After the exit of node 0 was looked for: they are complete when that is there.
     metrics = streams.newest(metrics_stream(0, 0))
-    return Sight(
+    return AttemptSight(
         attempt=job.live.number,
         nodes=nodes,
         offsets=streams.offsets,

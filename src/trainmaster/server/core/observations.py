@@ -14,7 +14,7 @@ from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import reports
 from trainmaster.server.core.endings import settle, take_exit
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job, Progress
-from trainmaster.server.core.reports import Sight
+from trainmaster.server.core.reports import AttemptSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TRANSITIONS, Actor, JobStatus, Trigger
@@ -63,7 +63,7 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
     return draft.change()
 
 
-def observe(job: Job, sight: Sight, *, now: float) -> Change | None:
+def observe(job: Job, sight: AttemptSight, *, now: float) -> Change | None:
     """Take in what was seen of the current attempt; what is of an older one is ignored."""
     attempt = job.attempt
     if attempt is None or attempt.number != sight.attempt or job.status not in ACTIVE:

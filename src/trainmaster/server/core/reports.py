@@ -43,7 +43,7 @@ class NodeSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class AttemptSight:
     """What was seen of an attempt."""
 
     attempt: int
@@ -56,7 +56,7 @@ class Sight:
     unclaimed_launches: int = 0
     """How many launches of the job in a row, this one among them, no worker claimed in time."""
 
-    def without_reports(self, note: str) -> Sight:
+    def without_reports(self, note: str) -> AttemptSight:
         """The same, with a note in the place of everything that the attempt reported."""
         cut = [{"type": "reports_cut", "message": note}]
         nodes = [replace(node, records=cut if number == 0 else ()) for number, node in enumerate(self.nodes)]

@@ -118,7 +118,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenShape:
     """A version of a shape, to be launched."""
 
     shape: str
@@ -179,14 +179,14 @@ class Shapes:
             raise NotFoundError(f"training shape {name} has no version {version}")
         return found
 
-    def named(self, reference: Reference) -> Chosen:
+    def named(self, reference: Reference) -> ChosenShape:
         """What a reference stands for; without a version, the latest validated one.
 
         Raises:
             NotFoundError: there is no such shape or version.
         """
         version = self.version(reference.shape, reference.version or LATEST)
-        return Chosen(shape=reference.shape, version=version)
+        return ChosenShape(shape=reference.shape, version=version)
 
     def choose(
         self,
@@ -198,7 +198,7 @@ class Shapes:
         image_tag: str | None = None,
         lora_rank: int = 0,
         forward_only: bool = False,
-    ) -> Chosen | None:
+    ) -> ChosenShape | None:
         """The smallest shape that is good enough, where the client leaves the choice to us; None when none is.
 
         Args:
@@ -211,7 +211,7 @@ class Shapes:
             forward_only: whether it only has to do forward passes.
         """
         fitting = [
-            Chosen(shape=shape.name, version=latest)
+            ChosenShape(shape=shape.name, version=latest)
             for shape in self
             if (latest := shape.latest) is not None
             and (latest.accelerator_count > 0) == gpus
@@ -239,7 +239,7 @@ def _agree(wanted: str | None, given: str | None) -> bool:
     return wanted is None or given is None or wanted == given
 
 
-def _size(chosen: Chosen) -> tuple[int, int, bool, str]:
+def _size(chosen: ChosenShape) -> tuple[int, int, bool, str]:
     version = chosen.version
     # Of equals, one that is for this very model, and then any order that is always the same.
     return (

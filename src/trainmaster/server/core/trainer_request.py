@@ -13,7 +13,7 @@ from typing import Any
 
 from trainmaster.server.core.errors import Problem, RefusedError
 from trainmaster.server.core.resources import REGION
-from trainmaster.server.core.shapes import Chosen, ShapeVersion, refused_mode
+from trainmaster.server.core.shapes import ChosenShape, ShapeVersion, refused_mode
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
 from trainmaster.server.core.workloads.trainer_service import KIND
 
@@ -76,7 +76,9 @@ def by_hand(wanted: WantedTrainer) -> SubmitJobRequest:
     )
 
 
-def on_shape(wanted: WantedTrainer, chosen: Chosen, *, account_id: str, chosen_by_us: bool = False) -> SubmitJobRequest:
+def on_shape(
+    wanted: WantedTrainer, chosen: ChosenShape, *, account_id: str, chosen_by_us: bool = False
+) -> SubmitJobRequest:
     """The job of a trainer on a training shape.
 
     Args:

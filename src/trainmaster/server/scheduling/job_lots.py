@@ -37,12 +37,12 @@ def key_of(job: Job) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingJobs:
     """The queued jobs; each lot is sorted by key."""
 
     lines: Mapping[Line, Mapping[Lot, Sequence[Entry]]] = field(default_factory=dict)
 
-    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> Waiting:
+    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
         """The same without some jobs, as they were, and with others."""
         changes: dict[tuple[Line, Lot], tuple[list[Key], list[Entry]]] = {}
         for job in gone:
@@ -65,7 +65,7 @@ class Waiting:
                 lots.pop(lot, None)
                 if not lots:
                     del lines[line], fresh[line]
-        return Waiting(lines=lines)
+        return WaitingJobs(lines=lines)
 
     def in_order(self) -> list[Job]:
         """Everybody, first come first."""

@@ -146,7 +146,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NodeKind:
     """What nodes have in common that a job may need. Soft labels are not part of it."""
 
     backend: str
@@ -182,9 +182,9 @@ class Kind:
 class Inventory:
     """The nodes by kind."""
 
-    kinds: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+    kinds: Mapping[NodeKind, tuple[str, ...]] = field(default_factory=dict)
     """The nodes of each kind that take work."""
-    kind_of: Mapping[str, Kind] = field(default_factory=dict)
+    kind_of: Mapping[str, NodeKind] = field(default_factory=dict)
     totals: Mapping[str, Amounts] = field(default_factory=dict)
     """What each backend has."""
     with_gpus: frozenset[str] = frozenset()
@@ -201,11 +201,11 @@ class Inventory:
 
 def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
     """Sort nodes by kind."""
-    kinds: dict[Kind, list[str]] = {}
-    kind_of: dict[str, Kind] = {}
+    kinds: dict[NodeKind, list[str]] = {}
+    kind_of: dict[str, NodeKind] = {}
     totals: dict[str, Amounts] = {}
     with_gpus, with_whole = set(), set()
-    known: dict[Kind, Kind] = {}
+    known: dict[NodeKind, NodeKind] = {}
     for node in nodes:
         found = _kind(node)
         kind = known.setdefault(found, found)
@@ -241,8 +241,8 @@ def members(needs: Needs, gpus: int, matching: int, cpu_cores: int, ram_mb: int,
     return max(0, most)
 
 
-def _kind(node: Node) -> Kind:
-    return Kind(
+def _kind(node: Node) -> NodeKind:
+    return NodeKind(
         node.backend,
         node.cpu_cores,
         node.ram_mb,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainmaster.server.core.resources import Free, Needs, Node, Share
-from trainmaster.server.scheduling.placement import Inventory, Kind, preference, share_of
+from trainmaster.server.scheduling.placement import Inventory, NodeKind, preference, share_of
 from trainmaster.server.scheduling.view import Occupancy, Stay
 
 
@@ -23,7 +23,7 @@ class Keeper(Protocol):
         """What others may take of what is free on a node."""
         ...
 
-    def kept(self, kind: Kind) -> tuple[int, int] | None:
+    def kept(self, kind: NodeKind) -> tuple[int, int] | None:
         """GPUs and cores that are kept on every node of a kind at least; None when all of it is."""
         ...
 
@@ -40,7 +40,7 @@ class Wish:
     needs: Needs
     gpus: int
     """Per node of the gang."""
-    kinds: Sequence[tuple[Kind, tuple[int, ...]]]
+    kinds: Sequence[tuple[NodeKind, tuple[int, ...]]]
     """Those that could hold a node of the gang, with the GPUs that are good enough, smallest first."""
     possible: bool
     """Whether the cluster could hold the gang, if nothing else ran."""
@@ -80,7 +80,7 @@ class Pool:
         self._left = dict(occupancy.left)
         self._stays: dict[str, list[Stay]] = {}
         self._marked: dict[str, list[str]] | None = None
-        self._shelves: dict[Kind, list[list[tuple[int, str]]]] = {}
+        self._shelves: dict[NodeKind, list[list[tuple[int, str]]]] = {}
         for kind, node_ids in inventory.kinds.items():
             rows: list[list[tuple[int, str]]] = [[] for _ in range(len(kind.units) + 1)]
             for node_id in node_ids:
@@ -117,11 +117,11 @@ class Pool:
         """Who is on a node, those that end first first."""
         return self._stays.get(node_id) or self._occupancy.stays.get(node_id, ())
 
-    def nodes_of(self, kind: Kind) -> tuple[str, ...]:
+    def nodes_of(self, kind: NodeKind) -> tuple[str, ...]:
         """The nodes of a kind that take work."""
         return self._inventory.kinds[kind]
 
-    def kind_of(self, node_id: str) -> Kind | None:
+    def kind_of(self, node_id: str) -> NodeKind | None:
         """The kind of a node that takes work."""
         return self._inventory.kind_of.get(node_id)
 
@@ -315,7 +315,7 @@ def _share_in(wish: Wish, matching: Sequence[int], node_id: str, free: Free) -> 
     return share_of(needs, node_id, gpus) if len(gpus) == wish.gpus else None
 
 
-def _kept(keepers: Sequence[Keeper], kind: Kind) -> tuple[int, int] | None:
+def _kept(keepers: Sequence[Keeper], kind: NodeKind) -> tuple[int, int] | None:
     gpus = cores = 0
     for keeper in keepers:
         kept = keeper.kept(kind)

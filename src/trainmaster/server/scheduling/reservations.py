@@ -24,7 +24,7 @@ from typing import NamedTuple
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Share
 from trainmaster.server.scheduling.job_lots import Key
-from trainmaster.server.scheduling.placement import Kind, members, share_of
+from trainmaster.server.scheduling.placement import NodeKind, members, share_of
 from trainmaster.server.scheduling.pool import Pool, Wish
 from trainmaster.server.scheduling.view import Stay
 
@@ -69,7 +69,7 @@ class Head:
         self._backfill = backfill
         self._beside: dict[str, Free] = {}
         self._openings: dict[str, list[float]] = {}
-        self._kept: dict[Kind, tuple[int, int] | None] = {}
+        self._kept: dict[NodeKind, tuple[int, int] | None] = {}
         self._matching = dict(wish.kinds)
         if near is not None:
             self.touch({*near.nodes, *(pool.roomy(wish) if wish.count > 1 else ())})
@@ -110,7 +110,7 @@ class Head:
             slots=max(0, free.slots - most),
         )
 
-    def kept(self, kind: Kind) -> tuple[int, int] | None:
+    def kept(self, kind: NodeKind) -> tuple[int, int] | None:
         """GPUs and cores that are kept on every node of a kind at least; None when all of it is."""
         if math.isfinite(self.start) and self._backfill:
             return 0, 0
@@ -143,12 +143,12 @@ class Head:
         if again:
             self._reserve()
 
-    def _kind(self, node_id: str) -> Kind:
+    def _kind(self, node_id: str) -> NodeKind:
         kind = self._pool.kind_of(node_id)
         assert kind is not None  # Only nodes that take work are looked at.
         return kind
 
-    def _survey(self, kind: Kind) -> None:
+    def _survey(self, kind: NodeKind) -> None:
         fewest = self.wish.count
         node_ids = self._pool.nodes_of(kind)
         for node_id in node_ids:
@@ -162,7 +162,7 @@ class Head:
         if fewest and not self._backfill:
             self._kept[kind] = None
 
-    def _node_openings(self, kind: Kind, node_id: str) -> list[float]:
+    def _node_openings(self, kind: NodeKind, node_id: str) -> list[float]:
         return openings(
             self.wish,
             kind,
@@ -211,7 +211,7 @@ class Head:
 
 
 def openings(
-    wish: Wish, kind: Kind, matching: Sequence[int], *, stays: Sequence[Stay], claims: Iterable[Share], now: float
+    wish: Wish, kind: NodeKind, matching: Sequence[int], *, stays: Sequence[Stay], claims: Iterable[Share], now: float
 ) -> list[float]:
     """When a node has room for the first node of a gang, for the second and so on, as those that stay end."""
     needs, gpus = wish.needs, wish.gpus
@@ -244,7 +244,7 @@ class Heads:
         self._pool = pool
         self._now = now
         self._backfill = backfill
-        self._covered: dict[Kind, Key] = {}
+        self._covered: dict[NodeKind, Key] = {}
         self._all: dict[str, Head] = {}
 
     def __iter__(self) -> Iterator[Head]:

@@ -18,7 +18,7 @@ from trainmaster.server.scheduling.virtual_time import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitTimes:
     """How long the jobs of a class waited between arrival and first start."""
 
     jobs: int
@@ -51,7 +51,7 @@ class Figures:
     """GPU-seconds held over GPU-seconds there were in the makespan; None without GPUs."""
     cpu_utilisation: float
     """The same for the cores that jobs asked for."""
-    waiting: Mapping[str, Waiting]
+    waiting: Mapping[str, WaitTimes]
     """By class."""
     preemptions: int
     lost_gpu_s: float
@@ -160,7 +160,7 @@ class Tally(Watcher):
             pass_p99_s=percentile(self._passes, 99),
         )
 
-    def _waiting(self) -> dict[str, Waiting]:
+    def _waiting(self) -> dict[str, WaitTimes]:
         waits: defaultdict[str, list[float]] = defaultdict(list)
         never: Counter[str] = Counter()
         for job_id, job in self._jobs.items():
@@ -169,7 +169,7 @@ class Tally(Watcher):
             else:
                 never[job.label] += 1
         return {
-            label: Waiting(
+            label: WaitTimes(
                 jobs=len(waits[label]) + never[label],
                 never_started=never[label],
                 mean_s=sum(waits[label]) / len(waits[label]) if waits[label] else 0.0,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Node, Queue, Share, whole
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.server.scheduling.job_lots import Line, Waiting
+from trainmaster.server.scheduling.job_lots import Line, WaitingJobs
 from trainmaster.server.scheduling.placement import Amounts, Inventory, inventory_from_nodes
 
 
@@ -219,7 +219,7 @@ class ClusterView:
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
     inventory: Inventory = field(default_factory=Inventory)
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: WaitingJobs = field(default_factory=WaitingJobs)
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.server.settings.declared import TABLES
-from trainmaster.server.settings.resolution import Origin, Resolved, variable_of
+from trainmaster.server.settings.resolution import Resolved, SettingOrigin, variable_of
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.settings.values import HIDDEN, in_words, kinds_of, toml_of, without_password
 
@@ -46,7 +46,7 @@ _TABLES = """\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class SettingDescription:
     """One setting in words."""
 
     name: str
@@ -58,12 +58,12 @@ class Described:
     secret: bool
 
 
-def settings() -> Iterator[Described]:
+def settings() -> Iterator[SettingDescription]:
     """Every setting, in the order of the fields."""
     kinds, words = kinds_of(Settings), meanings(Settings)
     for each in dataclasses.fields(Settings):
         default = "~/.trainmaster" if each.name == "data_dir" else each.default
-        yield Described(
+        yield SettingDescription(
             name=each.name,
             type=in_words(kinds[each.name]),
             default=default,
@@ -74,7 +74,7 @@ def settings() -> Iterator[Described]:
         )
 
 
-def shown(resolved: Resolved) -> Iterator[tuple[Described, object, Origin]]:
+def shown(resolved: Resolved) -> Iterator[tuple[SettingDescription, object, SettingOrigin]]:
     """Every setting with its value, as it may be shown, and where that comes from."""
     for each in settings():
         value = getattr(resolved.settings, each.name)
@@ -118,7 +118,7 @@ def _entry(entry: Any) -> dict[str, object]:
     }
 
 
-def _masked(each: Described, value: object) -> object:
+def _masked(each: SettingDescription, value: object) -> object:
     if each.secret:
         return HIDDEN if value else value
     return without_password(value) if isinstance(value, str) else value

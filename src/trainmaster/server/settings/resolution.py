@@ -16,7 +16,7 @@ from trainmaster.server import failpoints
 from trainmaster.server.settings.declared import TABLES, Declared, read_declared
 from trainmaster.server.settings.settings import HOME_VARIABLE, Settings, default_data_dir
 from trainmaster.server.settings.values import (
-    Problem,
+    SettingProblem,
     SettingsError,
     kinds_of,
     line_of,
@@ -48,7 +48,7 @@ _OF_OTHERS = frozenset(
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 
 
-class Source(StrEnum):
+class SettingSource(StrEnum):
     """Where a value comes from; later ones win."""
 
     DEFAULT = "default"
@@ -58,10 +58,10 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class SettingOrigin:
     """Where the value of a setting comes from."""
 
-    source: Source
+    source: SettingSource
     place: str = ""
     """`FILE:LINE`, a variable or a flag."""
 
@@ -71,7 +71,7 @@ class Resolved:
     """A server's settings, where they come from, and what the file says of the cluster."""
 
     settings: Settings
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, SettingOrigin]
     declared: Declared = field(default_factory=Declared)
     file: Path | None = None
 
@@ -114,15 +114,19 @@ class _Resolving:
     ) -> None:
         self._environment = environment
         self._kinds = kinds_of(Settings)
-        self._problems: list[Problem] = []
+        self._problems: list[SettingProblem] = []
         self._declared = Declared()
         home = environment.get(HOME_VARIABLE)
-        origin = Origin(source=Source.ENVIRONMENT, place=HOME_VARIABLE) if home else Origin(source=Source.DEFAULT)
-        self._by_default: dict[str, tuple[Any, Origin]] = {
+        origin = (
+            SettingOrigin(source=SettingSource.ENVIRONMENT, place=HOME_VARIABLE)
+            if home
+            else SettingOrigin(source=SettingSource.DEFAULT)
+        )
+        self._by_default: dict[str, tuple[Any, SettingOrigin]] = {
             "data_dir": (Path(home or default_data_dir()).absolute(), origin),
-            **{name: (value, Origin(source=Source.DEFAULT)) for name, value in defaults.items()},
+            **{name: (value, SettingOrigin(source=SettingSource.DEFAULT)) for name, value in defaults.items()},
         }
-        self._by_file: dict[str, tuple[Any, Origin]] = {}
+        self._by_file: dict[str, tuple[Any, SettingOrigin]] = {}
         self._by_variable = self._read_variables()
         self._by_flag = self._read_flags(flags)
 
@@ -142,7 +146,7 @@ class _Resolving:
         if self._problems:
             raise SettingsError(self._problems)
         found = self._by_default | self._by_file | self._by_variable | self._by_flag
-        origins = dict.fromkeys(_FIELDS, Origin(source=Source.DEFAULT))
+        origins = dict.fromkeys(_FIELDS, SettingOrigin(source=SettingSource.DEFAULT))
         return Resolved(
             settings=Settings(**{name: value for name, (value, _) in found.items()}),
             origins=origins | {name: origin for name, (_, origin) in found.items()},
@@ -151,10 +155,10 @@ class _Resolving:
         )
 
     def _complain(self, place: str, message: str) -> None:
-        self._problems.append(Problem(place=place, message=message))
+        self._problems.append(SettingProblem(place=place, message=message))
 
-    def _read_variables(self) -> dict[str, tuple[Any, Origin]]:
-        found: dict[str, tuple[Any, Origin]] = {}
+    def _read_variables(self) -> dict[str, tuple[Any, SettingOrigin]]:
+        found: dict[str, tuple[Any, SettingOrigin]] = {}
         names = {variable_of(name): name for name in _FIELDS}
         for variable, text in sorted(self._environment.items()):
             if not variable.startswith(PREFIX) or not text:
@@ -166,13 +170,13 @@ class _Resolving:
             name = names[variable]
             try:
                 value = read_text(_FIELDS[name], self._kinds[name], text, Path.cwd())
-                found[name] = (value, Origin(source=Source.ENVIRONMENT, place=variable))
+                found[name] = (value, SettingOrigin(source=SettingSource.ENVIRONMENT, place=variable))
             except ValueError as error:
                 self._complain(variable, str(error))
         return found
 
-    def _read_flags(self, flags: Mapping[str, object]) -> dict[str, tuple[Any, Origin]]:
-        found: dict[str, tuple[Any, Origin]] = {}
+    def _read_flags(self, flags: Mapping[str, object]) -> dict[str, tuple[Any, SettingOrigin]]:
+        found: dict[str, tuple[Any, SettingOrigin]] = {}
         for name, given in flags.items():
             if given is None or given == []:
                 continue
@@ -189,7 +193,7 @@ class _Resolving:
                         "must hold no password: everybody on this machine can read it in the list of processes; "
                         f"set {variable_of(name)}, or {name} in the settings file"
                     )
-                found[name] = (value, Origin(source=Source.FLAG, place=flag))
+                found[name] = (value, SettingOrigin(source=SettingSource.FLAG, place=flag))
             except ValueError as error:
                 self._complain(flag, str(error))
         return found
@@ -227,7 +231,7 @@ class _Resolving:
                 continue
             try:
                 value = read_toml(_FIELDS[key], self._kinds[key], raw, file.parent)
-                self._by_file[key] = (value, Origin(source=Source.FILE, place=place((key,))))
+                self._by_file[key] = (value, SettingOrigin(source=SettingSource.FILE, place=place((key,))))
             except ValueError as error:
                 self._complain(f"{place((key,))}: {key}", str(error))
         self._declared = read_declared(

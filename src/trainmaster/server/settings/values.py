@@ -18,7 +18,7 @@ from trainmaster.server.settings.settings import NamedPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class SettingProblem:
     """One thing that is wrong."""
 
     place: str
@@ -32,7 +32,7 @@ class Problem:
 class SettingsError(ValueError):
     """The settings are not valid; the server does not start."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = tuple(problems)
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from trainmaster.server.core.errors import Problem, RefusedError, nearest, shown
 from trainmaster.server.core.training.types import FIELD, LORA_TYPES, TrainingType
-from trainmaster.server.core.training.values import Hyperparameter, Kind, Value
+from trainmaster.server.core.training.values import Hyperparameter, Value, ValueKind
 
 ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
@@ -23,7 +23,7 @@ _MAX_PROBLEMS = 100
 _ROWS = (
     Hyperparameter(
         name="learning_rate",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=2e-5,
         defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5},
         above=0,
@@ -31,7 +31,7 @@ _ROWS = (
     ),
     Hyperparameter(
         name="num_train_epochs",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=3.0,
         defaults={TrainingType.CONTINUED_PRETRAIN: 1.0},
         above=0,
@@ -39,21 +39,21 @@ _ROWS = (
     ),
     Hyperparameter(
         name="max_steps",
-        kind=Kind.INTEGER,
+        kind=ValueKind.INTEGER,
         default=-1,
         minimum=-1,
         meaning="Ends after so many optimizer steps, whatever num_train_epochs says; -1: it says.",
     ),
     Hyperparameter(
         name="warmup_steps",
-        kind=Kind.STEPS_OR_SHARE,
+        kind=ValueKind.STEPS_OR_SHARE,
         default=0.03,
         minimum=0,
         meaning="Steps in which the learning rate rises from 0; below 1, that share of all steps.",
     ),
     Hyperparameter(
         name="lr_scheduler_type",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default="linear",
         choices=(
             "linear",
@@ -67,105 +67,116 @@ _ROWS = (
         meaning="How the learning rate changes after the warm-up.",
     ),
     Hyperparameter(
-        name="weight_decay", kind=Kind.NUMBER, default=0.0, minimum=0, meaning="Pull of the weights towards 0."
+        name="weight_decay", kind=ValueKind.NUMBER, default=0.0, minimum=0, meaning="Pull of the weights towards 0."
     ),
     Hyperparameter(
-        name="adam_beta1", kind=Kind.NUMBER, default=0.9, minimum=0, below=1, meaning="Decay of the first moment."
+        name="adam_beta1", kind=ValueKind.NUMBER, default=0.9, minimum=0, below=1, meaning="Decay of the first moment."
     ),
     Hyperparameter(
-        name="adam_beta2", kind=Kind.NUMBER, default=0.999, minimum=0, below=1, meaning="Decay of the second moment."
+        name="adam_beta2",
+        kind=ValueKind.NUMBER,
+        default=0.999,
+        minimum=0,
+        below=1,
+        meaning="Decay of the second moment.",
     ),
     Hyperparameter(
-        name="adam_epsilon", kind=Kind.NUMBER, default=1e-8, above=0, meaning="Added to the second moment's root."
+        name="adam_epsilon", kind=ValueKind.NUMBER, default=1e-8, above=0, meaning="Added to the second moment's root."
     ),
     Hyperparameter(
         name="max_grad_norm",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=1.0,
         minimum=0,
         meaning="Gradients with a greater norm are scaled down to it; 0: they are not.",
     ),
     Hyperparameter(
         name="optim",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default="adamw_torch_fused",
         choices=("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
         meaning="The optimizer.",
     ),
     Hyperparameter(
-        name="logging_steps", kind=Kind.INTEGER, default=10, minimum=1, meaning="Steps between reports of the metrics."
+        name="logging_steps",
+        kind=ValueKind.INTEGER,
+        default=10,
+        minimum=1,
+        meaning="Steps between reports of the metrics.",
     ),
     Hyperparameter(
         name="eval_strategy",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default=None,
         choices=("no", "steps", "epoch"),
         meaning="When the validation data is evaluated. Left out: after each epoch where there is any, else no.",
     ),
     Hyperparameter(
         name="eval_steps",
-        kind=Kind.INTEGER,
+        kind=ValueKind.INTEGER,
         default=None,
         minimum=1,
         meaning="Steps between evaluations, with eval_strategy steps. Left out: as many as between checkpoints.",
     ),
     Hyperparameter(
         name="gradient_checkpointing",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=True,
         meaning="Compute activations anew in the backward pass, instead of keeping them: slower, in less memory.",
     ),
     Hyperparameter(
         name="mixed_precision",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default="auto",
         choices=("auto", "no", "bf16", "fp16"),
         meaning="The number format of the computation; auto is bf16 on a GPU that has it, else no.",
     ),
     Hyperparameter(
         name="attn_implementation",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default=None,
         choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
         meaning="What computes attention. Left out: what transformers chooses, but for packed samples on a GPU kernels "
         "that skip what samples do not see of each other.",
     ),
-    Hyperparameter(name="torch_compile", kind=Kind.FLAG, default=False, meaning="Compile the model before training."),
+    Hyperparameter(
+        name="torch_compile", kind=ValueKind.FLAG, default=False, meaning="Compile the model before training."
+    ),
     Hyperparameter(
         name="neftune_noise_alpha",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=None,
         above=0,
         meaning="Strength of noise that is added to the embeddings. Left out: none.",
     ),
     Hyperparameter(
         name="padding_free",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=False,
         meaning="Lay the samples of a batch end to end, without padding; needs attention that knows their ends.",
     ),
     Hyperparameter(
         name="use_liger_kernel",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=False,
         meaning="Use the kernels of the package liger-kernel.",
     ),
     Hyperparameter(
         name="tracker",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default="none",
         choices=("none", "trackio"),
         meaning="Where metrics are mirrored to.",
     ),
     Hyperparameter(
         name="tracker_project",
-        kind=Kind.TEXT,
+        kind=ValueKind.TEXT,
         default=None,
         meaning="The tracker's project. Left out: trainmaster.",
     ),
     Hyperparameter(
         name="completion_only_loss",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=True,
         defaults={TrainingType.FULL_FINETUNE: False},
         types=_COMPLETIONS,
@@ -173,18 +184,18 @@ _ROWS = (
     ),
     Hyperparameter(
         name="assistant_only_loss",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=True,
         defaults={TrainingType.FULL_FINETUNE: False},
         types=_COMPLETIONS,
         meaning="Train on what the assistant says alone, where rows are conversations.",
     ),
     Hyperparameter(
-        name="lora_r", kind=Kind.INTEGER, default=16, minimum=1, types=LORA_TYPES, meaning="The adapter's rank."
+        name="lora_r", kind=ValueKind.INTEGER, default=16, minimum=1, types=LORA_TYPES, meaning="The adapter's rank."
     ),
     Hyperparameter(
         name="lora_alpha",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=32.0,
         above=0,
         types=LORA_TYPES,
@@ -192,7 +203,7 @@ _ROWS = (
     ),
     Hyperparameter(
         name="lora_dropout",
-        kind=Kind.NUMBER,
+        kind=ValueKind.NUMBER,
         default=0.0,
         minimum=0,
         below=1,
@@ -201,7 +212,7 @@ _ROWS = (
     ),
     Hyperparameter(
         name="lora_target_modules",
-        kind=Kind.NAMES,
+        kind=ValueKind.NAMES,
         default=ALL_LINEAR,
         choices=(ALL_LINEAR,),
         types=LORA_TYPES,
@@ -210,7 +221,7 @@ _ROWS = (
     ),
     Hyperparameter(
         name="lora_bias",
-        kind=Kind.CHOICE,
+        kind=ValueKind.CHOICE,
         default="none",
         choices=("none", "all", "lora_only"),
         types=LORA_TYPES,
@@ -218,28 +229,28 @@ _ROWS = (
     ),
     Hyperparameter(
         name="use_rslora",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=False,
         types=LORA_TYPES,
         meaning="Count the adapter lora_alpha / √lora_r times.",
     ),
     Hyperparameter(
         name="use_dora",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
         default=False,
         types=LORA_TYPES,
         meaning="Train the magnitude of the weights apart from their direction.",
     ),
     Hyperparameter(
         name="modules_to_save",
-        kind=Kind.NAMES,
+        kind=ValueKind.NAMES,
         default=None,
         types=LORA_TYPES,
         meaning="Modules that are trained and saved whole, beside the adapter.",
     ),
     Hyperparameter(
         name="lora_init",
-        kind=Kind.FLAG_OR_CHOICE,
+        kind=ValueKind.FLAG_OR_CHOICE,
         default=True,
         # PEFT has more; those change the base model, so that the adapter alone would be of no use.
         choices=("gaussian", "orthogonal"),

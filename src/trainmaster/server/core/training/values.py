@@ -19,7 +19,7 @@ _MAX_INTEGER = 2**31 - 1
 _LONGEST_NUMBER = 64
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """How a value is written."""
 
     INTEGER = "whole number"
@@ -37,7 +37,7 @@ class Hyperparameter:
     """One hyperparameter."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Value
     meaning: str
     types: frozenset[TrainingType] = BUILT_IN
@@ -137,13 +137,13 @@ def _finite(text: str) -> float | None:
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
-_READERS: Mapping[Kind, Callable[[Hyperparameter, str], Value]] = {
-    Kind.INTEGER: _integer,
-    Kind.NUMBER: _number,
-    Kind.STEPS_OR_SHARE: _steps_or_share,
-    Kind.FLAG: _flag,
-    Kind.CHOICE: _choice,
-    Kind.TEXT: _text,
-    Kind.NAMES: _names,
-    Kind.FLAG_OR_CHOICE: _flag_or_choice,
+_READERS: Mapping[ValueKind, Callable[[Hyperparameter, str], Value]] = {
+    ValueKind.INTEGER: _integer,
+    ValueKind.NUMBER: _number,
+    ValueKind.STEPS_OR_SHARE: _steps_or_share,
+    ValueKind.FLAG: _flag,
+    ValueKind.CHOICE: _choice,
+    ValueKind.TEXT: _text,
+    ValueKind.NAMES: _names,
+    ValueKind.FLAG_OR_CHOICE: _flag_or_choice,
 }

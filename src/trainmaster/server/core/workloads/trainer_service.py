@@ -26,7 +26,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class TrainerArgument:
     """An argument of the trainer process."""
 
     name: str
@@ -41,7 +41,7 @@ class Option:
 class Said:
     """An argument that was understood."""
 
-    option: Option
+    option: TrainerArgument
     value: Any
 
 
@@ -75,25 +75,27 @@ def _seconds(text: str) -> float:
     return found
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option(name="forward_only", flag="--forward-only", meaning="only forward passes, as `forward_only`"),
-    Option(
+OPTIONS: tuple[TrainerArgument, ...] = (
+    TrainerArgument(name="forward_only", flag="--forward-only", meaning="only forward passes, as `forward_only`"),
+    TrainerArgument(
         name="precision", flag="--precision", meaning=f"of the base model: {', '.join(PRECISIONS)}", read=_precision
     ),
-    Option(name="max_adapters", flag="--max-adapters", meaning="how many models may be loaded at a time", read=_count),
-    Option(
+    TrainerArgument(
+        name="max_adapters", flag="--max-adapters", meaning="how many models may be loaded at a time", read=_count
+    ),
+    TrainerArgument(
         name="keep_results_s",
         flag="--keep-results-s",
         meaning="for how many seconds results can be fetched again",
         read=_seconds,
     ),
-    Option(
+    TrainerArgument(
         name="gradient_accumulation_steps",
         flag="--gradient-accumulation-steps",
         meaning="so many optim_steps make one, as `gradient_accumulation_steps`",
         read=_count,
     ),
-    Option(
+    TrainerArgument(
         name="tempered_logprobs",
         flag="--tempered-logprobs",
         meaning="sampled tokens have the log-probabilities of what they were drawn from, after temperature, top_k and "

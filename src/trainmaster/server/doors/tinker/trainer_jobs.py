@@ -29,7 +29,7 @@ from trainmaster.server.core.errors import (
     choice_message,
 )
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.shapes import Chosen, Reference, Shapes
+from trainmaster.server.core.shapes import ChosenShape, Reference, Shapes
 from trainmaster.server.core.spec import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
@@ -227,7 +227,7 @@ class TinkerTrainers:
         chosen = self._chosen(account_id, model, mode, rank)
         return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._shape)
 
-    def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> Chosen:
+    def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> ChosenShape:
         if self._shape:
             return self._shapes.named(Reference(account_id=account_id, shape=self._shape, version=None))
         with self._database.read() as connection:

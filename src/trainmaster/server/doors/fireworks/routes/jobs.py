@@ -22,7 +22,7 @@ from trainmaster.server.core.errors import (
     SpecError,
 )
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.shapes import ANYBODYS, Chosen, Reference
+from trainmaster.server.core.shapes import ANYBODYS, ChosenShape, Reference
 from trainmaster.server.core.spec import SubmitJobRequest, parse
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
@@ -259,7 +259,7 @@ def _require_not_deleted(job: Job) -> None:
         raise NotFoundError(f"trainer {job.handle or job.job_id} was deleted; make a new one")
 
 
-def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) -> Chosen:
+def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) -> ChosenShape:
     has_gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
     chosen = context.shapes.choose(
         gpus=has_gpus,
