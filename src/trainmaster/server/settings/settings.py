@@ -77,7 +77,9 @@ SIMULATED_GPUS_VARIABLE = "TRAINMASTER_SIMULATED_GPUS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One server's settings."""
+    """One server's settings, by topic; documentation and `trainmaster config` list them in this order."""
+
+    # The process and its address
 
     data_dir: Path = field(metadata={"flag": "--data-dir"})
     """All of the server's own state."""
@@ -85,107 +87,19 @@ class Settings:
     """The address to listen on."""
     port: int = field(default=7070, metadata={"flag": "--port", "minimum": 0, "maximum": 65535})
     """The port to listen on; 0 chooses a free one."""
-    database_url: str = field(default="", repr=False, metadata={"flag": "--database"})
-    """Where the database is: `sqlite:////srv/trainmaster.db` on a local disk, or `postgresql://user@host/database`.
-    Empty: SQLite in the data directory."""
-    runs_root: Path | None = field(default=None, metadata={"flag": "--runs-root"})
-    """Where run directories lie: requests, logs, metrics. Not set: `runs` in the data directory."""
-    artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
-    """Where checkpoints and results lie, and then also shipped files. Not set: `artifacts` in the data directory."""
-    cache_root: Path | None = field(default=None, metadata={"flag": "--cache-root"})
-    """Where models and data that jobs name are kept once they were fetched and prepared. Not set: `cache` in the data
-    directory."""
-    data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
-    """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
-    model_aliases: tuple[NamedPath, ...] = field(default=(), metadata={"flag": "--model-alias"})
-    """Names of base models, such as `Qwen/Qwen3-8B=/srv/models/qwen3-8b`, each with the directory of a transformers
-    checkpoint: what trainer services may be asked for."""
-    shapes_dir: Path | None = field(default=None, metadata={"flag": "--shapes-dir"})
-    """Where the training shapes of this server lie, one YAML file each. Not set: `shapes` in the data directory."""
-    runtimes_dir: Path | None = field(default=None, metadata={"flag": "--runtimes-dir"})
-    """Where the training runtimes of this server lie, in YAML files. Not set: `runtimes` in the data directory."""
-    tinker_shape: str = ""
-    """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
-    enough, on a GPU where there is one."""
-    tinker_tempered_logprobs: bool = False
-    """Whether trainers that are started for plain Tinker clients give sampled tokens the log-probabilities of the
-    distribution that they were drawn from (temperature, top-k, top-p). Otherwise they are the model's own, at
-    temperature 1, which training computes."""
-    tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
-    """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
-    it; what it has not saved is saved for a week. Clients beat every ten seconds; a laptop may sleep a little
-    longer."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
     """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
     jobs."""
-    backends: tuple[str, ...] = ()
-    """Where jobs can run: `local` and `container`; the first is the default of jobs that name none. Empty: `local`,
-    then `container` where `trainmaster[containers]` is installed; its engine is looked for when a job needs one."""
-    container_host: str = ""
-    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
-    CONTAINER_HOST, or the sockets of docker and podman, in that order. It has to run on this machine, whose files
-    containers share."""
-    container_runtime: ContainerRuntime = ContainerRuntime.AUTO
-    """Which engine that must be; `auto` takes whichever answers."""
-    container_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
-    """When images are fetched, for jobs that do not say."""
-    container_image: str = ""
-    """The image of jobs that name none. Empty: such a job is refused for the backend `container`."""
-    transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
-    """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
     advertise_url: str = field(default="", metadata={"flag": "--advertise-url"})
     """Where workers reach an API when they report over HTTP; empty means this server itself. Attempts keep the address
     that they were given, so that the port must not be 0."""
-    simulated_gpus: str = field(default="", metadata={"flag": "--simulated-gpus"})
-    """GPUs to pretend to have, such as `H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node,
-    semicolons part nodes."""
-    slots_per_node: int = field(default=0, metadata={"flag": "--slots", "minimum": 0})
-    """How many job nodes run on a machine at a time; 0 means four for each core, at least 16."""
-    autoscaling: bool = False
-    """Nodes are added when jobs wait for them: a job that no present node could hold is queued, not refused."""
-    max_blob_bytes: int = field(default=2 << 30, metadata={"minimum": 1})
-    """The largest file that can be shipped with a job."""
+    transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
+    """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
     lease_s: float = field(default=5.0, metadata={"minimum": 0.1})
     """How long a leader leads without renewing."""
-    blob_keep_s: float = field(default=24 * 3600.0, metadata={"minimum": 0})
-    """A blob that no job uses is removed after this long."""
-    keep_runs_s: float = field(default=0.0, metadata={"minimum": 0})
-    """Run directories (logs, metrics, working directories) are removed so long after their job ended; 0 keeps them."""
-    keep_checkpoints_s: float = field(default=0.0, metadata={"minimum": 0})
-    """Checkpoints are removed so long after their job ended, but for pinned ones, the best and the latest; of a deleted
-    job, all. 0 keeps them."""
-    keep_deleted_s: float = field(default=0.0, metadata={"minimum": 0})
-    """The files of a deleted job are removed so long after its deletion; 0 keeps them until it is purged."""
-    keep_caches_s: float = field(default=7 * 24 * 3600.0, metadata={"minimum": 0})
-    """What couriers left in `spool` is removed so long after their attempt ended; 0 keeps it."""
-    keep_sessions_s: float = field(default=30 * 24 * 3600.0, metadata={"minimum": 0})
-    """The record of a Tinker session is removed so long after its end, with its samplers and with those of its training
-    runs that have no saved weights; runs that have some stay, and their session with them. 0 keeps all."""
-    log_cap_mb: int = field(default=1024, metadata={"minimum": 0})
-    """How much each log of a rank, stdout and stderr apart, may hold, in MiB: beyond that its middle is removed. 0: as
-    much as it likes."""
-    stalled_after_s: float = field(default=900.0, metadata={"flag": "--stalled-after-s", "minimum": 0.1})
-    """A job that makes no step for so long, after its first one, is shown as stalled."""
-    secret_key: str = field(default="", repr=False, metadata={"secret": True})
-    """What secrets are sealed with: 32 random bytes in base64. Empty: the file `secret-key` beside an SQLite database,
-    made at the first start. PostgreSQL needs it, the same on every server."""
-    old_secret_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
-    """Keys that were `secret_key` before; they open what they sealed."""
-    token_exchange: str = ""
-    """Where an RFC 8693 endpoint exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: nowhere."""
-    scaidrive_url: str = ""
-    """Where `scaidrive://` paths are fetched from, with the caller's own token; empty: jobs cannot name them."""
-    scaiatlas_url: str = ""
-    """Where `scaiatlas://` paths and models are fetched from, with the caller's own token; empty: jobs cannot name
-    them."""
-    private_urls: bool | None = None
-    """Whether URLs of models and data that jobs name may lead to addresses that are not public. Not set: only where
-    nobody but this machine can reach the server."""
-    allow_trust_remote_code: bool = False
-    """Whether jobs may run code that comes with a model (`base_model.trust_remote_code`)."""
-    shared_uid: bool = False
-    """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
-    only the account `default` may, and others need a uid of their own, or containers."""
+
+    # TLS, and who may ask how often
+
     tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert"})
     """The server's certificate with its chain, in PEM. Any address but loopback needs it and `tls_key`, or
     `behind_proxy`."""
@@ -204,11 +118,122 @@ class Settings:
     """Requests that a key which was quiet may make at once, whatever the rate."""
     open_metrics: bool = False
     """Whether `/metrics` needs no key."""
+
+    # The database and secrets
+
+    database_url: str = field(default="", repr=False, metadata={"flag": "--database"})
+    """Where the database is: `sqlite:////srv/trainmaster.db` on a local disk, or `postgresql://user@host/database`.
+    Empty: SQLite in the data directory."""
+    secret_key: str = field(default="", repr=False, metadata={"secret": True})
+    """What secrets are sealed with: 32 random bytes in base64. Empty: the file `secret-key` beside an SQLite database,
+    made at the first start. PostgreSQL needs it, the same on every server."""
+    old_secret_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
+    """Keys that were `secret_key` before; they open what they sealed."""
+
+    # Directories
+
+    runs_root: Path | None = field(default=None, metadata={"flag": "--runs-root"})
+    """Where run directories lie: requests, logs, metrics. Not set: `runs` in the data directory."""
+    artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
+    """Where checkpoints and results lie, and then also shipped files. Not set: `artifacts` in the data directory."""
+    cache_root: Path | None = field(default=None, metadata={"flag": "--cache-root"})
+    """Where models and data that jobs name are kept once they were fetched and prepared. Not set: `cache` in the data
+    directory."""
+    data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
+    """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
+    shapes_dir: Path | None = field(default=None, metadata={"flag": "--shapes-dir"})
+    """Where the training shapes of this server lie, one YAML file each. Not set: `shapes` in the data directory."""
+    runtimes_dir: Path | None = field(default=None, metadata={"flag": "--runtimes-dir"})
+    """Where the training runtimes of this server lie, in YAML files. Not set: `runtimes` in the data directory."""
+
+    # Backends and nodes
+
+    backends: tuple[str, ...] = ()
+    """Where jobs can run: `local` and `container`; the first is the default of jobs that name none. Empty: `local`,
+    then `container` where `trainmaster[containers]` is installed; its engine is looked for when a job needs one."""
+    container_host: str = ""
+    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
+    CONTAINER_HOST, or the sockets of docker and podman, in that order. It has to run on this machine, whose files
+    containers share."""
+    container_runtime: ContainerRuntime = ContainerRuntime.AUTO
+    """Which engine that must be; `auto` takes whichever answers."""
+    container_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
+    """When images are fetched, for jobs that do not say."""
+    container_image: str = ""
+    """The image of jobs that name none. Empty: such a job is refused for the backend `container`."""
+    simulated_gpus: str = field(default="", metadata={"flag": "--simulated-gpus"})
+    """GPUs to pretend to have, such as `H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node,
+    semicolons part nodes."""
+    slots_per_node: int = field(default=0, metadata={"flag": "--slots", "minimum": 0})
+    """How many job nodes run on a machine at a time; 0 means four for each core, at least 16."""
+    autoscaling: bool = False
+    """Nodes are added when jobs wait for them: a job that no present node could hold is queued, not refused."""
+    shared_uid: bool = False
+    """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
+    only the account `default` may, and others need a uid of their own, or containers."""
+
+    # Models and data that jobs name
+
+    model_aliases: tuple[NamedPath, ...] = field(default=(), metadata={"flag": "--model-alias"})
+    """Names of base models, such as `Qwen/Qwen3-8B=/srv/models/qwen3-8b`, each with the directory of a transformers
+    checkpoint: what trainer services may be asked for."""
+    allow_trust_remote_code: bool = False
+    """Whether jobs may run code that comes with a model (`base_model.trust_remote_code`)."""
+    private_urls: bool | None = None
+    """Whether URLs of models and data that jobs name may lead to addresses that are not public. Not set: only where
+    nobody but this machine can reach the server."""
+    token_exchange: str = ""
+    """Where an RFC 8693 endpoint exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: nowhere."""
+    scaidrive_url: str = ""
+    """Where `scaidrive://` paths are fetched from, with the caller's own token; empty: jobs cannot name them."""
+    scaiatlas_url: str = ""
+    """Where `scaiatlas://` paths and models are fetched from, with the caller's own token; empty: jobs cannot name
+    them."""
+    max_blob_bytes: int = field(default=2 << 30, metadata={"minimum": 1})
+    """The largest file that can be shipped with a job."""
+
+    # Plain Tinker clients
+
+    tinker_shape: str = ""
+    """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
+    enough, on a GPU where there is one."""
+    tinker_tempered_logprobs: bool = False
+    """Whether trainers that are started for plain Tinker clients give sampled tokens the log-probabilities of the
+    distribution that they were drawn from (temperature, top-k, top-p). Otherwise they are the model's own, at
+    temperature 1, which training computes."""
+    tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
+    """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
+    it; what it has not saved is saved for a week. Clients beat every ten seconds; a laptop may sleep a little
+    longer."""
+
+    # Retention
+
+    blob_keep_s: float = field(default=24 * 3600.0, metadata={"minimum": 0})
+    """A blob that no job uses is removed after this long."""
+    keep_runs_s: float = field(default=0.0, metadata={"minimum": 0})
+    """Run directories (logs, metrics, working directories) are removed so long after their job ended; 0 keeps them."""
+    keep_checkpoints_s: float = field(default=0.0, metadata={"minimum": 0})
+    """Checkpoints are removed so long after their job ended, but for pinned ones, the best and the latest; of a deleted
+    job, all. 0 keeps them."""
+    keep_deleted_s: float = field(default=0.0, metadata={"minimum": 0})
+    """The files of a deleted job are removed so long after its deletion; 0 keeps them until it is purged."""
+    keep_caches_s: float = field(default=7 * 24 * 3600.0, metadata={"minimum": 0})
+    """What couriers left in `spool` is removed so long after their attempt ended; 0 keeps it."""
+    keep_sessions_s: float = field(default=30 * 24 * 3600.0, metadata={"minimum": 0})
+    """The record of a Tinker session is removed so long after its end, with its samplers and with those of its training
+    runs that have no saved weights; runs that have some stay, and their session with them. 0 keeps all."""
+    log_cap_mb: int = field(default=1024, metadata={"minimum": 0})
+    """How much each log of a rank, stdout and stderr apart, may hold, in MiB: beyond that its middle is removed. 0: as
+    much as it likes."""
+
+    # Reports: logs, webhooks and stalled jobs
+
     log_format: LogFormat = LogFormat.TEXT
     """How the log is written: `text` for people, or `json`, an object on each line, with a line for each request."""
     log_level: LogLevel = LogLevel.INFO
     """What is logged: from this level on."""
-
+    stalled_after_s: float = field(default=900.0, metadata={"flag": "--stalled-after-s", "minimum": 0.1})
+    """A job that makes no step for so long, after its first one, is shown as stalled."""
     webhook_private_addresses: bool | None = None
     """Whether webhooks may lead to addresses that are not public. Not set: only where nobody but this machine can reach
     the server."""
