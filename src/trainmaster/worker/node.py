@@ -282,7 +282,7 @@ class NodeRun:
         """Where the kernel does not, hold the processes to what is booked for them."""
         ends = self._verdict is not None or self._stopping.cause is not None
         if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
-            message = self._memory.excess(now, lambda: descendants(os.getpid()))
+            message = self._memory.excess(now, lambda: (process.pid for process in descendants(os.getpid())))
             if message is not None:
                 evidence = self._evidence(self._around.first_rank)
                 self._fail(

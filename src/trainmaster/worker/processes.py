@@ -14,8 +14,9 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from trainmaster.protocol.environment import ATTEMPT_ID, NODE
 from trainmaster.worker.cgroups import members_pattern, remove_groups
@@ -85,23 +86,60 @@ def wake_on_children(selector: selectors.BaseSelector) -> socket.socket:
     return writer
 
 
-def descendants(pid: int) -> list[int]:
+class SeenProcess(NamedTuple):
+    """A process at the moment when it was looked at: once it has ended, the kernel gives its pid to another."""
+
+    pid: int
+    start_time: int
+
+
+def seen(pid: int) -> SeenProcess | None:
+    """A process that is there now, or its zombie."""
+    start_time = start_time_of(pid)
+    return None if start_time is None else SeenProcess(pid, start_time)
+
+
+def descendants(pid: int) -> list[SeenProcess]:
     """Every process below `pid`, parents before their children, zombies included."""
     children_of = _listed_children if _kernel_lists_children() else _children_by_parent().get
-    found: list[int] = []
-    frontier = [pid]
+    found: list[SeenProcess] = []
+    frontier = list(filter(None, [seen(pid)]))
     while frontier:
-        children = list(children_of(frontier.pop()) or ())
-        found += children
-        frontier += children
+        parent = frontier.pop()
+        children = [child for each in children_of(parent.pid) or () if (child := _seen_below(each, parent.pid))]
+        if start_time_of(parent.pid) == parent.start_time:  # else these are the children of another
+            found += children
+            frontier += children
     return found
 
 
-def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each of these processes that still exists."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def signal_all(processes: Iterable[SeenProcess], number: signal.Signals) -> None:
+    """Send a signal to each of these processes that still exists, and to no other that has its pid now."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError), _held(process.pid) as send:
+            if start_time_of(process.pid) == process.start_time:
+                send(number)
+
+
+@contextlib.contextmanager
+def _held(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
+    """What sends signals to the process that has a pid now, whoever has it later."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):  # a kernel before 5.3, a sandbox without this call, or a Python built without it
+        yield functools.partial(os.kill, pid)
+        return
+    try:
+        yield functools.partial(signal.pidfd_send_signal, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _seen_below(pid: int, parent: int) -> SeenProcess | None:
+    fields = _stat(pid)
+    return SeenProcess(pid, int(fields[19])) if fields and int(fields[1]) == parent else None
 
 
 def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0) -> int:
@@ -113,7 +151,7 @@ def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0)
     Raises:
         TimeoutError: some are still there after `patience_s`.
     """
-    killed: set[int] = set()
+    killed: set[SeenProcess] = set()
     deadline = time.monotonic() + patience_s
     clean_scans = 0
     # Two, because what a process forked during its last moments may have escaped one scan.
@@ -124,13 +162,13 @@ def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0)
         clean_scans = 0 if found else clean_scans + 1
         if found:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes of {attempt_id} do not end: {found}")
+                raise TimeoutError(f"processes of {attempt_id} do not end: {[process.pid for process in found]}")
             time.sleep(_SWEEP_PAUSE_S)
     remove_groups(attempt_id, node)
     return len(killed)
 
 
-def _processes_of(attempt_id: str, node: int | None) -> Iterator[int]:
+def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
     marks = {f"{ATTEMPT_ID}={attempt_id}".encode()}
     if node is not None:
         marks.add(f"{NODE}={node}".encode())
@@ -139,12 +177,14 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[int]:
     for pid in _pids():
         if pid == own:
             continue
+        # Its start is read first: if it is the same when the signal is sent, the marks were those of this process.
+        fields = _stat(pid)
+        if fields is None or fields[0] in ("Z", "X"):
+            continue
         with contextlib.suppress(OSError):
             marked = marks.issubset(_environ(pid).split(b"\0"))
             if marked or in_cgroup.search(_read(f"/proc/{pid}/cgroup")):
-                fields = _stat(pid)
-                if fields and fields[0] not in ("Z", "X"):
-                    yield pid
+                yield SeenProcess(pid, int(fields[19]))
 
 
 def _environ(pid: int) -> bytes:
@@ -229,7 +269,7 @@ class StackDump:
         self._printing: dict[int, tuple[str, int]] = {}
         for rank, pid in ranks.items():
             # Whoever does not catch the signal would die of it: a shell around the program, for instance.
-            catching = [found for found in (pid, *descendants(pid)) if _catches(found, signal.SIGUSR1)]
+            catching = [found for found in _with_descendants(pid) if _catches(found.pid, signal.SIGUSR1)]
             if rank in capable and catching:
                 log = error_logs[rank]
                 self._printing[rank] = (log, _size(log))
@@ -245,7 +285,11 @@ class StackDump:
 
 
 def _kernel_view(pid: int) -> str:
-    return "\n".join(text for process in (pid, *descendants(pid)) if (text := _process_view(process)))
+    return "\n".join(text for process in _with_descendants(pid) if (text := _process_view(process.pid)))
+
+
+def _with_descendants(pid: int) -> list[SeenProcess]:
+    return [*filter(None, [seen(pid)]), *descendants(pid)]
 
 
 def _process_view(pid: int) -> str:

@@ -14,7 +14,7 @@ from trainmaster.protocol.memory_file import KILL_LED
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import Control
 from trainmaster.worker.cgroups import Cgroup
-from trainmaster.worker.processes import descendants, signal_all
+from trainmaster.worker.processes import descendants, seen, signal_all
 from trainmaster.worker.records import Journal
 from trainmaster.worker.verdict import ProcessEnd
 
@@ -132,15 +132,16 @@ class Tree:
         self.killed = True
         if self._killing_from is None:
             self._killing_from = now
-            signal_all(self._leads, KILL_LED)
+            signal_all(filter(None, map(seen, self._leads)), KILL_LED)
         spared = self._leads if now < self._killing_from + _LEADS_S else set()
-        signal_all((pid for pid in descendants(os.getpid()) if pid not in spared), signal.SIGKILL)
+        below = descendants(os.getpid())
+        signal_all((process for process in below if process.pid not in spared), signal.SIGKILL)
 
     def _adopt_all(self) -> None:
         adopted: set[int] = set()
         # What they start after they were moved is in the group already; what they started before is found next time.
         for _ in range(_ADOPT_PASSES):
-            new = set(descendants(os.getpid())) - adopted
+            new = {process.pid for process in descendants(os.getpid())} - adopted
             if not new:
                 return
             self._cgroup.adopt(new)
