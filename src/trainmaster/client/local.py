@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from trainmaster import __version__
 from trainmaster.client.errors import LocalServerError
-from trainmaster.protocol.processes import AT_REST, KEPT, ProcessIdentity, is_alive
+from trainmaster.protocol.processes import AT_REST, KEPT, ProcessIdentity, is_alive, send_signal
 
 START_TIMEOUT_S = 60.0
 """Generous: a first start on a slow disk makes the database."""
@@ -152,7 +152,7 @@ def stop() -> bool:
         return False
     process = server.process
     try:
-        os.kill(process.pid, signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
         return True
     except PermissionError:

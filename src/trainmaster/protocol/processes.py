@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,43 @@ def identity_of(pid: int) -> ProcessIdentity | None:
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process still runs (a zombie does not)."""
     return identity_of(identity.pid) == identity
+
+
+def send_signal(identity: ProcessIdentity, number: int) -> None:
+    """Send a signal to this very process.
+
+    Raises:
+        ProcessLookupError: it has ended.
+        PermissionError: it belongs to another user.
+    """
+    signal_if(identity.pid, lambda: is_alive(identity), number)
+
+
+def signal_if(pid: int, is_meant: Callable[[], bool], number: int) -> None:
+    """Send a signal to the process that has a pid now, if it is the one that is meant.
+
+    A descriptor holds the process before it is looked at: the signal cannot reach whoever gets the pid next.
+
+    Raises:
+        ProcessLookupError: there is none, or another one.
+        PermissionError: it belongs to another user.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):  # a kernel before 5.3, a sandbox without this call, or a Python built without it
+        descriptor = None
+    try:
+        if not is_meant():
+            raise ProcessLookupError(f"process {pid} has ended")
+        if descriptor is None:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @functools.cache

@@ -33,7 +33,7 @@ from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.log_gaps import Gap
-from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive
+from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive, send_signal
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import (
@@ -382,5 +382,5 @@ class _Courier:
 def _kill(process: ProcessIdentity) -> None:
     while is_alive(process):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         time.sleep(0.01)

@@ -14,11 +14,12 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from trainmaster.protocol.environment import ATTEMPT_ID, NODE
+from trainmaster.protocol.processes import signal_if
 from trainmaster.worker.cgroups import members_pattern, remove_groups
 
 # Looked up here, so that a fresh child has nothing to resolve between fork and exec.
@@ -107,7 +108,7 @@ def descendants(pid: int) -> list[SeenProcess]:
     while frontier:
         parent = frontier.pop()
         children = [child for each in children_of(parent.pid) or () if (child := _seen_below(each, parent.pid))]
-        if start_time_of(parent.pid) == parent.start_time:  # else these are the children of another
+        if _is_still(parent):  # else these are the children of another
             found += children
             frontier += children
     return found
@@ -116,25 +117,12 @@ def descendants(pid: int) -> list[SeenProcess]:
 def signal_all(processes: Iterable[SeenProcess], number: signal.Signals) -> None:
     """Send a signal to each of these processes that still exists, and to no other that has its pid now."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError), _held(process.pid) as send:
-            if start_time_of(process.pid) == process.start_time:
-                send(number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal_if(process.pid, functools.partial(_is_still, process), number)
 
 
-@contextlib.contextmanager
-def _held(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
-    """What sends signals to the process that has a pid now, whoever has it later."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except (OSError, AttributeError):  # a kernel before 5.3, a sandbox without this call, or a Python built without it
-        yield functools.partial(os.kill, pid)
-        return
-    try:
-        yield functools.partial(signal.pidfd_send_signal, descriptor)
-    finally:
-        os.close(descriptor)
+def _is_still(process: SeenProcess) -> bool:
+    return start_time_of(process.pid) == process.start_time
 
 
 def _seen_below(pid: int, parent: int) -> SeenProcess | None:

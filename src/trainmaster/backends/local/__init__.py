@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import stat
 import threading
@@ -23,7 +22,7 @@ from trainmaster.backends.base import LaunchError, endpoint_on_node
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import LOCAL
-from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive
+from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive, send_signal
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import SEARCH_ONLY, RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
@@ -204,7 +203,7 @@ def kill_worker(directory: RunDirectory, node: int) -> None:
     claimant = directory.claimant(node)
     if claimant and liveness_of(directory, node) is Liveness.ALIVE:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(claimant["pid"]), signal.SIGKILL)
+            send_signal(ProcessIdentity.from_json(claimant), signal.SIGKILL)
 
 
 # Access of other users of this machine to their files below the server's directories.

@@ -21,7 +21,7 @@ import trainmaster
 from trainmaster.protocol.addresses import reachable
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import CA, RESERVED_PREFIX
-from trainmaster.protocol.processes import ProcessIdentity, is_alive
+from trainmaster.protocol.processes import ProcessIdentity, is_alive, send_signal
 
 _log = logging.getLogger(__name__)
 LOCK = "lock"
@@ -102,7 +102,7 @@ class ForkServer:
             return
         _log.warning("the fork server, process %d, does not answer: it is killed and replaced", holder.pid)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(holder.pid, signal.SIGKILL)
+            send_signal(holder, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
         while is_alive(holder) and time.monotonic() < deadline:
             time.sleep(0.005)
