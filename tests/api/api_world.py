@@ -34,7 +34,7 @@ from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.doors.tinker.retention import collect_sessions
+from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.settings.encryption import Sealer

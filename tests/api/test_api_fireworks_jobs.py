@@ -23,7 +23,7 @@ from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.spec import load_stored
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import compile_launch
-from trainmaster.server.doors.fireworks.routes import jobs
+from trainmaster.server.doors.fireworks import jobs
 from trainmaster.server.store import queues, schema
 from trainmaster.server.store.jobs import record_use
 from trainmaster.server.store.scope import Scope

@@ -11,9 +11,10 @@ import pytest
 from api_world import Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
-from trainmaster.server.doors.fireworks.wire.jobs import MEMBERS, CreateJobBody, TrainingConfigBody
-from trainmaster.server.doors.fireworks.wire.models import CHECKPOINT_MEMBERS, MODEL_MEMBERS
-from trainmaster.server.doors.fireworks.wire.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
+from trainmaster.server.doors.fireworks.checkpoints import CHECKPOINT_MEMBERS
+from trainmaster.server.doors.fireworks.job_documents import MEMBERS, CreateJobBody, TrainingConfigBody
+from trainmaster.server.doors.fireworks.models import MODEL_MEMBERS
+from trainmaster.server.doors.fireworks.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
 
 INVALID_ARGUMENT = 3
 LISTS = {

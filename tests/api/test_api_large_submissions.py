@@ -11,7 +11,7 @@ import pytest
 from api_world import COMMAND, WAIT_S, Api, wait_for
 
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
-from trainmaster.server.http import submitting
+from trainmaster.server.http import submissions
 
 LARGE = {**COMMAND, "workload": {"kind": "command", "argv": ["x" * 1000] * 100}}
 
@@ -52,12 +52,12 @@ def test_others_are_answered_while_large_requests_are_read(
 ) -> None:
     job_id = str(submit(api, "")["job_id"])
     parser = SlowParser()
-    for module in ("submitting", "routes.controls"):
+    for module in ("submissions", "routes.controls"):
         monkeypatch.setattr(f"trainmaster.server.http.{module}.parse_submit", parser)
     with ThreadPoolExecutor(6) as pool:
         asking = [pool.submit(ask, api, job_id) for _ in range(6)]
         try:
-            wait_for(lambda: len(parser.threads) == submitting.AT_ONCE)
+            wait_for(lambda: len(parser.threads) == submissions.AT_ONCE)
             for _ in range(20):
                 api.call("GET", "/v1/jobs", timeout=5.0)
             assert not any(each.done() for each in asking)
@@ -65,4 +65,4 @@ def test_others_are_answered_while_large_requests_are_read(
             parser.go.set()
         for each in asking:
             each.result(WAIT_S)
-    assert parser.most == submitting.AT_ONCE
+    assert parser.most == submissions.AT_ONCE

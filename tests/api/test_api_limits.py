@@ -9,7 +9,7 @@ import httpx
 import pytest
 from api_world import COMMAND, WAIT_S, Served, World
 
-from trainmaster.server.http.limits import FAILURES_AT_ONCE, Buckets
+from trainmaster.server.http.auth import FAILURES_AT_ONCE, Buckets
 
 SLOW = 0.001
 """Requests in a second: so few that none comes back while a test runs."""

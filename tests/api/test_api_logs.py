@@ -13,9 +13,9 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
 
-from trainmaster.server.http.logs import files
-from trainmaster.server.http.logs.reader import LogReader, LogSight
-from trainmaster.server.http.wire.logs import LogPage
+from trainmaster.server.http import log_files
+from trainmaster.server.http.log_reader import LogReader, LogSight
+from trainmaster.server.http.routes.logs import LogPage
 
 
 def lines(api: Api, job_id: str, **query: Any) -> list[str]:
@@ -178,7 +178,7 @@ def test_attempt_can_be_chosen(api: Api, world: World) -> None:
 
 def test_long_line_is_shown_in_pieces(api: Api, world: World) -> None:
     job_id = api.submit()
-    length = files.MAX_LINE_BYTES
+    length = log_files.MAX_LINE_BYTES
     world.write(world.start(job_id), b"x" * length + b"\n" + b"y" * (2 * length + 1) + b"\nz\n")
     assert [len(line) for line in lines(api, job_id)] == [length, length, length, 1, 1]
     with api.stream(f"/v1/jobs/{job_id}/logs") as events:
@@ -354,7 +354,7 @@ def test_failure_in_the_middle_of_a_stream_is_told(
         def explode(*arguments: object, **options: object) -> object:
             raise PermissionError("no")
 
-        monkeypatch.setattr("trainmaster.server.http.logs.reader.LogReader.read", explode)
+        monkeypatch.setattr("trainmaster.server.http.log_reader.LogReader.read", explode)
         world.write(job, "two\n")
         failed, done = events
     assert (failed.event, failed.json()["code"], done.data) == ("error", "INTERNAL", "[DONE]")
@@ -474,10 +474,10 @@ def test_open_line_of_an_attempt_that_has_ended_is_a_line(api: Api, world: World
 
 def test_long_line_that_is_overwritten_is_cut_between_two_states(api: Api, world: World) -> None:
     job_id = api.submit()
-    states = [f"{n:099d}\r" for n in range(2 * files.MAX_LINE_BYTES // 100)]
+    states = [f"{n:099d}\r" for n in range(2 * log_files.MAX_LINE_BYTES // 100)]
     world.write(world.start(job_id), "".join(states))
     found = page(api, job_id)
-    assert [line["message"] for line in found["lines"]] == [states[files.MAX_LINE_BYTES // 100 - 1].strip()]
+    assert [line["message"] for line in found["lines"]] == [states[log_files.MAX_LINE_BYTES // 100 - 1].strip()]
     assert [line["message"] for line in found["open_lines"]] == [states[-1].strip()]
 
 

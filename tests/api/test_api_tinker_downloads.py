@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tinker_world import Client, StandIn
 
-from trainmaster.server.doors.tinker import signed_urls
+from trainmaster.server.doors.tinker.routes import downloads
 from trainmaster.server.store.scope import Scope
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * 7, "deep/odd name.txt": b"x"}
@@ -133,12 +133,12 @@ def test_address_is_good_for_what_was_signed_and_nothing_else(
 
 
 def test_address_expires(client: Client, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert downloads.GOOD_FOR_S > 600
     monkeypatch.setattr("trainmaster.server.doors.tinker.routes.downloads.GOOD_FOR_S", -1)
     url = client.get(f"{address}/archive")["url"]
     response = fetched(url)
     assert response.status_code == 403
     assert "has expired" in response.json()["error"]["message"]
-    assert signed_urls.GOOD_FOR_S > 600
 
 
 def test_deleted_weights_are_gone_whatever_was_signed(client: Client, address: str) -> None:

@@ -14,7 +14,7 @@ from tinker_world import MODEL, Client, StandIn, TinkerWorld
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.doors.tinker import bodies, door, last_use, records
+from trainmaster.server.doors.tinker import bodies, door, records, sessions
 from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.names import RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
@@ -156,7 +156,7 @@ def test_model_that_waits_is_given_up_with_its_client_whichever_server_it_asked(
     tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that it asked is gone; another one finds its session silent without being asked anything."""
-    monkeypatch.setattr(last_use, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
     with Served.serve(tinker_world.context()) as first, Client.of(first, tinker_world) as client:
         ack = client.ask_for_model(client.session())
         wait_for(lambda: run_of(client, ack).job_id)
@@ -169,8 +169,8 @@ def test_model_that_waits_is_given_up_with_its_client_whichever_server_it_asked(
 def test_session_whose_client_is_gone_is_finished_for_it(
     tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_use, "WRITE_EVERY_S", 0.05)
-    monkeypatch.setattr(last_use, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "LOOK_EVERY_S", 0.2)
     with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
         model_id = client.model(trainer)
         silent = model_id.partition(":")[0]
@@ -243,7 +243,7 @@ def test_silent_sessions_are_ended_though_the_database_is_away_in_between(
     tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are finished in one transaction, and looked up in others; a mistake in one of these is no end of it."""
-    monkeypatch.setattr(last_use, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
     read = Sessions.end
     troubles: list[Exception] = [
         StoreUnavailableError("away"),
@@ -272,7 +272,7 @@ def test_silent_sessions_are_ended_though_the_database_is_away_in_between(
 def test_client_that_was_heard_of_while_the_database_was_away_is_not_silent(
     tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_use, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
     note = records.note_use
     troubles = [StoreUnavailableError("away")] * 3
 
@@ -290,7 +290,7 @@ def test_client_that_was_heard_of_while_the_database_was_away_is_not_silent(
 
 
 def test_heartbeats_are_kept(tinker_world: TinkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_use, "WRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
     with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
         session_id = client.session()
         before = stored(client, session_id).heartbeat_at

@@ -13,7 +13,7 @@ from client_programs import Client, facts
 
 from fireworks_page import described_fields
 from real_server import RealServer, running
-from trainmaster.server.doors.fireworks.routes.absent import COLLECTIONS
+from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
 
 pytestmark = pytest.mark.timeout(300)
 

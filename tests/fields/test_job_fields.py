@@ -18,7 +18,7 @@ from trainmaster.server.core.retention import checkpoint_limit
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit, secret_values
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.workloads import compile_launch
-from trainmaster.server.doors.fireworks.wire.jobs import job_document
+from trainmaster.server.doors.fireworks.job_documents import job_document
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from job_fields import holds_objects, parts

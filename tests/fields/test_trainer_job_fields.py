@@ -17,8 +17,8 @@ from trainmaster.server.core.spec import parse
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.trainer_request import by_hand
 from trainmaster.server.core.workloads import compile_launch
-from trainmaster.server.doors.fireworks.wire.base import Body
-from trainmaster.server.doors.fireworks.wire.jobs import CreateJobBody, TrainingConfigBody
+from trainmaster.server.doors.fireworks.job_documents import CreateJobBody, TrainingConfigBody
+from trainmaster.server.doors.fireworks.wire import Body
 
 REFUSED = "refused"
 FIELDS = fields_of("trainer_job")

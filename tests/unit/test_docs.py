@@ -18,6 +18,7 @@ from trainmaster.backends import capabilities_of
 from trainmaster.cli.app import app as command_line
 from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.app import create_app
+from trainmaster.server.assembly import ensure_key
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
@@ -29,7 +30,6 @@ from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import TrainingType
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.process import ensure_key
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store.database import Database

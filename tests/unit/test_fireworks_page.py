@@ -10,7 +10,7 @@ import pytest
 from fireworks_page import PAGE, FieldRow, described_fields, field_rows, named, rows, text_of
 from trainmaster import TrainerJobConfig
 from trainmaster.server.core.workloads.trainer_service import OPTIONS
-from trainmaster.server.doors.fireworks.wire.states import DELETED, IDLE, NOT_YET, SAVING, STATES, STOPPING
+from trainmaster.server.doors.fireworks.job_documents import DELETED, IDLE, NOT_YET, SAVING, STATES, STOPPING
 
 REFERENCE = {
     "base_model",

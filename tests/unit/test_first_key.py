@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.server.assembly import ensure_key
 from trainmaster.server.core.accounts import key_digest, key_id_of
-from trainmaster.server.process import ensure_key
 from trainmaster.server.store import keys
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope

@@ -72,8 +72,21 @@ OURS: dict[str, set[str]] = {
         "server.core",
         "server.settings",
     },
-    "server.process": {
+    "server.assembly": {
         "server.app",
+        "server.doors.tinker",
+        "server.http",
+        "server.coordinator",
+        "server.store",
+        "server.core",
+        "server.settings",
+        "server.storage",
+        "server.failpoints",
+        "backends",
+        "protocol",
+    },
+    "server.process": {
+        "server.assembly",
         "server.doors.tinker",
         "server.http",
         "server.coordinator",
@@ -113,7 +126,8 @@ THEIRS: dict[str, set[str]] = {
     "server.doors.tinker": {"fastapi", "starlette", "httpx", "sqlalchemy", "zstandard", *PYDANTIC},
     "server.doors.fireworks": {"fastapi", "starlette", "sqlalchemy", *PYDANTIC},
     "server.app": {"fastapi", "starlette"},
-    "server.process": {"uvicorn", "starlette", "sqlalchemy"},
+    "server.assembly": {"sqlalchemy"},
+    "server.process": {"uvicorn"},
     "jobs": {"numpy", "ml_dtypes", "obstore", "pyarrow", "torch", "jax", "orbax", "trackio", "wandb", *PYDANTIC},
     "training": {
         "accelerate",

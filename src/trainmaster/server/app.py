@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
-from trainmaster.server.doors.fireworks import routes as fireworks
-from trainmaster.server.doors.fireworks.routes.absent import absent
-from trainmaster.server.doors.fireworks.routes.door import FireworksDoor
+from trainmaster.server.doors import fireworks
+from trainmaster.server.doors.fireworks.door import FireworksDoor
+from trainmaster.server.doors.fireworks.unsupported import absent
 from trainmaster.server.doors.tinker import routes as tinker
 from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.http import gateway, openapi
+from trainmaster.server.http import gateway
 from trainmaster.server.http.auth import Gate, refuse_unguarded
 from trainmaster.server.http.context import API, GATEWAY, ApiContext
 from trainmaster.server.http.envelope import request_id_of
@@ -26,11 +26,10 @@ from trainmaster.server.http.errors import InternalError, WrongMethodError
 from trainmaster.server.http.followers import Followers
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.http.requests import ALIAS, PREFIX
-from trainmaster.server.http.router import Handler, QuickHandler, RawRoute
+from trainmaster.server.http.router import Handler, QuickHandler, RawRoute, install_openapi
 from trainmaster.server.http.routes import (
     accounts,
     artifacts,
-    backends,
     blobs,
     checkpoints,
     cluster,
@@ -47,15 +46,14 @@ from trainmaster.server.http.routes import (
     queues,
     retention,
     runtimes,
-    tombstones,
     usage,
     webhooks,
     worker,
 )
+from trainmaster.server.http.routes.webhooks import Trials
 from trainmaster.server.http.status import failure_at
-from trainmaster.server.http.submitting import Submissions
+from trainmaster.server.http.submissions import Submissions
 from trainmaster.server.http.summaries import Summaries
-from trainmaster.server.http.webhook_test_delivery import Trials
 
 ROOT = (health.router, prometheus.router)
 """What is at the root, whatever the server's roles."""
@@ -70,10 +68,8 @@ _RESOURCES = (
     nodes.router,
     queues.router,
     cluster.router,
-    backends.router,
     artifacts.router,
     checkpoints.router,
-    tombstones.router,
     usage.router,
     retention.router,
     blobs.router,
@@ -129,7 +125,7 @@ def create_app(context: ApiContext) -> Front:
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _fail)
-    openapi.install(app, context.version)
+    install_openapi(app, context.version)
     # Routes that are asked for a thousand times a second: there even the router is a cost.
     shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
     if API in context.roles:

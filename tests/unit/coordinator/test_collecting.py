@@ -24,7 +24,7 @@ from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records as tinker
 from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession
-from trainmaster.server.doors.tinker.retention import collect_sessions
+from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
 from trainmaster.server.store import accounts, checkpoints, events, jobs, nodes
 from trainmaster.server.store.database import Database

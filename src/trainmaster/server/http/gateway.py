@@ -32,8 +32,8 @@ from trainmaster.server.http.auth import credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import REQUEST_ID, request_id_of
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError
-from trainmaster.server.http.params import JobId
 from trainmaster.server.http.requests import ALIAS, PREFIX, pieces_of
+from trainmaster.server.http.router import JobId
 from trainmaster.server.store import accounts, jobs
 
 _log = logging.getLogger(__name__)

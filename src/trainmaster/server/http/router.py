@@ -1,19 +1,35 @@
-"""How routes are made: strict about query parameters, and with their error answers in the OpenAPI document."""
+"""Route classes that check query parameters, shared parameter types, and the OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Path, Request, Response
+from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, StringConstraints
+from pydantic.json_schema import models_json_schema
 
 from trainmaster.server.core.errors import Problem, SpecError, nearest, shown
+from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.spec.problems import MAX_PROBLEMS
 from trainmaster.server.http.envelope import ErrorEnvelope
+from trainmaster.server.http.requests import ALIAS, PREFIX
 from trainmaster.server.http.sse import EVENT_STREAM
+
+PlainText = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Text without control characters."""
+NO_NUL = Matches(r"[^\x00]*", "must not hold a NUL character")
+"""Text that every database accepts."""
+MAX_JOB_ID = 256
+JobId = Annotated[str, Path(description="The job's id or handle.", min_length=1, max_length=MAX_JOB_ID)]
+Sha256 = Annotated[str, Path(description="The SHA-256 of the content, in hexadecimal.", pattern=r"^[0-9a-f]{64}$")]
+AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
+MAX_OFFSET = 2**62
+"""More than any file or table will ever have, and small enough for every database."""
+
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 QuickHandler = Callable[[Request], Coroutine[Any, Any, Response | None]]
@@ -122,3 +138,55 @@ IDEMPOTENCY_PARAMETER: dict[str, Any] = {
     "`Idempotent-Replayed: true`.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[!-~]([ -~]*[!-~])?$"},
 }
+
+
+DESCRIPTION = f"""Training jobs: submit, follow and control them.
+
+Every route below `{PREFIX}` is also found below `{PREFIX}{ALIAS}`. A good answer is `{{"status": "ok", "data": ...}}`,
+a bad one `{{"status": "error", "error": {{"code", "message", ...}}, "meta": {{"request_id"}}}}`; branch on `code`.
+Logs, metrics and events are pages of JSON, or server-sent events for `Accept: text/event-stream`.
+"""
+
+BY_TOKEN: dict[str, Any] = {"security": [{"attemptToken": []}]}
+"""For `openapi_extra`: the route wants an attempt's token."""
+BY_RANK_TOKEN: dict[str, Any] = {"security": [{"rankToken": []}]}
+"""For `openapi_extra`: the route wants the token of an attempt's ranks."""
+BY_EITHER: dict[str, Any] = {"security": [{"bearer": []}, {"apiKey": []}, {"attemptToken": []}]}
+"""For `openapi_extra`: the route takes a key or a token."""
+OPEN: dict[str, Any] = {"security": []}
+"""For `openapi_extra`: the route is answered to anybody."""
+
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key."},
+    "attemptToken": {"type": "http", "scheme": "bearer", "description": "The token of one attempt's worker."},
+    "rankToken": {"type": "http", "scheme": "bearer", "description": "The token of one attempt's ranks."},
+}
+
+
+def install_openapi(app: FastAPI, version: str) -> None:
+    """Make the application describe itself."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title="Trainmaster", version=version, description=DESCRIPTION, routes=app.routes)
+            components = document.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            schemas.update(_request_schemas())
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            components["securitySchemes"] = _SCHEMES
+            document["security"] = [{"bearer": []}, {"apiKey": []}]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _request_schemas() -> dict[str, Any]:
+    # The mode is part of the names that pydantic chooses only when both are asked for.
+    _, document = models_json_schema(
+        [(model, "validation") for model in REQUEST_MODELS.values()], ref_template="#/components/schemas/{model}"
+    )
+    schemas: dict[str, Any] = document.get("$defs", {})
+    return schemas

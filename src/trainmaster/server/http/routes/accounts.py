@@ -1,32 +1,86 @@
-"""Accounts: who shares the cluster. Everybody sees their own; whoever runs the cluster sees and changes all."""
+"""Accounts: who shares the cluster. Everybody sees their own; cluster administrators see and change all."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 
-from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.accounts import ACCOUNT_ID_PATTERN, MAX_UID, Account
 from trainmaster.server.core.spec import parse
 from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import JSON, Ok, ok
-from trainmaster.server.http.params import PlainText
+from trainmaster.server.http.envelope import JSON, Ok, Wire, instant, ok
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.wire.accounts import (
-    AccountList,
-    AccountResource,
-    AccountsAnswer,
-    EditAccountBody,
-    NewAccountBody,
-    account_resource,
-    named_account,
-)
+from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
+
+AccountId = Annotated[str, StringConstraints(pattern=ACCOUNT_ID_PATTERN)]
+Uid = Annotated[
+    int | None,
+    Field(ge=1, le=MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NewAccountBody(_Body):
+    """An account to make."""
+
+    account_id: AccountId
+    uid: Uid = None
+
+
+class EditAccountBody(_Body):
+    """What to change of an account."""
+
+    uid: Uid
+
+
+class AccountResource(Wire):
+    """Somebody who shares the cluster."""
+
+    account_id: str
+    uid: int | None
+    created_at: datetime
+
+
+class AccountList(Wire):
+    """Accounts, by name."""
+
+    accounts: list[AccountResource]
+
+
+class NamedAccount(Wire):
+    """An account, as clients of the Fireworks door look for it."""
+
+    name: str = Field(description="`accounts/` and its id.")
+    displayName: str  # noqa: N815 - the protocol's name
+    state: Literal["READY"] = "READY"
+
+
+class AccountsAnswer(Ok[AccountList]):
+    """Accounts: in `data` those that you may see, beside it your key's own, which other clients look for there."""
+
+    accounts: list[NamedAccount] = Field(description="The account of your key, and no other.")
+
+
+def named_account(account_id: str) -> NamedAccount:
+    """An account as clients of the Fireworks door look for it."""
+    return NamedAccount(name=f"accounts/{account_id}", displayName=account_id)
+
+
+def account_resource(account: Account) -> AccountResource:
+    """An account as it is shown."""
+    return AccountResource(account_id=account.account_id, uid=account.uid, created_at=instant(account.created_at))
+
 
 router = APIRouter(route_class=StrictRoute, tags=["accounts"])
 

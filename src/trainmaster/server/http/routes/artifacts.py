@@ -1,4 +1,4 @@
-"""Artifacts: the files that a job leaves, listed and fetched."""
+"""Artifacts: list and download the files that a job leaves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import itertools
 import os
 import re
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
@@ -32,15 +34,32 @@ from trainmaster.server.http.artifacts import (
 )
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.errors import UnsatisfiableRangeError
-from trainmaster.server.http.params import JobId, PlainText
-from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.wire.artifacts import ArtifactPage, ArtifactResource
-from trainmaster.server.http.wire.reported import instant
+from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope as AccountScope
+
+
+class ArtifactResource(Wire):
+    """One file."""
+
+    path: str = Field(description="`output/...` or `checkpoints/<checkpoint_id>/...`; fetch it by this.")
+    kind: Literal["output", "checkpoint"]
+    checkpoint_id: str | None = Field(description="The checkpoint that it is a part of.")
+    size_bytes: int
+    modified_at: datetime
+    etag: str = Field(description="Changes with the content; the header `ETag` of its download.")
+    sha256: str | None = Field(description="As the checkpoint's manifest has it; null where nobody knows.")
+
+
+class ArtifactPage(Wire):
+    """Files by their paths."""
+
+    artifacts: list[ArtifactResource]
+    next_page_token: str | None
+
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
 

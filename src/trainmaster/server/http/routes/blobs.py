@@ -1,4 +1,4 @@
-"""Blobs: files that clients ship by content, for the jobs that name them."""
+"""Blobs: files that clients upload by content hash, for the jobs that name them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, ok
 from trainmaster.server.http.errors import InvalidTokenError
-from trainmaster.server.http.openapi import BY_EITHER
-from trainmaster.server.http.params import Sha256
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.wire.blobs import BlobResource
+from trainmaster.server.http.router import BY_EITHER, Sha256, StrictRoute, errors
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, blobs, jobs
 from trainmaster.server.store.blobs import Blob
 from trainmaster.server.store.scope import Scope
+
+
+class BlobResource(Wire):
+    """A file, known by its content."""
+
+    sha256: str
+    size_bytes: int
+
 
 router = APIRouter(route_class=StrictRoute, tags=["blobs"])
 

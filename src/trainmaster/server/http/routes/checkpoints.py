@@ -1,4 +1,4 @@
-"""Checkpoints of a job, which may have been deleted: listed, pinned, unpinned, deleted."""
+"""Checkpoints of a job, also of a deleted one: list, pin, unpin, delete."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from trainmaster.server.coordinator.commands import Outcome
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.params import JobId, PlainText
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.requests import idempotency_of, read_body
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, StrictRoute, errors
-from trainmaster.server.http.submitting import REPLAYED
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, JobId, PlainText, StrictRoute, errors
+from trainmaster.server.http.submissions import REPLAYED
 from trainmaster.server.http.wire.checkpoints import JobCheckpoints, checkpoint_resources
-from trainmaster.server.http.wire.reported import instant
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope

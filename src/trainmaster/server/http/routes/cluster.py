@@ -1,18 +1,114 @@
-"""The cluster as a whole: what there is, what of it is used, and who leads."""
+"""The cluster: its resources, how much of them is used, the leader, and the backends."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import Field
 from sqlalchemy import Connection
 
-from trainmaster.server.core.resources import whole
+from trainmaster.server.core.reports import EngineFacts
+from trainmaster.server.core.resources import Free, Node, NodeState, whole
+from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.wire.cluster import ClusterResource, cluster_resource
+from trainmaster.server.http.routes.nodes import Amount
 from trainmaster.server.store import allocations, leases, nodes, queue_view
+from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
+
+
+class GpuTypeResource(Wire):
+    """All GPUs of one type."""
+
+    type: str
+    total: int
+    free: int = Field(description="On nodes that take work.")
+    unhealthy: int
+
+
+class LeaderResource(Wire):
+    """The server that leads."""
+
+    id: str
+    url: str
+    epoch: int = Field(description="Rises each time that the lead changes hands.")
+    since: datetime | None
+
+
+class ClusterResource(Wire):
+    """What there is, and what of it is used."""
+
+    version: str = Field(description="Of the server that answers.")
+    leader: LeaderResource | None = Field(description="Null: nobody leads now, and nothing is started.")
+    backends: list[str]
+    nodes: dict[NodeState, int] = Field(description="How many are in each state.")
+    gpus: list[GpuTypeResource]
+    cpu_cores: Amount
+    ram_mb: Amount
+    gpu_utilisation: float | None = Field(description="The share of the GPUs that jobs hold; null: there are none.")
+    cpu_utilisation: float | None = Field(description="The share of the cores that jobs asked for and hold.")
+    jobs: dict[JobStatus, int] = Field(description="Those that have not ended, of all accounts.")
+    queue_depth: int = Field(description="Jobs that wait for resources.")
+
+
+def cluster_resource(
+    nodes: Iterable[Node],
+    free: Mapping[str, Free],
+    jobs: Mapping[JobStatus, int],
+    lease: Lease | None,
+    *,
+    version: str,
+    now: float,
+) -> ClusterResource:
+    """The cluster from its parts; what is on nodes that are offline does not count."""
+    every = list(nodes)
+    present = [node for node in every if node.state is not NodeState.OFFLINE]
+    total: Counter[str] = Counter(gpu.type for node in present for gpu in node.gpus)
+    unhealthy: Counter[str] = Counter(gpu.type for node in present for gpu in node.gpus if not gpu.healthy)
+    held = sum(gpu.healthy and gpu.index not in free[node.node_id].gpus for node in present for gpu in node.gpus)
+    idle: Counter[str] = Counter(
+        gpu.type
+        for node in present
+        for gpu in node.gpus
+        if node.state is NodeState.READY and gpu.index in free[node.node_id].gpus
+    )
+    cores = sum(node.cpu_cores for node in present)
+    cores_held = sum(node.cpu_cores - free[node.node_id].cpu_cores for node in present)
+    ready = [node for node in present if node.state is NodeState.READY]
+    return ClusterResource(
+        version=version,
+        leader=_leader(lease) if lease is not None and lease.expires_at > now else None,
+        backends=sorted({node.backend for node in every}),
+        nodes=dict(Counter(node.state for node in every)),
+        gpus=[
+            GpuTypeResource(type=name, total=count, free=idle[name], unhealthy=unhealthy[name])
+            for name, count in sorted(total.items())
+        ],
+        cpu_cores=Amount(total=cores, free=sum(free[node.node_id].cpu_cores for node in ready)),
+        ram_mb=Amount(
+            total=sum(node.ram_mb for node in present), free=sum(free[node.node_id].ram_mb for node in ready)
+        ),
+        gpu_utilisation=round(held / total.total(), 4) if total else None,
+        cpu_utilisation=round(cores_held / cores, 4) if cores else None,
+        jobs=dict(jobs),
+        queue_depth=jobs.get(JobStatus.QUEUED, 0),
+    )
+
+
+def _leader(lease: Lease) -> LeaderResource:
+    return LeaderResource(id=lease.holder, url=lease.url, epoch=lease.epoch, since=instant(lease.since))
+
 
 router = APIRouter(route_class=StrictRoute, tags=["cluster"])
 
@@ -39,3 +135,109 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
         )
 
     return ok(await context.read(find))
+
+
+class BackendSummary(Wire):
+    """Where jobs can run."""
+
+    name: str
+    default: bool = Field(description="Whether it is that of jobs that name none.")
+    images: bool = Field(description="Whether it runs a workload in the image that the workload names.")
+
+
+class BackendList(Wire):
+    """All backends of the server, the default first."""
+
+    backends: list[BackendSummary]
+
+
+class EngineResource(Wire):
+    """What runs a backend's jobs, and is no part of the server."""
+
+    name: str | None = Field(description="`docker` or `podman`; null: none answers.")
+    host: str | None = Field(description="Where it listens.")
+    problem: str | None = Field(description="Why none answers, and what was tried.")
+
+
+class BackendResource(BackendSummary):
+    """One backend, with what its jobs run on."""
+
+    engine: EngineResource | None = Field(
+        description="Asked now. Null: the server itself runs them, or this server cannot tell."
+    )
+
+
+def engine_resource(facts: EngineFacts | None) -> EngineResource | None:
+    """An engine, if there is one."""
+    if facts is None:
+        return None
+    return EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
+
+
+_PATIENCE_S = 8.0
+_looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts | None]] = {}
+"""The looks at engines that are under way, by whom they ask, and for which backend."""
+
+BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+
+
+@router.get("/backends", response_model=Ok[BackendList], responses=errors())
+async def list_backends(
+    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
+    context: Context,
+) -> Response:
+    """List where jobs can run."""
+    default, known = context.commands.default_backend, context.commands.backends
+    return ok(
+        BackendList(
+            backends=[
+                BackendSummary(name=name, default=name == default, images=known[name].images)
+                for name in sorted(known, key=lambda name: name != default)
+            ]
+        )
+    )
+
+
+@router.get("/backends/{name}", response_model=Ok[BackendResource], responses=errors(HTTPStatus.NOT_FOUND))
+async def show_backend(
+    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
+    context: Context,
+    name: BackendName,
+) -> Response:
+    """Show one backend, and the engine that runs its jobs, where there is one."""
+    capable = context.commands.backend(name)
+    return ok(
+        BackendResource(
+            name=name,
+            default=name == context.commands.default_backend,
+            images=capable.images,
+            engine=engine_resource(await _looked_at(context.engine, name)),
+        )
+    )
+
+
+async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
+    """What runs the jobs of a backend, asked now: once for all who want to know, and in a thread of its own.
+
+    An engine that hangs keeps none of the threads that other requests need.
+    """
+    look = _looks.get((ask, name))
+    if look is None:
+        look = _looks[ask, name] = Future()
+        look.set_running_or_notify_cancel()  # so that nobody who goes takes it from the others
+        threading.Thread(target=_look, args=(look, ask, name), name=f"look at {name}", daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(look), _PATIENCE_S)
+    except TimeoutError:
+        return EngineFacts(problem=f"the engine has not answered for {_PATIENCE_S:.0f} s")
+
+
+def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | None], name: str) -> None:
+    try:
+        found = ask(name)
+    except Exception as error:  # whoever waits for it shall know
+        look.set_exception(error)
+    else:
+        look.set_result(found)
+    finally:
+        del _looks[ask, name]

@@ -1,23 +1,24 @@
-"""Controls: cancel, pause, resume, retry, clone. An empty body is legal everywhere."""
+"""Controls: cancel, pause, resume, retry, clone. Each of them accepts an empty body."""
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field, StringConstraints
 
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.fields import Flag, Model
+from trainmaster.server.core.spec import ResourceConfig, SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.submit import Handle
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok
-from trainmaster.server.http.forwarded_tokens import FORWARDING_PARAMETERS, forwarded_tokens
-from trainmaster.server.http.params import JobId
 from trainmaster.server.http.requests import idempotency_of, parse_json, parse_optional, read_body
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, StrictRoute, body, errors
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
-from trainmaster.server.http.submitting import submissions_of
-from trainmaster.server.http.wire.commands import CancelBody, PauseBody, ResumeBody, RetryBody, SubmittedJob
+from trainmaster.server.http.submissions import FORWARDING_PARAMETERS, SubmittedJob, forwarded_tokens, submissions_of
 from trainmaster.server.http.wire.jobs import ControlledJob, JobResource, controlled_json
 from trainmaster.server.store import jobs
 
@@ -26,6 +27,40 @@ router = APIRouter(route_class=StrictRoute, tags=["controls"])
 _ERRORS = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
 _FORWARDING = {"parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS]}
+
+
+RestartPoint = Annotated[str, StringConstraints(max_length=512), NO_NUL]
+
+
+class CancelBody(Model):
+    """How to cancel a job."""
+
+    reason: Annotated[str, StringConstraints(max_length=1024), NO_NUL] = Field(
+        default="", description="Kept with the job, for people."
+    )
+
+
+class PauseBody(Model):
+    """How to pause a job."""
+
+    save_checkpoint: Flag = Field(default=True, description="Save first; false stops it as it is.")
+
+
+class ResumeBody(Model):
+    """How to resume a job."""
+
+    checkpoint_id: RestartPoint = Field(default="", description="What to go on from; empty: the latest.")
+
+
+class RetryBody(Model):
+    """How to retry a job."""
+
+    checkpoint_id: RestartPoint = Field(default="", description="What to go on from; empty: the latest.")
+    modify_resources: Flag = Field(default=False, description="Use new_resource_config.")
+    new_resource_config: ResourceConfig | None = Field(
+        default=None, description="Replaces the whole resource_config of the job."
+    )
+    handle: Handle | None = Field(default=None, description="Of the new job; it has none otherwise.")
 
 
 @router.post(

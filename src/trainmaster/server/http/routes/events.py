@@ -1,24 +1,93 @@
-"""Events: of one job, and the feed of all jobs of an account."""
+"""Events of one job, and the feed of all jobs of an account: pages, or a stream."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 
+from trainmaster.server.core.job import Event
+from trainmaster.server.core.states import TERMINAL, JobStatus
+from trainmaster.server.http import sse
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.events import FeedSource, JobEventSource
-from trainmaster.server.http.followers import followers_of
-from trainmaster.server.http.params import MAX_OFFSET, JobId
-from trainmaster.server.http.router import StrictRoute, errors, stream_too
+from trainmaster.server.http.envelope import Ok, Wire, clean, instant, ok
+from trainmaster.server.http.followers import Piece, followers_of
+from trainmaster.server.http.router import MAX_OFFSET, JobId, StrictRoute, errors, stream_too
 from trainmaster.server.http.sse import EventStream, wants_events
-from trainmaster.server.http.wire.events import EventPage, FeedPage, event_resource, feed_event
 from trainmaster.server.store import events, jobs
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
+
+
+class EventResource(Wire):
+    """One thing that happened to a job."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    job_id: str
+    seq: int = Field(description="Numbers the events of a job, without gaps.")
+    ts: datetime
+    type: str
+    from_: str | None = Field(alias="from", description="The status before, where it changed.")
+    to: str | None
+    actor: str
+    reason: str | None
+    attempt: int
+    message: str
+    data: dict[str, Any]
+
+
+class FeedEvent(EventResource):
+    """One thing that happened, in the feed of all jobs."""
+
+    id: int = Field(description="The feed's cursor.")
+
+
+class EventPage(Wire):
+    """Events in order."""
+
+    events: list[EventResource]
+    next_cursor: int = Field(description="Send it as `after` to go on.")
+
+
+class FeedPage(Wire):
+    """Events of all jobs in order."""
+
+    events: list[FeedEvent]
+    next_cursor: int = Field(description="Send it as `after` to go on.")
+
+
+def event_resource(event: Event) -> EventResource:
+    """An event as it is shown."""
+    return EventResource(**_fields(event))
+
+
+def feed_event(cursor: int, event: Event) -> FeedEvent:
+    """An event as the feed shows it."""
+    return FeedEvent(**_fields(event), id=cursor)
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    return {
+        "job_id": event.job_id,
+        "seq": event.seq,
+        "ts": instant(event.at),
+        "type": event.type,
+        "from_": event.from_status,
+        "to": event.to_status,
+        "actor": event.actor,
+        "reason": event.reason,
+        "attempt": event.attempt,
+        "message": clean(event.message),
+        "data": clean(dict(event.data)),
+    }
+
 
 router = APIRouter(route_class=StrictRoute, tags=["events"])
 
@@ -87,3 +156,66 @@ async def feed(
 
 def _cursor(last_event_id: str | None, after: int | None) -> int | None:
     return int(last_event_id) if last_event_id else after
+
+
+PIECE_EVENTS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    last: int
+    status: JobStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEventSource:
+    """The events of one job, until it has ended. The cursor is the number of the last one."""
+
+    job_id: str
+    database: Database = field(compare=False, repr=False)
+
+    def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
+        """How many events there are now."""
+        if before is not None and not changed:
+            return before
+        job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
+        return _Sight(last=job.event_count, status=job.status)
+
+    def read(self, sight: _Sight, cursor: str) -> Piece:
+        """Events after a cursor."""
+        after = int(cursor)
+        pieces: list[bytes] = []
+        if after < sight.last:
+            with self.database.read() as connection:
+                found = events.page(connection, Scope.everything(), self.job_id, after_seq=after, limit=PIECE_EVENTS)
+            for event in found:
+                pieces.append(sse.event("event", event_resource(event).model_dump_json(), event.seq))
+                after = event.seq
+        ended = sight.status in TERMINAL and after >= sight.last
+        if ended:
+            pieces.append(sse.end(str(sight.status)))
+        return Piece(data=b"".join(pieces), cursor=str(after), end=ended)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedSource:
+    """The events of all jobs of an account; it never ends. The cursor is the id of the last one."""
+
+    scope: Scope
+    database: Database = field(compare=False, repr=False)
+    job_id: None = None
+
+    def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
+        """Where the feed ends now."""
+        return before if before and not changed else _Sight(last=events.last_id(connection, self.scope))
+
+    def read(self, sight: _Sight, cursor: str) -> Piece:
+        """Events after a cursor."""
+        after = int(cursor)
+        if after >= sight.last:
+            return Piece(data=b"", cursor=cursor)
+        with self.database.read() as connection:
+            found = events.feed(connection, self.scope, after, PIECE_EVENTS)
+        data = b"".join(sse.event("event", feed_event(id_, event).model_dump_json(), id_) for id_, event in found)
+        # Past the events of others there is nothing to be found again.
+        return Piece(data=data, cursor=str(found[-1][0] if found else sight.last))

@@ -1,10 +1,11 @@
-"""Is the server alive, and can it work?"""
+"""Health checks: whether the server answers, and whether it can work."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from http import HTTPStatus
+from typing import Literal
 
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
@@ -12,10 +13,24 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.protocol.documents import disk_is_full
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import ErrorEnvelope, Ok, ok
+from trainmaster.server.http.envelope import ErrorEnvelope, Ok, Wire, ok
 from trainmaster.server.http.errors import UnhealthyError
-from trainmaster.server.http.openapi import OPEN
-from trainmaster.server.http.wire.health import Alive, Ready
+from trainmaster.server.http.router import OPEN
+
+
+class Alive(Wire):
+    """The server answers."""
+
+    alive: Literal[True] = True
+    version: str
+
+
+class Ready(Wire):
+    """The server can do its work."""
+
+    ready: Literal[True] = True
+    version: str
+
 
 router = APIRouter(tags=["health"])
 

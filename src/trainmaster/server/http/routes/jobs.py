@@ -8,29 +8,45 @@ from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.coordinator.commands import Outcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec import SubmitJobRequest
-from trainmaster.server.core.spec.submit import MAX_LABELS
+from trainmaster.server.core.spec.resources import Priority
+from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds
 from trainmaster.server.http.artifacts import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
-from trainmaster.server.http.envelope import Ok, ok, ok_json
-from trainmaster.server.http.forwarded_tokens import FORWARDING_PARAMETERS, forwarded_tokens
-from trainmaster.server.http.params import MAX_JOB_ID, JobId, PlainText
+from trainmaster.server.http.envelope import Ok, Wire, ok, ok_json
 from trainmaster.server.http.requests import idempotency_of, parse_optional, read_body
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, StrictRoute, body, errors
+from trainmaster.server.http.router import (
+    IDEMPOTENCY_PARAMETER,
+    MAX_JOB_ID,
+    JobId,
+    PlainText,
+    RawRoute,
+    StrictRoute,
+    body,
+    errors,
+)
 from trainmaster.server.http.routes.blobs import blob_file
-from trainmaster.server.http.submitting import REPLAYED, is_large, submissions_of
+from trainmaster.server.http.submissions import (
+    FORWARDING_PARAMETERS,
+    REPLAYED,
+    SubmittedJob,
+    forwarded_tokens,
+    is_large,
+    submissions_of,
+)
 from trainmaster.server.http.summaries import Summaries, plain_query
-from trainmaster.server.http.wire.commands import CheckedJob, EditBody, SubmittedJob
 from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
 from trainmaster.server.store import attempts, blobs, checkpoints, jobs
 from trainmaster.server.store.job_list import JobQuery
@@ -56,6 +72,22 @@ _LABELS_PARAMETER: dict[str, Any] = {
         "additionalProperties": {"type": "string", "maxLength": 256},
     },
 }
+
+
+class EditBody(Model):
+    """What to change about a job that has not ended; what is left out stays."""
+
+    priority: Priority | None = None
+    queue: Name | None = None
+    labels: Labels | None = Field(default=None, description="Replaces all labels.")
+
+
+class CheckedJob(Wire):
+    """A job that would be accepted."""
+
+    missing_blobs: list[str] = Field(
+        description="Digests of the files in its `workload.files` that are yet to be uploaded."
+    )
 
 
 class _ListRoute(StrictRoute):

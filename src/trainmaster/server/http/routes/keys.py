@@ -1,23 +1,25 @@
-"""API keys: made and revoked by whoever runs the cluster. A key is shown once, when it is made."""
+"""API keys: cluster administrators create and revoke them. A key is shown once, when it is created."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 
-from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
+from trainmaster.server.core.accounts import DEFAULT_PREFIX, PREFIX_PATTERN, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.core.spec import parse
 from trainmaster.server.http.auth import Admin, Gate, Principal, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.wire.accounts import KeyList, KeyResource, NewKey, NewKeyBody, key_resource
+from trainmaster.server.http.routes.accounts import AccountId
 from trainmaster.server.store import accounts, keys
 from trainmaster.server.store.keys import ApiKey
 from trainmaster.server.store.scope import Scope
@@ -26,6 +28,56 @@ router = APIRouter(route_class=StrictRoute, tags=["keys"])
 
 KeyId = Annotated[str, Path(min_length=1, max_length=256)]
 _EVERYTHING = Scope.everything()
+
+
+class NewKeyBody(BaseModel):
+    """A key to make."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    account_id: AccountId | None = Field(default=None, description="Whose it is; by default that of your key.")
+    scopes: Annotated[list[KeyScope], Field(min_length=1, max_length=len(KeyScope))]
+    prefix: Annotated[
+        str, StringConstraints(pattern=PREFIX_PATTERN), Field(description="What the key begins with.")
+    ] = DEFAULT_PREFIX
+
+
+class KeyResource(Wire):
+    """A key, without the key."""
+
+    key_id: str
+    account_id: str
+    name: str
+    scopes: list[KeyScope]
+    created_at: datetime
+    created_by: str = Field(description="The id of the key that made it; empty for the first one of a server.")
+    revoked_at: datetime | None
+
+
+class NewKey(KeyResource):
+    """A key that was just made."""
+
+    key: str = Field(description="Shown here and never again.")
+
+
+class KeyList(Wire):
+    """Keys, the oldest first."""
+
+    keys: list[KeyResource]
+
+
+def key_resource(key: ApiKey) -> KeyResource:
+    """A key as it is shown."""
+    return KeyResource(
+        key_id=key.key_id,
+        account_id=key.account_id,
+        name=key.name,
+        scopes=[KeyScope(scope) for scope in key.scopes],
+        created_at=instant(key.created_at),
+        created_by=key.created_by,
+        revoked_at=instant(key.revoked_at),
+    )
 
 
 @router.get("/keys", response_model=Ok[KeyList], responses=errors())

@@ -1,31 +1,118 @@
-"""Logs: pages of lines, or a stream of them."""
+"""Logs: pages of lines, or a stream."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
+from json.encoder import encode_basestring
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Job
+from trainmaster.server.http import sse
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok_json
-from trainmaster.server.http.followers import followers_of
-from trainmaster.server.http.logs.reader import Cursor, LogFilter, LogReader, LogSight
-from trainmaster.server.http.logs.stream import LogSource
-from trainmaster.server.http.params import JobId, PlainText
-from trainmaster.server.http.router import StrictRoute, errors, stream_too
+from trainmaster.server.http.envelope import Ok, Wire, ok_json, reported_at
+from trainmaster.server.http.followers import Piece, followers_of
+from trainmaster.server.http.log_files import Stream
+from trainmaster.server.http.log_reader import Cursor, Entry, LogFilter, LogReader, LogSight, Page
+from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
 from trainmaster.server.http.sse import EventStream, wants_events
-from trainmaster.server.http.wire.logs import LogPage, page_json, page_text
+from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
+from trainmaster.server.store.scope import Scope
+
+
+class LogLine(Wire):
+    """One line that a job wrote."""
+
+    ts: datetime | None = Field(description="When it was seen, to about a tenth of a second.")
+    attempt: int
+    node: int
+    rank: int
+    step: str = Field(description="The step of the workload that wrote it.")
+    stream: Stream
+    message: str = Field(
+        description="Without its line end, as a terminal shows it at last. What is not UTF-8 is replaced."
+    )
+
+
+class OpenLine(LogLine):
+    """The newest state of a line that is still being overwritten, such as a progress bar."""
+
+    open: Literal[True] = True
+
+
+class LogPage(Wire):
+    """Lines in the order in which they were written, as far as that is known."""
+
+    lines: list[LogLine]
+    open_lines: list[OpenLine] = Field(
+        description="At the end of the log of a job that runs: lines that end in a carriage return so far, in their "
+        "newest state. `next_cursor` is before them."
+    )
+    next_cursor: str = Field(description="Send it as `cursor` to go on after the last line; it never expires.")
+    complete: bool = Field(description="There are no more lines, and there will be none.")
+    notice: str | None = Field(description="Why there are no lines, where there were some.")
+
+
+def page_json(page: Page, notice: str | None) -> bytes:
+    """A `LogPage`. Logs are long: the text is written here, without an object for each line."""
+    lines = ",".join(text for entry in page.entries for text, _ in line_jsons(entry))
+    open_lines = ",".join(map(open_line_json, page.open_lines))
+    rest = {"next_cursor": page.cursor.encode(), "complete": page.complete, "notice": notice}
+    return f'{{"lines":[{lines}],"open_lines":[{open_lines}],{json.dumps(rest)[1:]}'.encode()
+
+
+def line_jsons(entry: Entry) -> Iterator[tuple[str, int]]:
+    """Each line of an entry as a `LogLine`, and where the next one begins in the file."""
+    head, run = _head(entry), entry.run
+    if b"\n" not in run.data:
+        yield f"{head}{encode_basestring(run.shown())}}}", run.end
+        return
+    end = run.start
+    for written, message in zip(run.data.split(b"\n"), run.shown().split("\n"), strict=True):
+        end += len(written) + 1
+        yield f"{head}{encode_basestring(message)}}}", end
+
+
+def open_line_json(entry: Entry) -> str:
+    """An entry with an open line, as an `OpenLine`."""
+    return f'{_head(entry)}{encode_basestring(entry.run.shown())},"open":true}}'
+
+
+def page_text(page: Page, *, ranks: bool, times: bool) -> bytes:
+    """The lines of a page as plain text, each with its rank or its time before it where that is wanted."""
+    return "".join(_text(entry, ranks, times) for entry in (*page.entries, *page.open_lines)).encode()
+
+
+def _text(entry: Entry, ranks: bool, times: bool) -> str:
+    before = (f"{_moment(entry) or '?'} " if times else "") + (f"[rank {entry.file.rank}] " if ranks else "")
+    shown = entry.run.shown()
+    return before + (shown.replace("\n", f"\n{before}") if before else shown) + "\n"
+
+
+def _head(entry: Entry) -> str:
+    """A `LogLine` up to its message."""
+    file = entry.file
+    rest = {"attempt": entry.attempt, "node": file.node, "rank": file.rank, "step": file.step, "stream": file.stream}
+    return f'{json.dumps({"ts": _moment(entry), **rest})[:-1]},"message":'
+
+
+def _moment(entry: Entry) -> str | None:
+    moment = reported_at(entry.run.at)
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
 
 router = APIRouter(route_class=StrictRoute, tags=["logs"])
 
@@ -122,3 +209,49 @@ def _seconds(text: str) -> float:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
     raise SpecError([Problem(field="since", message=message)])
+
+
+PIECE_LINES = 1000
+PIECE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSource:
+    """Every line of a job's log that a filter admits, and the newest state of those that are being overwritten."""
+
+    job_id: str
+    chosen: LogFilter
+    roots: Roots = field(compare=False, repr=False)
+
+    def look(self, connection: Connection, before: LogSight | None, *, changed: bool) -> LogSight:
+        """How far the log goes now."""
+        reader = self._reader()
+        if before is not None and not changed:
+            return reader.look_again(before)
+        return reader.look(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
+
+    def read(self, sight: LogSight, cursor: str) -> Piece:
+        """Lines as events, each with the cursor after it."""
+        position = Cursor.decode(cursor)
+        page = self._reader().read(sight, position, PIECE_LINES, PIECE_BYTES)
+        attempt, offsets = position.attempt, dict(position.offsets)
+        events: list[bytes] = []
+        for entry in page.entries:
+            if entry.attempt != attempt:
+                attempt, offsets = entry.attempt, {}
+            for text, end in line_jsons(entry):
+                offsets[entry.file.name] = end
+                events.append(sse.event("log", text, Cursor(attempt=attempt, offsets=offsets).encode()))
+        if page.complete:
+            events.append(sse.end(sight.status, sight.notice))
+        passing = b"".join(sse.event("progress", open_line_json(entry)) for entry in page.open_lines)
+        return Piece(
+            data=b"".join(events),
+            cursor=page.cursor.encode(),
+            end=page.complete,
+            at_end=page.at_end,
+            passing=passing,
+        )
+
+    def _reader(self) -> LogReader:
+        return LogReader(self.roots, self.job_id, self.chosen)

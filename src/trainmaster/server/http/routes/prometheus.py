@@ -1,20 +1,159 @@
-"""Numbers for Prometheus. They are about the whole cluster and name no account."""
+"""Prometheus metrics of this process and of the cluster. They name no account."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.core.accounts import KeyScope
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import guard, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.requests import METRICS_PATH
 from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.settings.telemetry import METERS
+from trainmaster.server.settings.telemetry import METERS, Histogram, Meters
+from trainmaster.server.store import allocations, nodes, queue_view
+from trainmaster.server.store.scope import Scope
+
+_EVERYTHING = Scope.everything()
+_process = ProcessCollector(registry=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the database knows of the cluster at one moment. No account is named: everybody's numbers are one."""
+
+    jobs: Mapping[tuple[str, str], int]
+    """By status and queue."""
+    waiting_since: Mapping[str, float]
+    """The oldest, by queue."""
+    nodes: Mapping[str, int]
+    """By state."""
+    gpus: Mapping[str, int]
+    """By type, as the two that follow."""
+    gpus_allocated: Mapping[str, int]
+    gpus_unhealthy: Mapping[str, int]
+
+
+def take(connection: Connection) -> Snapshot:
+    """Read what is shown."""
+    found = nodes.all(connection, _EVERYTHING)
+    every = [(gpu.type, gpu.healthy) for node in found for gpu in node.gpus]
+    return Snapshot(
+        jobs=queue_view.count_jobs(connection, _EVERYTHING),
+        waiting_since=queue_view.oldest_waiting(connection, _EVERYTHING),
+        nodes=Counter(str(node.state) for node in found),
+        gpus=Counter(kind for kind, _ in every),
+        gpus_allocated=_allocated(connection, found),
+        gpus_unhealthy=Counter(kind for kind, healthy in every if not healthy),
+    )
+
+
+def _allocated(connection: Connection, found: list[Node]) -> Mapping[str, int]:
+    types = {(node.node_id, gpu.index): gpu.type for node in found for gpu in node.gpus}
+    held = allocations.all(connection, _EVERYTHING)
+    return Counter(
+        types[each.share.node_id, index]
+        for each in held
+        for index in each.share.gpus
+        if (each.share.node_id, index) in types
+    )
+
+
+def exposition(snapshot: Snapshot, meters: Meters, *, now: float, version: str, leads: bool, lag_s: float) -> bytes:
+    """Everything in the text format of Prometheus."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given([*_of_cluster(snapshot, now), *_of_process(meters, version, leads, lag_s)]))
+    registry.register(_process)
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _of_cluster(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("trainmaster_jobs", "Jobs in the database.", labels=("status", "queue"))
+    depths = GaugeMetricFamily("trainmaster_queue_depth", "Jobs that wait for room.", labels=("queue",))
+    for (status, queue), count in sorted(snapshot.jobs.items()):
+        jobs.add_metric((status, queue), count)
+        if status == JobStatus.QUEUED:
+            depths.add_metric((queue,), count)
+    yield jobs
+    yield depths
+    waits = {queue: max(0.0, now - since) for queue, since in snapshot.waiting_since.items()}
+    yield _gauges("trainmaster_queue_oldest_wait_seconds", "How long the oldest job of a queue waits.", "queue", waits)
+    yield _gauges("trainmaster_nodes", "Nodes.", "state", snapshot.nodes)
+    yield _gauges("trainmaster_gpus", "GPUs.", "type", snapshot.gpus)
+    allocated = {kind: snapshot.gpus_allocated.get(kind, 0) for kind in snapshot.gpus}
+    yield _gauges("trainmaster_gpus_allocated", "GPUs that jobs hold.", "type", allocated)
+    unhealthy = {kind: snapshot.gpus_unhealthy.get(kind, 0) for kind in snapshot.gpus}
+    yield _gauges("trainmaster_gpus_unhealthy", "GPUs that are out of the pool.", "type", unhealthy)
+
+
+def _of_process(meters: Meters, version: str, leads: bool, lag_s: float) -> Iterator[Metric]:
+    yield _gauges("trainmaster_info", "What runs here.", "version", {version: 1})
+    yield GaugeMetricFamily("trainmaster_leader", "1 on the server that leads.", value=int(leads))
+    yield GaugeMetricFamily(
+        "trainmaster_event_loop_lag_seconds", "How late the loop that answers requests is, now.", value=lag_s
+    )
+    counters = {
+        "trainmaster_submissions": ("Jobs that were stored here.", meters.submissions),
+        "trainmaster_placements": ("Attempts that this server opened.", meters.placements),
+        "trainmaster_preemptions": ("Attempts that this server asked to make room.", meters.preemptions),
+        "trainmaster_webhooks_delivered": ("Deliveries that were answered well.", meters.webhooks_delivered),
+        "trainmaster_webhooks_failed": ("Deliveries that have to be tried again.", meters.webhooks_failed),
+    }
+    for name, (meaning, value) in counters.items():
+        yield CounterMetricFamily(name, meaning, value=value)
+    passes = HistogramMetricFamily("trainmaster_pass_seconds", "Passes of the coordinator: how long they took.")
+    passes.add_metric((), *_buckets(meters.passes_s))
+    yield passes
+    groups = HistogramMetricFamily("trainmaster_commit_size", "Commits: how many writes each of them had.")
+    groups.add_metric((), *_buckets(meters.commit_sizes))
+    yield groups
+    requests = CounterMetricFamily(
+        "trainmaster_http_requests", "Requests that were answered.", labels=("method", "route", "status")
+    )
+    for (method, route, status), count in sorted(meters.requests.items()):
+        requests.add_metric((method, route, str(status)), count)
+    yield requests
+    latencies = HistogramMetricFamily(
+        "trainmaster_http_request_seconds", "How long it took until an answer began.", labels=("method", "route")
+    )
+    for (method, route), histogram in sorted(meters.latencies_s.items()):
+        latencies.add_metric((method, route), *_buckets(histogram))
+    yield latencies
+
+
+def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, meaning, labels=(label,))
+    for value, number in sorted(values.items()):
+        family.add_metric((value,), number)
+    return family
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    counts = list(histogram.counts)
+    names = [str(bound) for bound in histogram.bounds] + ["+Inf"]
+    return [(name, sum(counts[: index + 1])) for index, name in enumerate(names)], histogram.total
+
 
 router = APIRouter(route_class=StrictRoute, tags=["metrics"])
 
@@ -36,7 +175,6 @@ async def show_metrics(request: Request, context: Context) -> Response:
     if not context.open_metrics:
         require(request, KeyScope.VIEW)
     # Imported by the first who asks: most servers on a laptop never are.
-    from trainmaster.server.http.exposition import exposition, take
 
     lag_s = await _lag_s()
     snapshot = await context.read(take)

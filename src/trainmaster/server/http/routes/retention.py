@@ -1,23 +1,57 @@
-"""Collecting what has outlived its job."""
+"""Retention: remove what the settings no longer keep, and list deleted jobs whose files remain."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from datetime import datetime
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.coordinator.retention import FAILED, Collected, Collector
-from trainmaster.server.http.auth import Admin
+from trainmaster.server.coordinator.tombstones import Tombstone, Tombstones
+from trainmaster.server.core.states import JobStatus
+from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.requests import parse_optional, read_body
-from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.wire.retention import CollectBody, CollectedKind, Collection
+from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 
-router = APIRouter(route_class=StrictRoute, tags=["retention"])
+
+class CollectBody(BaseModel):
+    """What to collect."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dry_run: bool = Field(default=False, description="Only tell what would go.")
+    orphans: bool = Field(default=False, description="Also directories of jobs that nobody knows, after a day.")
+
+
+class CollectedKind(Wire):
+    """Things of one kind."""
+
+    what: str = Field(
+        description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a"
+        " `session`, of a `training run` or of a `sampler`; or `failed`, with what could not be collected and why."
+    )
+    count: int
+    size_bytes: int = Field(description="The room that they take, as far as that is known.")
+    names: list[str] = Field(description="The first hundred.")
+    removed: bool = Field(description="Whether they are gone; orphans stay unless they are asked for.")
+
+
+class Collection(Wire):
+    """All that was collected."""
+
+    dry_run: bool
+    kinds: list[CollectedKind]
+
+
+router = APIRouter(route_class=StrictRoute)
 
 _log = logging.getLogger(__name__)
 _NAMES = 100
@@ -25,6 +59,7 @@ _NAMES = 100
 
 @router.post(
     "/gc",
+    tags=["retention"],
     response_model=Ok[Collection],
     responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra=body(CollectBody),
@@ -67,3 +102,56 @@ def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
         names=[each.name for each in same[:_NAMES]],
         removed=removed,
     )
+
+
+class TombstoneResource(Wire):
+    """A deleted job whose files are still there."""
+
+    job_id: str
+    handle: str | None = Field(description="Which another job may have since.")
+    name: str
+    kind: str = Field(description="Of its workload.")
+    status: JobStatus = Field(description="How it ended.")
+    deleted_at: datetime
+    size_bytes: int = Field(description="The room that its files take.")
+
+
+class TombstonePage(Wire):
+    """One page of deleted jobs."""
+
+    tombstones: list[TombstoneResource]
+    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
+
+
+def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:
+    """A deleted job as it is shown."""
+    job = tombstone.job
+    return TombstoneResource(
+        job_id=job.job_id,
+        handle=job.handle,
+        name=job.name,
+        kind=job.workload_kind,
+        status=job.status,
+        deleted_at=instant(tombstone.deleted_at),
+        size_bytes=tombstone.size_bytes,
+    )
+
+
+@router.get("/tombstones", tags=["jobs"], response_model=Ok[TombstonePage], responses=errors())
+async def list_tombstones(
+    principal: Viewer,
+    context: Context,
+    job: Annotated[PlainText | None, Query(description="Only those with this handle, or whose id begins so.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=100)] = 20,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+) -> Response:
+    """List deleted jobs whose files are still there, the last deleted first. A page may be short."""
+    tombstones = Tombstones(context.database, context.roots)
+
+    def look() -> TombstonePage:
+        found, following = tombstones.page(
+            principal.scope, name=job or None, page_size=page_size, page_token=page_token or None
+        )
+        return TombstonePage(tombstones=[tombstone_resource(each) for each in found], next_page_token=following)
+
+    return ok(await run_in_threadpool(look))

@@ -1,18 +1,56 @@
-"""Training runtimes that lie beside the server: handed out as they are, and read by clients."""
+"""Training runtimes from files of the server, which clients read."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.server.coordinator.operator_files import RuntimeDocument, RuntimeFiles
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import Ok, Wire, ok
 from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.wire.runtimes import RuntimeList, RuntimeResource, runtime_list, runtime_resource
+
+
+class RuntimeResource(Wire):
+    """A training runtime."""
+
+    name: str
+    kind: str = Field(description="`ClusterTrainingRuntime` or `TrainingRuntime`.")
+    file: str = Field(description="The file that it is in.")
+    document: dict[str, Any] = Field(description="As it was written, in the shape of Kubeflow's.")
+
+
+class RuntimeProblem(Wire):
+    """What is wrong with a file."""
+
+    file: str
+    message: str
+
+
+class RuntimeList(Wire):
+    """All training runtimes of the server."""
+
+    runtimes: list[RuntimeResource]
+    problems: list[RuntimeProblem] = Field(description="Files of which something cannot be used.")
+
+
+def runtime_resource(runtime: RuntimeDocument) -> RuntimeResource:
+    """One runtime."""
+    return RuntimeResource(name=runtime.name, kind=runtime.kind, file=runtime.file, document=dict(runtime.document))
+
+
+def runtime_list(found: RuntimeFiles) -> RuntimeList:
+    """What a directory has."""
+    return RuntimeList(
+        runtimes=[runtime_resource(runtime) for runtime in found.runtimes],
+        problems=[RuntimeProblem(file=each.file, message=each.message) for each in found.broken],
+    )
+
 
 router = APIRouter(route_class=StrictRoute, tags=["runtimes"])
 

@@ -9,19 +9,55 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.http.auth import Viewer, require
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.params import PlainText
-from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.wire.reported import instant
-from trainmaster.server.http.wire.usage import Usage, usage_row
+from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.router import PlainText, StrictRoute, errors
 from trainmaster.server.store import usage
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.usage import Used
+
+
+class UsageRow(Wire):
+    """What a group of attempts used."""
+
+    key: str = Field(description="The group; empty for jobs that lack the label, and for the total.")
+    jobs: int
+    attempts: int
+    gpu_seconds: float
+    cpu_seconds: float = Field(description="Allocated cores x time, however busy they were.")
+    wall_seconds: float
+
+
+class Usage(Wire):
+    """What was used in an interval."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, populate_by_name=True)
+
+    from_: datetime | None = Field(alias="from", description="Null: all time.")
+    to: datetime
+    group_by: str
+    rows: list[UsageRow]
+    total: UsageRow
+    truncated: bool = Field(description="There are more groups than `limit`.")
+
+
+def usage_row(used: Used) -> UsageRow:
+    """A group as it is shown."""
+    return UsageRow(
+        key=used.key,
+        jobs=used.jobs,
+        attempts=used.attempts,
+        gpu_seconds=used.gpu_seconds,
+        cpu_seconds=used.cpu_seconds,
+        wall_seconds=used.wall_seconds,
+    )
+
 
 router = APIRouter(route_class=StrictRoute, tags=["usage"])
 

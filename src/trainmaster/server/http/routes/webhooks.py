@@ -1,32 +1,150 @@
-"""Webhooks: where an account wants to be told of its jobs."""
+"""Webhooks: subscriptions of an account to the events of its jobs, and test deliveries."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from pydantic import Field, StringConstraints
 
-from trainmaster.server.coordinator.webhook_delivery import DeliveryError, headers_of, trial
+from trainmaster.server.coordinator.webhook_delivery import (
+    MAX_URL_LENGTH,
+    TIMEOUT_S,
+    DeliveryError,
+    Message,
+    headers_of,
+    trial,
+)
+from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
+from trainmaster.server.core.fields import Model
+from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, Ok, ok
+from trainmaster.server.http.envelope import Nothing, Ok, Wire, instant, ok
+from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.requests import parse_optional, read_body
 from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.webhook_test_delivery import trials_of
-from trainmaster.server.http.wire.webhooks import (
-    ChangeWebhookBody,
-    CreatedWebhook,
-    CreateWebhookBody,
-    Trial,
-    WebhookList,
-    WebhookResource,
-    created_webhook,
-    webhook_resource,
-)
 from trainmaster.server.store import webhooks
+from trainmaster.server.store.webhooks import Webhook
+
+AT_ONCE_OF_AN_ACCOUNT = 4
+"""A receiver may let each of them wait, with all that the server holds for it."""
+
+
+class Trials:
+    """Sends test deliveries. Belongs to one event loop."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._poster = subscriptions.poster()
+        self._under_way: Counter[str] = Counter()
+
+    async def post(self, account_id: str, url: str, message: Message, headers: Mapping[str, str]) -> int:
+        """Send a message; the status of the answer, which is a good one.
+
+        Raises:
+            DeliveryError: it did not arrive, or was not taken.
+            RateLimitedError: others of the account are under way.
+        """
+        if self._under_way[account_id] >= AT_ONCE_OF_AN_ACCOUNT:
+            raise RateLimitedError("other tests of your account's webhooks are under way; wait for them", TIMEOUT_S)
+        self._under_way[account_id] += 1
+        try:
+            return await self._poster.post(url, message, headers)
+        finally:
+            self._under_way[account_id] -= 1
+            if not self._under_way[account_id]:
+                del self._under_way[account_id]
+
+
+def trials_of(request: Request) -> Trials:
+    """The test deliveries of the application that got the request."""
+    trials: Trials = request.app.state.trials
+    return trials
+
+
+Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
+Secret = Annotated[str, StringConstraints(min_length=SHORTEST_SECRET, max_length=LONGEST_SECRET)]
+Statuses = Annotated[tuple[JobStatus, ...], Field(max_length=len(JobStatus))]
+
+
+class CreateWebhookBody(Model):
+    """A new webhook."""
+
+    url: Url = Field(description="Where events are sent, by POST; http or https.")
+    statuses: Statuses = Field(default=(), description="Of which statuses it tells; empty means all.")
+    secret: Secret | None = Field(default=None, description="What deliveries are signed with; made when left out.")
+
+
+class ChangeWebhookBody(Model):
+    """What to change about a webhook; what is left out stays."""
+
+    url: Url | None = None
+    statuses: Statuses | None = None
+    secret: Secret | None = None
+
+
+class WebhookResource(Wire):
+    """A webhook, without its secret."""
+
+    webhook_id: str
+    url: str
+    statuses: list[str] = Field(description="Of which statuses it tells; empty means all.")
+    created_at: datetime
+    cursor: int = Field(description="The last event of the feed that is dealt with.")
+    failures: int = Field(description="How often the next event was sent in vain.")
+    next_try_at: datetime | None = Field(description="When it is sent again; null when it is not waited for.")
+    delivered_at: datetime | None = Field(description="When the last delivery was taken.")
+    problem: str = Field(description="Why the last delivery failed; empty after one that did not.")
+    given_up: int = Field(description="How many events could not be delivered within a day.")
+
+
+class CreatedWebhook(WebhookResource):
+    """A webhook that was just made."""
+
+    secret: str = Field(description="What deliveries are signed with; shown this once.")
+
+
+class WebhookList(Wire):
+    """All webhooks of an account."""
+
+    webhooks: list[WebhookResource]
+
+
+class Trial(Wire):
+    """How a test delivery went."""
+
+    event_id: str
+    delivered: bool
+    status_code: int | None = Field(description="Of the answer, if it was a good one.")
+    problem: str
+
+
+def webhook_resource(webhook: Webhook) -> WebhookResource:
+    """A webhook as it is shown."""
+    return WebhookResource(
+        webhook_id=webhook.webhook_id,
+        url=webhook.url,
+        statuses=list(webhook.statuses),
+        created_at=instant(webhook.created_at),
+        cursor=webhook.cursor,
+        failures=webhook.failures,
+        next_try_at=instant(webhook.not_before) if webhook.failures else None,
+        delivered_at=None if webhook.delivered_at is None else instant(webhook.delivered_at),
+        problem=webhook.problem,
+        given_up=webhook.given_up,
+    )
+
+
+def created_webhook(webhook: Webhook, secret: str) -> CreatedWebhook:
+    """A new webhook as it is shown once."""
+    return CreatedWebhook(**webhook_resource(webhook).model_dump(), secret=secret)
+
 
 router = APIRouter(route_class=StrictRoute, tags=["webhooks"])
 

@@ -1,4 +1,4 @@
-"""Where workers that cannot reach the server's files report, and where they hear what is wanted.
+"""Routes of workers that cannot reach the server's files: they report there, and wait for control documents.
 
 The bearer is the token of the attempt, which is good for that attempt alone and until it has ended. The attempt's
 ranks have a token of their own, which is good for asking who owns the job. Everything may be sent twice.
@@ -8,45 +8,124 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.documents import read_document
-from trainmaster.protocol.run_directory import RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.run_directory import CONTROL, RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec import parse
-from trainmaster.server.http.attempt_control import ControlSource, Wish
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
+from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.server.http.followers import followers_of
-from trainmaster.server.http.openapi import BY_RANK_TOKEN, BY_TOKEN
-from trainmaster.server.http.params import MAX_OFFSET, AttemptId
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.wire.worker import (
-    Claimant,
-    Document,
-    ExitDocument,
-    Granted,
-    NextOffset,
-    Ownership,
-    SecretValues,
-)
+from trainmaster.server.http.router import BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, AttemptId, StrictRoute, body, errors
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The control document of an attempt, as it was last seen."""
+
+    stamp: tuple[int, int] | None = None
+    """Tells one document from the next without reading it."""
+    document: dict[str, Any] | None = field(default=None, compare=False)
+
+    def later_than(self, seq: int) -> dict[str, Any] | None:
+        """The document, if it is newer than the one with this number."""
+        found = self.document
+        return found if found is not None and int(found.get("seq", 0)) > seq else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSource:
+    """The control document of one attempt."""
+
+    job_id: str
+    attempt: int
+    directory: RunDirectory = field(compare=False, repr=False)
+
+    def look(self, connection: Connection, before: Wish | None, *, changed: bool) -> Wish:  # noqa: ARG002 - it is a file
+        """What is wanted now."""
+        try:
+            found = os.stat(self.directory.path / CONTROL)
+        except (FileNotFoundError, NotADirectoryError):
+            return Wish()
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if before is not None and before.stamp == stamp:
+            return before
+        return Wish(stamp=stamp, document=self.directory.document(CONTROL))
+
+
+Document = dict[str, Any]
+
+
+class Claimant(BaseModel):
+    """Who wants to run a node of an attempt. What a newer worker says beyond this is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    nonce: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
+        description="The same claimant sends the same one again."
+    )
+    pid: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+    start_time: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    boot_id: Annotated[str, StringConstraints(max_length=128)]
+    host: Annotated[str, StringConstraints(max_length=256)] = ""
+
+
+class ExitDocument(BaseModel):
+    """The least that the end of a node must say."""
+
+    model_config = ConfigDict(extra="allow")
+
+    reason: Reason
+    message: str = ""
+    ended_at: float
+
+
+class Granted(Wire):
+    """Whether the claimant has the node."""
+
+    granted: bool
+
+
+class NextOffset(Wire):
+    """Where a stream ends now."""
+
+    next_offset: int
+
+
+class Ownership(Wire):
+    """Whether an attempt may commit checkpoints of its job."""
+
+    owner: bool
+
+
+class SecretValues(Wire):
+    """The secrets of a job, for the workers of its attempt alone."""
+
+    environment: dict[str, str] = Field(description="Variables of the job's processes.")
+    tokens: dict[str, str] = Field(description="For what prepares the job; the job's own processes do not see them.")
+
 
 router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRoute, tags=["worker"])
 

@@ -12,8 +12,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.envelope import Wire
-from trainmaster.server.http.wire.reported import clean, instant
+from trainmaster.server.http.envelope import Wire, clean, instant
 
 
 class GpuUse(Wire):

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from trainmaster.server.core.job import Checkpoint, Job
-from trainmaster.server.http.envelope import Wire
-from trainmaster.server.http.wire.reported import clean, instant, number, numbers, reported_at
+from trainmaster.server.http.envelope import Wire, clean, instant, number, numbers, reported_at
 from trainmaster.server.storage import Location
 
 

@@ -15,7 +15,7 @@ from trainmaster.server.core.job import Attempt, Checkpoint, Job
 from trainmaster.server.core.spec import SubmitJobRequest, load_stored, redacted
 from trainmaster.server.core.states import Desired, JobStatus
 from trainmaster.server.core.workloads import trainer
-from trainmaster.server.http.envelope import Wire, encoded
+from trainmaster.server.http.envelope import Wire, clean, encoded, instant, number, numbers
 from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.http.wire.attempts import (
     AttemptResource,
@@ -26,7 +26,6 @@ from trainmaster.server.http.wire.attempts import (
     placement_of,
 )
 from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_document
-from trainmaster.server.http.wire.reported import clean, instant, number, numbers
 from trainmaster.server.http.wire.wait_reasons import PendingResource, pending_document
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument

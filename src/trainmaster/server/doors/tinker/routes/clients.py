@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.doors.tinker.responses import ok
-from trainmaster.server.doors.tinker.router import answer
+from trainmaster.server.doors.tinker.router import answer, ok
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import read_body
 

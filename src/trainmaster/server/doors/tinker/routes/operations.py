@@ -29,15 +29,16 @@ from trainmaster.server.doors.tinker.names import (
     model_of_future,
     trainer_of_future,
 )
-from trainmaster.server.doors.tinker.responses import (
+from trainmaster.server.doors.tinker.router import (
     MAX_SMALL_BYTES,
+    By,
     accepted_failure,
+    answer,
     failed,
     ok,
     read_document,
     try_again,
 )
-from trainmaster.server.doors.tinker.router import By, answer
 from trainmaster.server.doors.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.server.doors.tinker.wire import OfModel
 from trainmaster.server.http.auth import Principal

@@ -10,8 +10,7 @@ from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.doors.tinker.bodies import Body
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import Category
-from trainmaster.server.doors.tinker.responses import accepted_failure, ok
-from trainmaster.server.doors.tinker.router import By, answer
+from trainmaster.server.doors.tinker.router import By, accepted_failure, answer, ok
 from trainmaster.server.http.auth import Principal
 
 REASONS = {

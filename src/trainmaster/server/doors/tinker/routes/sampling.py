@@ -22,8 +22,7 @@ from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import LOOK_EVERY_S, for_names_of
 from trainmaster.server.doors.tinker.names import Category, TinkerSampler, Trainer, trainer_of_sampler
-from trainmaster.server.doors.tinker.responses import MAX_SMALL_BYTES, accepted_failure, ok, read_document
-from trainmaster.server.doors.tinker.router import By, answer
+from trainmaster.server.doors.tinker.router import MAX_SMALL_BYTES, By, accepted_failure, answer, ok, read_document
 from trainmaster.server.doors.tinker.trainer_jobs import TrainerFailedError, TrainerLetGoError
 from trainmaster.server.doors.tinker.trainers import SOURCE, TrainerGoneError
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession

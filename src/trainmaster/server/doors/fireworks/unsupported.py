@@ -1,27 +1,78 @@
-"""Deployments, which there are none of here: answers that public clients do not retry, each with the reason.
+"""What Fireworks has and this server does not, above all deployments: each answer gives the reason.
+
+Unknown collections get 404, which no public client retries; the generated client would retry 501. Samplers retry 404
+for two minutes, as a deployment may be loading weights then: inference is refused with 400.
 
 A client asks for a deployment while its new trainer starts, and does not stop that trainer when there is none. So the
-trainer is cancelled here, unless somebody has used it.
+server cancels the trainer, unless somebody has used it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
-from trainmaster.server.core.errors import InvalidTransitionError, NotFoundError, RefusedError
+from trainmaster.server.core.errors import InvalidTransitionError, NotFoundError, RefusedError, TrainmasterError
 from trainmaster.server.core.job import Job
-from trainmaster.server.doors.fireworks.routes.absent import DEPLOYED
-from trainmaster.server.doors.fireworks.routes.resources import AccountPath, answer, own, trainer_job
+from trainmaster.server.doors.fireworks.resources import AccountPath, answer, own, trainer_job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import UnknownRouteError
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
+
+DEPLOYED = (
+    "there are no deployments here: sample through the Tinker door, or serve the files of a promoted model elsewhere"
+)
+_SERVERLESS = "there is no serverless training here: make a trainer with TrainerJobManager"
+_BY_THEMSELVES = "jobs that train by themselves are submitted with POST /v1/jobs here, or with `trainmaster submit`"
+_JUDGED = "nothing is evaluated here: a job of kind command runs what you have"
+
+COLLECTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "batchInferenceJobs": DEPLOYED,
+        "datasets": "data sets are files here, which jobs name in `data_config`",
+        "deployedModels": DEPLOYED,
+        "deploymentShapeVersions": DEPLOYED,
+        "deploymentShapes": DEPLOYED,
+        "deployments": DEPLOYED,
+        "dpoJobs": _BY_THEMSELVES,
+        "evaluationJobs": _JUDGED,
+        "evaluators": _JUDGED,
+        "evaluatorsV2": _JUDGED,
+        "reinforcementFineTuningJobs": _BY_THEMSELVES,
+        "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is sealed",
+        "supervisedFineTuningJobs": _BY_THEMSELVES,
+        "trainingSessions": _SERVERLESS,
+        "users": "there are accounts and keys here, and no users: `trainmaster keys`",
+    }
+)
+"""By their names below an account."""
+PREFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "/training/v1/serverless/": _SERVERLESS,
+        "/inference/": DEPLOYED,
+        "/hot_load/": DEPLOYED,
+    }
+)
+
+_BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
+
+
+def absent(path: str) -> TrainmasterError:
+    """The error for a path at which there is no route."""
+    if found := _BELOW_ACCOUNT.match(path):
+        return UnknownRouteError(COLLECTIONS.get(found[1]))
+    why = next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), None)
+    return UnknownRouteError() if why is None else RefusedError(why)
+
 
 router = APIRouter(include_in_schema=False, tags=["fireworks"])
 

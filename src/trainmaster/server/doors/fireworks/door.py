@@ -14,7 +14,7 @@ from trainmaster.server.coordinator.base_models import promoted_path
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.workloads.trainer_service import HEALTH
-from trainmaster.server.doors.fireworks.routes.resources import trainer_job
+from trainmaster.server.doors.fireworks.resources import trainer_job
 from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.doors.tinker.trainers import FRESH_S, TrainerGoneError, Trainers

@@ -21,7 +21,7 @@ from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.http.logs.files import (
+from trainmaster.server.http.log_files import (
     MAX_LINE_BYTES,
     LogFile,
     Run,

@@ -27,9 +27,19 @@ from trainmaster.server.core.spec import SubmitJobRequest, parse
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND
-from trainmaster.server.doors.fireworks.routes.door import door_of
-from trainmaster.server.doors.fireworks.routes.resources import (
+from trainmaster.server.doors.fireworks.door import door_of
+from trainmaster.server.doors.fireworks.job_documents import (
+    IDLE_AFTER_S,
+    MEMBERS,
+    NO_DEPLOYMENTS,
+    RUNS,
+    CreateJobBody,
+    job_document,
+    state_of,
+)
+from trainmaster.server.doors.fireworks.resources import (
     AccountPath,
+    Comparison,
     Filter,
     PageSize,
     PageToken,
@@ -37,19 +47,18 @@ from trainmaster.server.doors.fireworks.routes.resources import (
     ResourcePath,
     answer,
     listing,
+    masked,
     own,
     page_size,
+    read_filter,
+    read_order,
     trainer_job,
 )
-from trainmaster.server.doors.fireworks.wire.jobs import MEMBERS, NO_DEPLOYMENTS, CreateJobBody, job_document
-from trainmaster.server.doors.fireworks.wire.list_filter import Comparison, masked, read_filter, read_order
-from trainmaster.server.doors.fireworks.wire.states import IDLE_AFTER_S, RUNS, state_of
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import ServiceNotReadyError
-from trainmaster.server.http.params import PlainText
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.router import StrictRoute
+from trainmaster.server.http.router import PlainText, StrictRoute
 from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.job_list import MAX_PAGE_SIZE, JobQuery, page
 from trainmaster.server.store.scope import Scope

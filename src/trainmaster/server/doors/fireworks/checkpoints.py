@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.server.coordinator.promotion import SAMPLER, Promotion
+from trainmaster.server.coordinator.promotion import DELTA, EXTERNAL, SAMPLER, Promotion, why_not
 from trainmaster.server.core.errors import NotFoundError, RefusedError
+from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.spec import parse
-from trainmaster.server.doors.fireworks.routes.resources import (
+from trainmaster.server.doors.fireworks.job_documents import NO_DEPLOYMENTS, job_name
+from trainmaster.server.doors.fireworks.models import promoted_document
+from trainmaster.server.doors.fireworks.resources import (
     AccountPath,
     Filter,
     PageSize,
@@ -23,20 +28,14 @@ from trainmaster.server.doors.fireworks.routes.resources import (
     listing,
     own,
     page_size,
+    read_filter,
     trainer_job,
     unknown_token,
 )
-from trainmaster.server.doors.fireworks.wire.list_filter import read_filter
-from trainmaster.server.doors.fireworks.wire.models import (
-    CHECKPOINT_MEMBERS,
-    PromoteBody,
-    checkpoint_document,
-    checkpoint_id,
-    operation_document,
-    promoted_document,
-)
+from trainmaster.server.doors.fireworks.wire import ONE_LINE, Body, moment, present
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.envelope import clean
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute
 from trainmaster.server.store import checkpoints, jobs
@@ -49,6 +48,91 @@ router = APIRouter(
 
 LOOK_EVERY_S = 0.5
 """At a promotion whose client waits for its end."""
+CHECKPOINT_MEMBERS = frozenset(
+    {
+        "name",
+        "createTime",
+        "updateTime",
+        "expireTime",
+        "checkpointType",
+        "promotable",
+        "sizeBytes",
+        "step",
+        "baseModel",
+        "loraRank",
+    }
+)
+"""What a checkpoint may show."""
+MODEL_TYPE = "type.googleapis.com/gateway.Model"
+_TINKER = "tinker"
+_MODEL_NAME = Matches(
+    r"accounts/[^/]{1,63}/models/[a-z0-9-]{1,63}",
+    "is like accounts/ACCOUNT/models/MODEL, with 1 to 63 lower-case letters, digits and dashes at the end",
+)
+_JOB_NAME = Matches(r"accounts/[^/]{1,63}/rlorTrainerJobs/[^/]{1,128}", "is like accounts/ACCOUNT/rlorTrainerJobs/JOB")
+
+
+class PromoteBody(Body):
+    """A checkpoint to promote."""
+
+    output_model: Annotated[str, _MODEL_NAME]
+    trainer_job_id: Annotated[str, _JOB_NAME]
+    base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
+    async_promotion: bool = False
+
+    refused: ClassVar[Mapping[str, str]] = {"hot_load_deployment_id": NO_DEPLOYMENTS}
+
+
+def checkpoint_id(checkpoint: Checkpoint) -> str:
+    """What clients call a checkpoint within its job: its name, where that is one of the job's."""
+    return checkpoint.checkpoint_id if checkpoint.attributes.get("door") == _TINKER else checkpoint.name
+
+
+def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint of a trainer as it is shown."""
+    said: Mapping[str, Any] = checkpoint.attributes
+    return present(
+        {
+            "name": clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
+            "createTime": moment(checkpoint.created_at),
+            "updateTime": moment(checkpoint.created_at),
+            "expireTime": moment(checkpoint.expires_at),
+            "checkpointType": checkpoint_type(checkpoint),
+            "promotable": why_not(checkpoint) is None,
+            "sizeBytes": str(checkpoint.size_bytes),
+            "step": checkpoint.step,
+            "baseModel": clean(said.get("base_model")),
+            "loraRank": said.get("lora_rank"),
+        }
+    )
+
+
+def checkpoint_type(checkpoint: Checkpoint) -> str:
+    """What a checkpoint is for, and what it holds."""
+    said = checkpoint.attributes
+    if checkpoint.kind not in (SAMPLER, EXTERNAL):
+        return "CHECKPOINT_TYPE_TRAINING_LORA" if said.get("is_lora") else "CHECKPOINT_TYPE_TRAINING"
+    if said.get("sampler_kind") == DELTA:
+        return "CHECKPOINT_TYPE_INFERENCE_ARC_V2"
+    adapter = said.get("is_lora") and said.get("sampler_kind") != "merged"
+    return "CHECKPOINT_TYPE_INFERENCE_LORA" if adapter else "CHECKPOINT_TYPE_INFERENCE_BASE"
+
+
+def operation_document(operation: Operation, model: dict[str, Any] | None) -> dict[str, Any]:
+    """An operation as it is shown; once it is done well, with its model."""
+    said = {"statusMessage": "done" if operation.done else "the files are being put in place"}
+    document: dict[str, Any] = {
+        "name": f"accounts/{operation.account_id}/operations/{operation.operation_id}",
+        "metadata": {**said, "createTime": moment(operation.created_at)},
+        "done": operation.done,
+    }
+    if operation.done and operation.error:
+        document["error"] = {"code": 9, "message": clean(operation.error)}
+    elif operation.done and model is not None:
+        document["response"] = {"@type": MODEL_TYPE, **model}
+    elif operation.done:
+        document["error"] = {"code": 5, "message": "the model was deleted since"}
+    return document
 
 
 @router.get("/rlorTrainerJobs/{job_id}/checkpoints")

@@ -1,4 +1,4 @@
-"""What all bodies of the Fireworks door have in common."""
+"""JSON of the Fireworks API as protocol buffers write it: the base class of bodies, and types of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New jobs: the way from the body of a request to a job on disk, which a submission, a clone and a check share.
+"""Submissions: from the body of a request, and the tokens that it forwards, to a job on disk.
 
 A request at the limits takes a tenth of a second to read and to compile. Large ones are handled in threads, a few at a
 time, so that the event loop answers others meanwhile.
@@ -7,20 +7,59 @@ time, so that the event loop answers others meanwhile.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
+from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
-from trainmaster.server.http.auth import Principal
+from trainmaster.server.http.auth import Principal, credential_of
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.envelope import ok
-from trainmaster.server.http.forwarded_tokens import forwarded_tokens
+from trainmaster.server.http.envelope import Wire, ok
 from trainmaster.server.http.requests import idempotency_of, parse_json
-from trainmaster.server.http.wire.commands import submitted_job
+from trainmaster.server.http.token_exchange import MAX_TOKEN_LENGTH
+
+HEADERS = {SCAIDRIVE_TOKEN: "X-ScaiDrive-Token", SCAIATLAS_TOKEN: "X-ScaiAtlas-Token"}
+"""The secret that each header becomes."""
+FORWARDING_PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": header,
+        "in": "header",
+        "required": False,
+        "description": "Your token for that service, kept sealed until the job ends.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_TOKEN_LENGTH, "pattern": r"^[!-~]+$"},
+    }
+    for header in HEADERS.values()
+]
+
+_TOKEN = re.compile(r"[!-~]+")
+
+
+async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, str]:
+    """The tokens that a request passes on to its job; those that it lacks are exchanged for, where that is set up.
+
+    Raises:
+        SpecError: a token is malformed.
+        CredentialsRefusedError: the exchange refuses the caller's credential.
+        ExchangeUnavailableError: the exchange does not answer.
+    """
+    tokens = {name: token for name, header in HEADERS.items() if (token := request.headers.get(header))}
+    for name, token in tokens.items():
+        if len(token) > MAX_TOKEN_LENGTH or not _TOKEN.fullmatch(token):
+            message = f"must have at most {MAX_TOKEN_LENGTH} printable characters without spaces"
+            raise SpecError([Problem(field=HEADERS[name], message=message)])
+    if context.token_exchange is None or len(tokens) == len(HEADERS):
+        return tokens
+    missing = [name for name in HEADERS if name not in tokens]
+    return {**tokens, **await context.token_exchange.tokens(credential_of(request), missing)}
+
 
 T = TypeVar("T")
 
@@ -29,6 +68,31 @@ LARGE_BYTES = 32 << 10
 """A body from this size on takes more than a few milliseconds; a thread costs a fraction of one."""
 AT_ONCE = 2
 """Threads with large requests: they compete with the event loop for the interpreter."""
+
+
+class SubmittedJob(Wire):
+    """A job that was accepted."""
+
+    job_id: str
+    handle: str | None
+    name: str
+    status: str
+    message: str
+    estimated_wait_seconds: float | None
+    checkpoint_id: str | None = Field(description="What it will go on from.")
+
+
+def submitted_job(job: Job) -> SubmittedJob:
+    """The answer to a submission."""
+    return SubmittedJob(
+        job_id=job.job_id,
+        handle=job.handle,
+        name=job.name,
+        status=job.status,
+        message=f"job {job.handle or job.job_id} was accepted",
+        estimated_wait_seconds=None,
+        checkpoint_id=job.resume_checkpoint_id,
+    )
 
 
 class Submissions:

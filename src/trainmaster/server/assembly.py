@@ -1,0 +1,278 @@
+"""Builds the application of a server from its settings, and runs what the application needs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+import trainmaster
+from trainmaster.backends import capabilities_of, names_from
+from trainmaster.protocol.hints import send_hint
+from trainmaster.protocol.processes import AT_REST
+from trainmaster.protocol.run_directory import OWNER
+from trainmaster.server.app import create_app
+from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
+from trainmaster.server.coordinator.assembly import CoordinatorRole
+from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.data_checks import DataChecks
+from trainmaster.server.coordinator.declared_cluster import Declaring
+from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.operator_files import load_runtimes, load_shapes
+from trainmaster.server.coordinator.retention import Collector, keep_from_settings
+from trainmaster.server.coordinator.submission_checks import Capacity
+from trainmaster.server.coordinator.tenants import Tenants, check_uid
+from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
+from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
+from trainmaster.server.core.errors import RefusedError, TrainmasterError
+from trainmaster.server.core.reports import EngineFacts
+from trainmaster.server.doors.tinker.sessions import collect_sessions
+from trainmaster.server.http.context import ApiContext
+from trainmaster.server.http.middleware import Front
+from trainmaster.server.http.token_exchange import TokenExchange
+from trainmaster.server.settings import telemetry
+from trainmaster.server.settings.declared import Declared
+from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.settings import Role, Settings
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.server.store import accounts, jobs, keys, secrets
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store.scope import Scope
+
+_log = logging.getLogger(__name__)
+
+START_PATIENCE_S = 60.0
+"""How long a start waits for a database that another process holds: a server that was frozen in the middle of a
+write has it until it thaws or is killed."""
+
+
+@contextlib.contextmanager
+def running(settings: Settings, declared: Declared, *, file: Path | None, url: str, holder: str) -> Iterator[Front]:
+    """The application, with everything behind it running.
+
+    Args:
+        settings: the server's own.
+        declared: what the settings file says of the cluster.
+        file: the settings file, if there is one.
+        url: where the server answers.
+        holder: the name by which it leads.
+    """
+    with contextlib.ExitStack() as stack:
+        sealer = load_sealer(settings)
+        vault = Vault(sealer)
+        token_exchange = TokenExchange(settings.token_exchange) if settings.token_exchange else None
+        with contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as patient:
+            require_jobs_of_runs(patient, settings.runs)
+            ensure_key(patient, settings.data_dir / "api-key")
+        database = Database.open(settings.database)
+        stack.callback(database.close)
+        stack.callback(_mark_at_rest, settings, database)
+        subscriptions = Subscriptions(database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca)
+        declaring = Declaring(database, declared, subscriptions)
+        declaring.apply()
+        roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
+        collector = Collector(
+            database,
+            roots,
+            keep_from_settings(settings),
+            spool=settings.data_dir / "spool",
+            also=(collect_sessions,),
+        )
+        hint_socket = settings.data_dir / "hints.sock"
+        hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
+        healthy: Callable[[], str | None] = _always_healthy
+        leads: Callable[[], bool] = _never_leads
+        engine: Callable[[str], EngineFacts | None] = _knows_no_engine
+        models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
+        admission = Admission(
+            data_roots=settings.readable_roots,
+            artifacts=settings.artifacts,
+            services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
+            models=models,
+            # Without that role the workers are elsewhere, and the leader there looks when it admits a job.
+            installed=importable if Role.COORDINATOR in settings.roles else lambda _: True,
+        )
+        if Role.COORDINATOR in settings.roles:
+            role = CoordinatorRole(
+                settings,
+                settings_file=file,
+                url=url,
+                holder=holder,
+                database=database,
+                roots=roots,
+                admission=admission,
+                vault=vault,
+                subscriptions=subscriptions,
+                declaring=declaring,
+                collector=collector,
+                hint_socket=hint_socket,
+            )
+            role.start()
+            stack.callback(role.stop)
+            hint, healthy, leads, engine = role.hint, role.problem, role.leads, role.engine
+        backends = names_from(settings.backends)
+        commands = Commands(
+            database,
+            backends={name: capabilities_of(name, own_image=settings.container_image) for name in backends},
+            default_backend=backends[0],
+            admission=admission,
+            vault=vault,
+            hint=hint,
+            tenants=Tenants(settings),
+            capacity=Capacity(autoscaling=settings.autoscaling),
+            models=models,
+            allow_trust_remote_code=settings.allow_trust_remote_code,
+        )
+        yield create_app(
+            ApiContext(
+                database=database,
+                commands=commands,
+                explainer=Explainer(database),
+                vault=vault,
+                subscriptions=subscriptions,
+                roots=roots,
+                roles=settings.roles,
+                hint=hint,
+                clock=time.time,
+                version=trainmaster.__version__,
+                max_blob_bytes=settings.max_blob_bytes,
+                collector=collector,
+                check_account=check_uid,
+                healthy=healthy,
+                disks={
+                    "the database": settings.database_file.parent if settings.database_file else settings.data_dir,
+                    "run directories": settings.runs,
+                },
+                leads=leads,
+                engine=engine,
+                token_exchange=token_exchange,
+                data_checks=DataChecks(settings),
+                allow_trust_remote_code=settings.allow_trust_remote_code,
+                rate_limit_per_s=settings.rate_limit,
+                rate_burst=settings.rate_burst,
+                behind_proxy=settings.behind_proxy,
+                open_metrics=settings.open_metrics,
+                access_level=telemetry.access_level(settings),
+                models=models,
+                shapes=load_shapes(settings.shapes),
+                runtimes=functools.partial(load_runtimes, settings.runtimes),
+                tinker_shape=settings.tinker_shape,
+                tinker_tempered_logprobs=settings.tinker_tempered_logprobs,
+                tinker_silent_s=settings.tinker_silent_s,
+            )
+        )
+
+
+def _mark_at_rest(settings: Settings, database: Database) -> None:
+    """Let commands know that they need not start a server to see that no job waits or runs.
+
+    Only for a database of the server's own: in a shared one, others may submit jobs.
+    """
+    if settings.database_url:
+        return
+    try:
+        with database.read() as connection:
+            unfinished = jobs.count_unfinished(connection, Scope.everything())
+        if not unfinished:
+            (settings.data_dir / AT_REST).touch()
+    except (TrainmasterError, OSError) as error:
+        _log.warning("cannot tell whether jobs are unfinished: %s", error)
+
+
+def _always_healthy() -> None:
+    """A server without a coordinator of its own has nothing that could be stuck."""
+
+
+def _never_leads() -> bool:
+    """A server without a coordinator of its own does not lead."""
+    return False
+
+
+def _knows_no_engine(backend: str) -> None:
+    """A server without a coordinator of its own has no backends of its own."""
+
+
+def load_sealer(settings: Settings) -> Sealer:
+    """What secrets are sealed with. Its key is made at the first start, and never anew: it would open nothing.
+
+    Raises:
+        SealError: there is no usable key; the message says what to do.
+    """
+
+    def nothing_is_sealed() -> bool:
+        with (
+            contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as database,
+            database.read() as connection,
+        ):
+            return not secrets.exist(connection, Scope.everything())
+
+    sealer = Sealer.load(settings, may_make_key=nothing_is_sealed)
+    _log.info("secrets are sealed with the key %s", sealer.key_id)
+    return sealer
+
+
+def require_jobs_of_runs(database: Database, runs: Path) -> None:
+    """See that a database without any job is new, and not one that was lost.
+
+    Raises:
+        RefusedError: there are run directories of jobs; the message says what to do.
+    """
+    with database.read() as connection:
+        if jobs.exist(connection, Scope.everything()):
+            return
+    left = next(runs.glob(f"*/{OWNER}"), None)
+    if left is not None:
+        raise RefusedError(
+            f"the database has no jobs, but {runs} has run directories, such as {left.parent.name}: the database was "
+            f"lost, or it is another one. Restore it from a backup; or, to begin anew, move {runs} away"
+        )
+
+
+def ensure_key(database: Database, path: Path) -> None:
+    """Make the first API key, unless there is one. It lies in a file that only the server's user can read.
+
+    A key that was revoked stays so; whoever removes the file gets another one at the next start.
+    """
+    if path.exists():
+        key = path.read_text().strip()
+    else:
+        key = new_key()
+        # Under its name only when it is whole: half a key would be found, and taken for one, by the next start.
+        draft = path.with_name(f".{path.name}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(key + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    scope = Scope(account_id=DEFAULT_ACCOUNT)
+
+    def work(connection: Connection) -> None:
+        accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())
+        if not keys.known(connection, Scope.everything(), key_digest(key)):
+            keys.create(
+                connection,
+                scope,
+                ApiKey(
+                    key_id=key_id_of(key),
+                    account_id=DEFAULT_ACCOUNT,
+                    name="first",
+                    scopes=tuple(KeyScope),
+                    hash=key_digest(key),
+                    created_at=time.time(),
+                ),
+            )
+
+        elif keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is None:
+            _log.warning("the key in %s was revoked; remove the file to have another one made at the next start", path)
+
+    database.write_now(work)

@@ -1,0 +1,168 @@
+"""Models: those that the account promoted, and the base models that the operator named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.server.coordinator.base_models import BaseModel
+from trainmaster.server.coordinator.promotion import BASE_MODEL, PEFT_ADDON
+from trainmaster.server.core.errors import NotFoundError
+from trainmaster.server.core.job import Job
+from trainmaster.server.doors.fireworks.job_documents import job_name
+from trainmaster.server.doors.fireworks.resources import (
+    AccountPath,
+    Filter,
+    PageSize,
+    PageToken,
+    ReadMask,
+    ResourcePath,
+    answer,
+    filtered,
+    own,
+)
+from trainmaster.server.doors.fireworks.wire import moment, present
+from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.context import Context
+from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.router import StrictRoute
+from trainmaster.server.store import jobs, promoted
+from trainmaster.server.store.promoted import PromotedModel
+
+READY = "READY"
+MODEL_MEMBERS = frozenset(
+    {
+        "name",
+        "displayName",
+        "createTime",
+        "state",
+        "status.code",
+        "status.message",
+        "kind",
+        "public",
+        "importedFrom",
+        "fineTuningJob",
+        "sizeBytes",
+        "contextLength",
+        "peftDetails.baseModel",
+        "peftDetails.r",
+        "peftDetails.targetModules",
+        "baseModelDetails.moe",
+        "baseModelDetails.checkpointFormat",
+        "baseModelDetails.huggingfaceModelType",
+        "baseModelDetails.supportsFireattention",
+    }
+)
+"""What a model may show."""
+
+
+def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
+    """A promoted model as it is shown."""
+    details = model.details
+    return present(
+        {
+            "name": f"accounts/{model.account_id}/models/{model.model_id}",
+            "displayName": model.model_id,
+            "createTime": moment(model.created_at),
+            "state": READY,
+            "status": {"code": "OK", "message": ""},
+            "kind": model.kind,
+            "public": False,
+            "importedFrom": None if job is None else job_name(job),
+            "fineTuningJob": None if job is None else job_name(job),
+            "sizeBytes": str(model.size_bytes),
+            "peftDetails": {
+                "baseModel": model.base_model,
+                "r": details.get("r"),
+                "targetModules": clean(details.get("target_modules")),
+            }
+            if model.kind == PEFT_ADDON
+            else None,
+            "baseModelDetails": {"moe": False, "checkpointFormat": "HUGGINGFACE"} if model.kind == BASE_MODEL else None,
+        }
+    )
+
+
+def base_model_document(model: BaseModel) -> dict[str, Any]:
+    """A base model that the operator named, as it is shown."""
+    config = model.config()
+    return present(
+        {
+            "name": model.name,
+            "displayName": model.path.name,
+            "state": READY,
+            "status": {"code": "OK", "message": ""},
+            "kind": BASE_MODEL,
+            "public": True,
+            "contextLength": model.context_length,
+            "baseModelDetails": present(
+                {
+                    "moe": model.is_moe,
+                    "checkpointFormat": "HUGGINGFACE",
+                    "huggingfaceModelType": clean(config.get("model_type")),
+                    "supportsFireattention": False,
+                }
+            ),
+        }
+    )
+
+
+router = APIRouter(
+    prefix="/v1/accounts/{account_id}/models", route_class=StrictRoute, include_in_schema=False, tags=["fireworks"]
+)
+
+
+@router.get("")
+async def list_models(
+    principal: Viewer,
+    context: Context,
+    account_id: AccountPath,
+    filter: Filter = "",  # noqa: A002 - the protocol's name
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> Response:
+    """List the models of an account: its own with what it promoted, another one with what the operator named there."""
+
+    def find(connection: Connection) -> list[dict[str, Any]]:
+        found = [base_model_document(model) for model in context.models.of_account(account_id)]
+        if account_id == principal.account_id:
+            for model in promoted.all(connection, principal.scope):
+                job = jobs.get(connection, principal.scope, model.job_id, deleted=True)
+                found.append(promoted_document(model, job))
+        return found
+
+    documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
+    if not documents:
+        own(principal, account_id)
+    named = [(str(each["name"]), each) for each in documents]
+    return filtered("models", named, members=MODEL_MEMBERS, condition=filter, asked=asked, token=token, mask=read_mask)
+
+
+@router.get("/{model_id}")
+async def show_model(principal: Viewer, context: Context, account_id: AccountPath, model_id: ResourcePath) -> Response:
+    """Show a model."""
+    name = f"accounts/{account_id}/models/{model_id}"
+
+    def find(connection: Connection) -> dict[str, Any]:
+        for model in context.models.of_account(account_id):
+            if model.name == name:
+                return base_model_document(model)
+        if account_id != principal.account_id:
+            raise NotFoundError(f"there is no model {name}")
+        found = promoted.get(connection, principal.scope, model_id)
+        return promoted_document(found, jobs.get(connection, principal.scope, found.job_id, deleted=True))
+
+    return answer(await context.read(find))
+
+
+@router.delete("/{model_id}")
+async def remove_model(
+    principal: Manager, context: Context, account_id: AccountPath, model_id: ResourcePath
+) -> Response:
+    """Remove a promoted model with its files."""
+    await run_in_threadpool(context.promotions.remove, own(principal, account_id), model_id)
+    return answer({})

@@ -1,0 +1,242 @@
+"""What all resources of the Fireworks API share: account scope, pages, and `filter` and `orderBy` of lists.
+
+`filter` is the usual part of AIP-160: comparisons of members with values, all of which must hold, such as
+`state="JOB_STATE_RUNNING" AND createTime>"2026-01-01T00:00:00Z"`.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Path, Query, Response
+from sqlalchemy import Connection
+
+from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, Problem, SpecError, choice_message
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.workloads.trainer_service import KIND
+from trainmaster.server.http.auth import Principal
+from trainmaster.server.http.envelope import JSON
+from trainmaster.server.http.router import PlainText
+from trainmaster.server.store import jobs
+from trainmaster.server.store.scope import Scope
+
+MAX_COMPARISONS = 32
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<field>[A-Za-z_][A-Za-z0-9_.]*)\s*
+        (?P<operator><=|>=|!=|=|<|>|:)\s*
+        (?:"(?P<quoted>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'|(?P<plain>[^\s()"']+))
+    )""",
+    re.VERBOSE,
+)
+_AND = re.compile(r"\s+AND\s+|\s+")
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    ":": lambda there, wanted: wanted == "*" or wanted in there if isinstance(there, str) else there == wanted,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One condition."""
+
+    field: str
+    """As resources show it, with dots between its parts."""
+    operator: str
+    value: str
+
+    def holds(self, document: Mapping[str, Any]) -> bool:
+        """Whether it holds for a resource as it is shown; a member that is not set equals an empty text."""
+        there: Any = document
+        for part in self.field.split("."):
+            there = there.get(part) if isinstance(there, Mapping) else None
+        if there is None:
+            there = ""
+        wanted: Any = self.value
+        if isinstance(there, bool):
+            there = str(there).lower()
+            wanted = wanted.lower()
+        elif isinstance(there, int | float):
+            try:
+                wanted = float(wanted)
+            except ValueError:
+                return self.operator == "!="
+        return isinstance(there, str | int | float) and bool(_OPERATORS[self.operator](there, wanted))
+
+
+def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
+    """The conditions of a filter; none of an empty one.
+
+    Args:
+        text: what was asked for.
+        members: what a resource of the list may show, with dots between the parts of a name.
+
+    Raises:
+        SpecError: it says more than is understood here, or names what no resource shows.
+    """
+    found: list[Comparison] = []
+    text, position = text.strip(), 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None or len(found) == MAX_COMPARISONS:
+            message = f"is understood as FIELD=VALUE AND FIELD>VALUE ..., and not at '{text[position : position + 20]}'"
+            raise SpecError([Problem(field="filter", message=message)])
+        field = ".".join(_camel(part) for part in token["field"].split("."))
+        if field not in members:
+            message = choice_message("member", token["field"], sorted(members))
+            raise SpecError([Problem(field="filter", message=message)])
+        quoted = token["quoted"]
+        value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else token["single"] or token["plain"] or ""
+        found.append(Comparison(field=field, operator=token["operator"], value=value))
+        position = token.end()
+        joined = _AND.match(text, position)
+        if joined is not None:
+            position = joined.end()
+    return found
+
+
+def read_order(text: str, known: Mapping[str, str], default: str) -> str:
+    """The order of a list as the store has it: `createTime desc` becomes `-created_at`.
+
+    Args:
+        text: what was asked for; empty stands for the default.
+        known: the members that a list can be ordered by, and what the store calls them.
+        default: one of those.
+
+    Raises:
+        SpecError: it cannot be ordered so.
+    """
+    name, *rest = text.split() or [default]
+    member = _camel(name)
+    if member not in known or rest not in ([], ["asc"], ["desc"]):
+        message = choice_message("order", text, [f"{name} [desc]" for name in known])
+        raise SpecError([Problem(field="orderBy", message=message)])
+    return f"-{known[member]}" if rest == ["desc"] else known[member]
+
+
+def masked(document: dict[str, Any], read_mask: str) -> dict[str, Any]:
+    """The members of a resource that a mask names; all of them for an empty one or `*`."""
+    names = {_camel(part.strip().partition(".")[0]) for part in read_mask.split(",") if part.strip()}
+    if not names or "*" in names:
+        return document
+    return {name: value for name, value in document.items() if name in names}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+MAX_PAGE_SIZE = 200
+DEFAULT_PAGE_SIZE = 50
+
+AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
+ResourcePath = Annotated[str, Path(min_length=1, max_length=512)]
+Filter = Annotated[PlainText, Query(description="Conditions on members, joined by AND.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=0, description=f"At most {MAX_PAGE_SIZE}; more means that.")]
+PageToken = Annotated[PlainText, Query(alias="pageToken", description="From the page before.")]
+ReadMask = Annotated[PlainText, Query(alias="readMask", description="The members to show; empty: all.")]
+
+T = TypeVar("T")
+
+
+def answer(document: object) -> Response:
+    """A good answer; there is no envelope around it."""
+    return Response(json.dumps(document), media_type=JSON)
+
+
+def own(principal: Principal, account_id: str, *others: str) -> Scope:
+    """The scope of the account that an address names, which must be that of the key.
+
+    Raises:
+        NotFoundError: it is another one, of which nobody is told whether it is there.
+    """
+    if account_id != principal.account_id and account_id not in others:
+        raise NotFoundError(f"there is no account {account_id}, or it is not that of your key")
+    return principal.scope
+
+
+def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:
+    """A trainer job by what clients call it: its handle or, without one, its id. One that was deleted is found too.
+
+    Raises:
+        JobNotFoundError: there is none.
+    """
+    try:
+        job = jobs.by_handle(connection, scope, name)
+    except JobNotFoundError:
+        job = jobs.get(connection, scope, name, deleted=True)
+    if job.workload_kind != KIND:
+        raise JobNotFoundError(f"job {name} is no trainer")
+    return job
+
+
+def page_size(asked: int, default: int = DEFAULT_PAGE_SIZE) -> int:
+    """How many entries a page has."""
+    return min(asked, MAX_PAGE_SIZE) or default
+
+
+def unknown_token() -> SpecError:
+    """What to say of a token that a list does not have."""
+    message = "is not a token of this list (any more); begin anew"
+    return SpecError([Problem(field="pageToken", message=message)])
+
+
+def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[list[T], str | None]:
+    """A page of a list that is at hand, by the ids of its entries; and the token of the next one.
+
+    Raises:
+        SpecError: the token is none of this list.
+    """
+    start = 0
+    if token:
+        ids = [entry_id for entry_id, _ in entries]
+        if token not in ids:
+            raise unknown_token()
+        start = ids.index(token) + 1
+    chosen = entries[start : start + size]
+    more = start + size < len(entries)
+    return [entry for _, entry in chosen], chosen[-1][0] if more and chosen else None
+
+
+def filtered(
+    name: str,
+    documents: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    members: Collection[str],
+    condition: str,
+    asked: int,
+    token: str,
+    mask: str,
+) -> Response:
+    """The answer to a list that is at hand, with the ids of its entries: those that fit, a page of them.
+
+    Args:
+        name: of the list.
+        documents: the entries as they are shown.
+        members: what an entry may show.
+        condition: the filter.
+        asked: how many entries a page is to have.
+        token: where the page begins.
+        mask: the members to show.
+    """
+    conditions = read_filter(condition, members)
+    fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
+    entries, following = page_of(fitting, page_size(asked), token)
+    return listing(name, [masked(each, mask) for each in entries], following)
+
+
+def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:
+    """The answer to a list."""
+    return answer({name: list(entries), **({"nextPageToken": next_token} if next_token else {})})
