@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import trainmaster.jobs
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.owner import NotOwnerError
 from trainmaster.jobs.roots import open_root
 
 with contextlib.suppress(ImportError):

@@ -25,11 +25,11 @@ from trainmaster.jobs import (
     CorruptCheckpointError,
     ExecutionSpec,
     RestoreableJob,
-    registry,
+    basic_job,
     report,
 )
+from trainmaster.jobs.basic_job import UnknownJobClassError
 from trainmaster.jobs.config_document import ConfigurationError
-from trainmaster.jobs.registry import UnknownJobClassError
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
@@ -535,7 +535,7 @@ def test_class_that_is_not_loaded_is_an_error_unless_the_caller_gives_one(
 ) -> None:
     walk(tmp_path)()
     spec = ExecutionSpec.local(tmp_path, "walk")
-    monkeypatch.setattr(registry, "_CLASSES", {})
+    monkeypatch.setattr(basic_job, "_CLASSES", {})
     with pytest.raises(UnknownJobClassError, match="'test/walk', which is not loaded"):
         RestoreableJob.from_checkpoint("latest", spec)
     assert type(OtherWalk.from_checkpoint("latest", spec)[0]) is OtherWalk

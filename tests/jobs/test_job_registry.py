@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.jobs import registry
-from trainmaster.jobs.basic_job import BasicJob
-from trainmaster.jobs.registry import UnknownJobClassError, job, job_class, known_class, name_of
+from trainmaster.jobs import basic_job
+from trainmaster.jobs.basic_job import BasicJob, UnknownJobClassError, job, job_class, known_class, name_of
 
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_CLASSES", {})
+    monkeypatch.setattr(basic_job, "_CLASSES", {})
 
 
 @pytest.fixture

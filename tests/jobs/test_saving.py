@@ -20,10 +20,10 @@ from checkpoint_files import assert_no_pickle, same
 from forked_ranks import run_ranks
 
 from trainmaster.jobs import checkpoint_saver, rng, trees
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError, Saver
 from trainmaster.jobs.local_root import LocalRoot
-from trainmaster.jobs.owner import NotOwnerError
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import open_root
@@ -188,7 +188,7 @@ def test_memory_for_copies_comes_back_when_a_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also that of files which were never begun: a save would wait for it, for ever."""
-    monkeypatch.setattr(trees.writing, "SHARD_BYTES", 1)
+    monkeypatch.setattr(trees.writer, "SHARD_BYTES", 1)
     tree = {str(number): np.zeros(4) for number in range(40)}
     plan = trees.plan(tree)
     buffers = trees.Buffers(0)

@@ -15,7 +15,7 @@ from running_service import BASE_MODEL, data
 from real_server import wait_for
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.jobs.owner import NotOwnerError
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause

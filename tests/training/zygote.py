@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainmaster.jobs.control_file import LOOK_EVERY_S
+from trainmaster.jobs.attempt import LOOK_EVERY_S
 
 
 def main() -> None:

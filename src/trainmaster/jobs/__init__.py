@@ -10,16 +10,14 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from trainmaster.jobs.attempt import NotOwnerError, Stop
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, committed, verify
-from trainmaster.jobs.control_file import Stop
-from trainmaster.jobs.owner import NotOwnerError
 
 if TYPE_CHECKING:
     from trainmaster.jobs.ambient import build, configuration, configure, current_config, field, patch
-    from trainmaster.jobs.basic_job import BasicJob, _BaseJob
+    from trainmaster.jobs.basic_job import BasicJob, _BaseJob, job
     from trainmaster.jobs.checkpointed_job import CheckpointedJob
     from trainmaster.jobs.hardware import Axis, Chip, Cluster, ClusterMachine, HardwareRequest, HardwareResult, Topology
-    from trainmaster.jobs.registry import job
     from trainmaster.jobs.restoreable_job import RestoreableJob
     from trainmaster.jobs.spec import ExecutionSpec, JobSpec
 
@@ -68,7 +66,7 @@ _ON_USE = {
     **dict.fromkeys(("build", "configuration", "configure", "current_config", "field", "patch"), "ambient"),
     "ExecutionSpec": "spec",
     "JobSpec": "spec",
-    "job": "registry",
+    "job": "basic_job",
 }
 """Imported when they are asked for: whoever only reports needs the standard library, and no time."""
 

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.jobs.fsync import flush_path
-
 MANIFEST = "manifest.json"
 """Written last into a checkpoint; a file of this name at its top belongs to the protocol."""
 MAX_MANIFEST_BYTES = 64 << 20
@@ -287,3 +285,22 @@ def _inner(path: str) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 10**7 else f"{count} bytes"
+
+
+def flush_path(path: str | Path) -> None:
+    """Flush the bytes of a file, or the names in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_tree(directory: str | Path) -> None:
+    """Flush a directory and all files in it to the disk. Links are not followed."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(parent, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                flush_path(path)
+        flush_path(parent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from trainmaster.jobs import theseus_checkpoint
+from trainmaster.jobs import checkpoint_reader
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.roots import ANOTHER_SAVE, Root, checked
 from trainmaster.protocol.identity import POINTERS
@@ -35,7 +35,7 @@ def find(root: Root, path: str) -> str:
         return place
     if name != LATEST and (place := newest(root, path)) is not None:
         return place
-    if theseus_checkpoint.directory_of(root, path) is not None:
+    if checkpoint_reader.theseus_directory(root, path) is not None:
         return path
     if name in POINTERS:
         raise FileNotFoundError(f"{home} has no {name} checkpoint")

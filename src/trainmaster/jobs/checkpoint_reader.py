@@ -1,4 +1,14 @@
-"""Reads checkpoints: tree, metadata and the state of random-number generators, all compared with the manifest."""
+"""Reads checkpoints: tree, metadata and the state of random-number generators, all compared with the manifest.
+
+It also reads checkpoints of theseus: an Orbax tree, with metadata, identity and configuration as files beside it.
+
+    PATH/checkpoint/    the tree; Orbax renames it to this name when it is complete
+    PATH/config.json    the metadata
+    PATH/job.json       name, project, group and the tracker's id
+    PATH/config.yaml    the whole configuration
+
+Their `rng.npy` is a pickle and is not read: random-number generators are left as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +19,7 @@ from typing import Any, NamedTuple
 
 from trainmaster.jobs import rng, trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
+from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, ProcessError
 from trainmaster.jobs.roots import Root
 from trainmaster.jobs.trees.reader import read_text, verify_file
@@ -152,3 +163,33 @@ def _agree(rel_path: str, problem: Exception | None, process: Process) -> None:
     if problem is None:
         raise ProcessError(f"another rank could not load {rel_path}; its log says why")
     raise problem
+
+
+_THESEUS_TREE = "checkpoint"
+THESEUS_METADATA = "config.json"
+
+
+def theseus_directory(root: Root, path: str) -> Path | None:
+    """The directory of a complete checkpoint of theseus; None where there is none."""
+    if root.uri.startswith(S3_SCHEME):
+        return None
+    directory = Path(root.locate(path))
+    complete = (directory / _THESEUS_TREE).is_dir() and (directory / THESEUS_METADATA).is_file()
+    return directory if complete else None
+
+
+def theseus_metadata(directory: Path) -> dict[str, Any]:
+    """What the caller gave beside the tree."""
+    found: dict[str, Any] = json.loads((directory / THESEUS_METADATA).read_text())
+    return found
+
+
+def theseus_tree(directory: Path, template: Any, *, partial: bool) -> Any:
+    """The tree, in arrays like those of the template, on its devices. Collective where there are several processes.
+
+    Raises:
+        ValueError: the tree does not fit the template.
+    """
+    from trainmaster.jobs.trees import jax_arrays
+
+    return jax_arrays.read_tree(directory / _THESEUS_TREE, template, partial=partial)

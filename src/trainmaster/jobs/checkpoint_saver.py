@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainmaster.jobs import checkpoint_reader, report, rng, trees
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.checkpoint_lookup import BEST, LATEST
 from trainmaster.jobs.checkpoint_reader import METADATA, InexactResumeError, Loaded
 from trainmaster.jobs.commit import Commit, Parts, Saved
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.owner import NotOwnerError
 from trainmaster.jobs.process import Process, SingleProcess
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, checked

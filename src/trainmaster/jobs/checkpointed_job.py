@@ -9,18 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from trainmaster.jobs import ambient, job_key, report, theseus_checkpoint
-from trainmaster.jobs.basic_job import BasicJob
+from trainmaster.jobs import ambient, checkpoint_reader, report, rng
+from trainmaster.jobs.basic_job import BasicJob, name_of
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.checkpoint_lookup import LATEST, find
 from trainmaster.jobs.checkpoint_reader import METADATA
 from trainmaster.jobs.checkpoint_saver import Saver, finish_saves
+from trainmaster.jobs.commit import Registrar
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import ProcessError
-from trainmaster.jobs.registrar import Registrar
-from trainmaster.jobs.registry import name_of
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.spec import ExecutionSpec
 
@@ -71,7 +70,7 @@ class CheckpointedJob(BasicJob[C]):
     def key(self) -> Any:
         """A key of JAX for this job to split, the same on every process; saved and restored with its checkpoints."""
         if self._key is None:
-            self._key = job_key.first()
+            self._key = rng.first_key()
         return self._key
 
     @key.setter
@@ -126,15 +125,15 @@ class CheckpointedJob(BasicJob[C]):
         """
         place = self._find(rel_path)
         if (directory := self._theseus_directory(place)) is not None:
-            tree = theseus_checkpoint.tree(directory, template_tree, partial=partial)
-            return tree, theseus_checkpoint.metadata(directory)
+            tree = checkpoint_reader.theseus_tree(directory, template_tree, partial=partial)
+            return tree, checkpoint_reader.theseus_metadata(directory)
         exact = self.is_own(place) and not partial
         loaded = self._saver.load(place, template_tree, partial=partial, exact=exact, elastic=self.elastic)
         if exact and self.is_main and loaded.manifest.world_size != self.process.count:
             counts = f"saved by {loaded.manifest.world_size} processes, loaded by {self.process.count}"
             report.note(f"{place}: {counts}; the random-number generators were not restored")
-        if exact and any(file.path == job_key.FILE for file in loaded.manifest.files):
-            self._key = job_key.from_json(self.root.read(place, job_key.FILE))
+        if exact and any(file.path == rng.KEY_FILE for file in loaded.manifest.files):
+            self._key = rng.key_from_json(self.root.read(place, rng.KEY_FILE))
         return loaded.tree, loaded.metadata
 
     def get_tree_and_metadata(
@@ -187,7 +186,7 @@ class CheckpointedJob(BasicJob[C]):
                 files={
                     JOB_FILE: json.dumps(self._described(), indent=1),
                     CONFIG_FILE: to_yaml(self._document()),
-                    **job_key.files(self._key),
+                    **rng.key_files(self._key),
                     **self._theseus_files(metadata),
                 },
             )
@@ -214,7 +213,7 @@ class CheckpointedJob(BasicJob[C]):
         """The metadata of a checkpoint alone."""
         place = self._find(rel_path)
         if (directory := self._theseus_directory(place)) is not None:
-            return theseus_checkpoint.metadata(directory)
+            return checkpoint_reader.theseus_metadata(directory)
         metadata: dict[str, Any] = json.loads(self.root.read(place, METADATA))
         return metadata
 
@@ -260,10 +259,10 @@ class CheckpointedJob(BasicJob[C]):
     def _theseus_files(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         """The metadata under its old name, too: classes in the form of theseus may read that file themselves."""
         declares = ambient.declares(type(self))
-        return {theseus_checkpoint.METADATA: json.dumps(dict(metadata))} if declares else {}
+        return {checkpoint_reader.THESEUS_METADATA: json.dumps(dict(metadata))} if declares else {}
 
     def _theseus_directory(self, place: str) -> Path | None:
-        return None if self.root.manifest(place) is not None else theseus_checkpoint.directory_of(self.root, place)
+        return None if self.root.manifest(place) is not None else checkpoint_reader.theseus_directory(self.root, place)
 
     def hold(self, lock: Lock | None) -> None:
         """From now on, commit nothing without this lock."""

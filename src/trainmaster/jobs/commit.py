@@ -1,23 +1,58 @@
-"""The half of a save that training does not wait for: small files, the other ranks' parts, the commit, what follows."""
+"""The half of a save that training does not wait for.
+
+Small files, the other ranks' parts, the commit; then pointers, old checkpoints that are removed, and what the server
+is told.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainmaster.jobs import rng, trees
+from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.checkpoint_lookup import BEST, LATEST
-from trainmaster.jobs.checkpoint_retention import to_remove
+from trainmaster.jobs.checkpoint_lookup import BEST, LATEST, find
+from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import write_text
+
+
+def to_remove(
+    checkpoints: Sequence[str],
+    *,
+    limit: int | None,
+    best: str | None = None,
+    pinned: Collection[str] = (),
+    in_flight: Collection[str] = (),
+) -> list[str]:
+    """The checkpoints to remove: the oldest beyond `limit`, and none that somebody may still need.
+
+    Args:
+        checkpoints: those that are committed, the oldest first.
+        limit: how many to keep beside those below; None or 0 for all.
+        best: never goes, and does not count unless it is the newest.
+        pinned: likewise.
+        in_flight: likewise; being written or read right now.
+
+    Returns:
+        What to remove, the oldest first. The newest always stays: it is what a resume goes on from. So does the one
+        before it while a save is in flight, since that may fail and the newest may turn out to be corrupt.
+    """
+    if not limit or limit < 0:
+        return []
+    apart = {*pinned, *in_flight, *({best} - {*checkpoints[-1:]})}
+    counted = [name for name in checkpoints if name not in apart]
+    needed = {*checkpoints[-1:], *(checkpoints[-2:] if in_flight else ())}
+    return [name for name in counted[: max(0, len(counted) - limit)] if name not in needed]
+
 
 _PART = ".part-"
 _LOOK_EVERY_S = 0.05
@@ -150,3 +185,78 @@ class Parts:
         new = path.with_suffix(".new")
         new.write_text(json.dumps(what))
         os.replace(new, path)
+
+
+class Registrar:
+    """Registers checkpoints of a job class once they are committed: sets pointers to them and tells the server.
+
+    It sees every commit of the job's saver. For process 0.
+    """
+
+    def __init__(self, root: Root, home: str) -> None:
+        """Take where checkpoints lie, and the directory below it that has the pointers."""
+        self._root = root
+        self._home = home
+        self._mutex = threading.Lock()
+        self._under_way: str | None = None
+        self._wanted: set[str] = set()
+        self._is_best = False
+        """Whether the save that is under way becomes the best one, registered or not."""
+        self._saved: dict[str, Saved] = {}
+        """What this process committed, by its place."""
+        self._told: dict[str, bool] = {}
+        """What the server knows of, and whether it is the best."""
+        self.lock: Lock | None = None
+        """On the run's identity, where somebody holds one: no commit without it."""
+
+    def expect(self, path: str | None) -> None:
+        """A save to this path begins now, and none other is under way; None: none is at all."""
+        with self._mutex:
+            self._under_way, self._wanted = path, set()
+            self._is_best = path == f"{self._home}/{BEST}"
+
+    def register(self, path: str, pointers: Collection[str]) -> None:
+        """Have pointers lead to a checkpoint: now, or when the save that is under way there is committed.
+
+        Raises:
+            FileNotFoundError: nothing is committed there, and nothing is about to be.
+            OSError: a pointer could not be set, or the server could not be told.
+        """
+        with self._mutex:
+            if path == self._under_way:
+                self._wanted |= set(pointers)
+            else:
+                self._register(find(self._root, path), pointers)
+
+    def check_owner(self) -> None:
+        """Return when this process may commit: neither its job nor the run's lock went to somebody else."""
+        if self.lock is not None:
+            self.lock.require()
+        report.reporter.require_ownership()
+
+    def on_commit(self, saved: Saved) -> None:
+        """Set the pointers that waited for this commit.
+
+        The server is told of what is registered, and of nothing else: it is what a new attempt goes on from.
+        """
+        with self._mutex:
+            self._saved[saved.rel_path] = saved
+            self._under_way = None
+            if self._wanted:
+                self._register(saved.rel_path, self._wanted | ({BEST} if self._is_best else set()))
+            elif self._is_best:
+                self._point(saved.rel_path, BEST)
+
+    def _register(self, place: str, pointers: Collection[str]) -> None:
+        for name in pointers:
+            self._point(place, name)
+        self._tell(place, is_best=BEST in pointers)
+
+    def _point(self, place: str, pointer: str) -> None:
+        self._root.point(self._home, pointer, place.removeprefix(f"{self._home}/"))
+
+    def _tell(self, place: str, *, is_best: bool) -> None:
+        saved = self._saved.get(place)
+        if saved is not None and self._told.get(place) not in (True, is_best):
+            self._told[place] = is_best
+            report.reporter.committed(saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=is_best)

@@ -1,4 +1,7 @@
-"""Directories in which checkpoints are written before they are committed, and what the dead leave of them."""
+"""Temporary directories, locked while in use: drafts of checkpoints, and local copies of remote ones.
+
+What dead processes left is removed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainmaster.jobs.checkpoint import DRAFT_PREFIX, REMOVED_PREFIX, require_space
@@ -94,3 +97,80 @@ def _lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+_COPY_PREFIX = "copy-"
+_FILES = "files"
+"""Inside a copy: present when it is whole."""
+
+
+@contextlib.contextmanager
+def local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
+    """A directory that `bring` has filled, for reading. The last process that leaves removes it.
+
+    Of several processes that want the same `name`, one brings it and the others wait. What dead processes left is
+    removed.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for entry in list(parent.iterdir()):
+        if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:
+            _remove_if_unused(entry)
+    home = parent / f"{_COPY_PREFIX}{name}"
+    descriptor = _enter(home, bring)
+    try:
+        yield home / _FILES
+    finally:
+        os.close(descriptor)
+        _remove_if_unused(home)
+
+
+def _enter(home: Path, bring: Callable[[Path], None]) -> int:
+    """A descriptor with a shared lock on a directory with the files in it."""
+    while True:
+        home.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            # Shared first: those who read it hold that for long, and must not be waited for.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_at(home, descriptor) and (home / _FILES).is_dir():
+                return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(home, descriptor) and not (home / _FILES).is_dir():
+                _fill(home, bring)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # From the beginning: the lock that is held now cannot become a shared one in one step.
+        os.close(descriptor)
+
+
+def _fill(home: Path, bring: Callable[[Path], None]) -> None:
+    coming = home / "coming"
+    try:
+        shutil.rmtree(coming, ignore_errors=True)
+        coming.mkdir()
+        bring(coming)
+        os.rename(coming, home / _FILES)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _remove_if_unused(home: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the directory at a path is still the one that was opened."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False

@@ -16,13 +16,13 @@ from trainmaster.jobs.checkpoint import (
     CorruptCheckpointError,
     Manifest,
     committed,
+    flush_path,
     publish,
     read_manifest,
     require_same,
     seal,
     verify,
 )
-from trainmaster.jobs.fsync import flush_path
 from trainmaster.jobs.lock import Lock, file_lock
 from trainmaster.jobs.roots import checked
 

@@ -31,7 +31,7 @@ from trainmaster.jobs.checkpoint import (
     require_same,
     require_space,
 )
-from trainmaster.jobs.local_copies import copy
+from trainmaster.jobs.drafts import local_copy
 from trainmaster.jobs.lock import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import checked
@@ -153,7 +153,7 @@ class ObjectRoot:
             (directory / MANIFEST).write_bytes(replace(manifest, data="").to_bytes())
 
         name = hashlib.sha256(f"{self._uri(rel_path)} {manifest.data} {manifest.checkpoint_id}".encode()).hexdigest()
-        with copy(_staging(), name[:16], bring) as directory:
+        with local_copy(_staging(), name[:16], bring) as directory:
             yield directory
 
     def names(self, rel_dir: str) -> list[str]:

@@ -17,11 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
+from trainmaster.jobs.attempt import ControlReader, RecordStream, Stop, require_ownership
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.control_file import ControlReader, Stop
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.owner import require_ownership
-from trainmaster.jobs.record_stream import Journal
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
@@ -60,8 +58,8 @@ class Reporter:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._events = Journal(environ.get(environment.EVENTS_FILE))
-        self._metrics = Journal(environ.get(environment.METRICS_FILE))
+        self._events = RecordStream(environ.get(environment.EVENTS_FILE))
+        self._metrics = RecordStream(environ.get(environment.METRICS_FILE))
         self._control = ControlReader(environ.get(environment.CONTROL_FILE))
         self._phase = Phase.TRAINING
         self._shown = Phase.TRAINING
@@ -320,7 +318,7 @@ class Reporter:
         if position or values:
             self._write(self._metrics, {**position, "values": values})
 
-    def _write(self, journal: Journal, record: Mapping[str, Any]) -> None:
+    def _write(self, journal: RecordStream, record: Mapping[str, Any]) -> None:
         try:
             with self._lock:
                 journal.append(record)

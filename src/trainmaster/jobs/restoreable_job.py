@@ -14,14 +14,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
-from trainmaster.jobs import ambient, theseus_checkpoint
-from trainmaster.jobs.basic_job import make_job
+from trainmaster.jobs import ambient, checkpoint_reader
+from trainmaster.jobs.basic_job import UnknownJobClassError, known_class, make_job
 from trainmaster.jobs.checkpoint_lookup import BEST, LATEST, find, path_of, paths, pointed
 from trainmaster.jobs.checkpoint_saver import finish_saves
 from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob
 from trainmaster.jobs.config_document import from_yaml, overlaid, overlay_of
 from trainmaster.jobs.process import current_process
-from trainmaster.jobs.registry import UnknownJobClassError, known_class
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.protocol.identity import POINTERS
@@ -170,7 +169,7 @@ def identity_and_configuration(root: Root, place: str) -> tuple[dict[str, Any], 
         FileNotFoundError: nothing is committed there, or it is no checkpoint of a job class.
         CorruptCheckpointError: it is not what was committed.
     """
-    theirs = theseus_checkpoint.directory_of(root, place) if root.manifest(place) is None else None
+    theirs = checkpoint_reader.theseus_directory(root, place) if root.manifest(place) is None else None
     if theirs is not None:
         job, config = ((theirs / name).read_bytes() for name in (JOB_FILE, CONFIG_FILE))
     else:

@@ -1,11 +1,13 @@
 """The state of the global random-number generators of this process: Python's, NumPy's and PyTorch's.
 
 Whatever was drawn before a save is not drawn again after a restore, and what follows is the same. A library
-that is not imported has drawn nothing and is left alone. JAX has no global one: its keys are arrays of the tree.
+that is not imported has drawn nothing and is left alone. JAX has no global one: its keys are arrays of the tree, and
+the key of a job class is a file of its checkpoints.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Mapping
@@ -83,3 +85,37 @@ def file_of(rank: int) -> str:
 
 def _stem(rank: int) -> str:
     return f"rng-{rank}"
+
+
+KEY_FILE = "key.json"
+"""Holds the JAX key of a job class."""
+
+
+def first_key() -> Any:
+    """The key that a new job begins with."""
+    import jax
+
+    return jax.random.PRNGKey(0)
+
+
+def key_files(key: Any) -> dict[str, str]:
+    """The file that keeps a key; none where there is no key, or where the class means something else by that name."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(key, jax.Array) or not key.is_fully_addressable:
+        return {}
+    typed = bool(jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key))
+    words = jax.random.key_data(key) if typed else key
+    if words.dtype != "uint32":
+        return {}
+    kind = str(jax.random.key_impl(key)) if typed else None
+    return {KEY_FILE: json.dumps({"words": words.tolist(), "kind": kind})}
+
+
+def key_from_json(data: bytes) -> Any:
+    """The key of a file."""
+    import jax
+    import jax.numpy
+
+    document = json.loads(data)
+    words = jax.numpy.asarray(document["words"], dtype="uint32")
+    return words if document["kind"] is None else jax.random.wrap_key_data(words, impl=document["kind"])

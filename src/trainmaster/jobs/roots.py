@@ -178,7 +178,7 @@ def commit_beside(
     """Commit a draft as the newest save to a path, and say where it lies. See `Root.commit`.
 
     Where something is committed at the path already, it lies beside it: nothing that is committed is ever changed.
-    `finding.find` leads from the path to the newest save.
+    `checkpoint_lookup.find` leads from the path to the newest save.
     """
     name = rel_path.rpartition("/")[2]
     manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.jobs import report
-from trainmaster.jobs.basic_job import BasicJob, make_job
+from trainmaster.jobs.basic_job import BasicJob, UnknownJobClassError, job_class, make_job
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.checkpoint_reader import InexactResumeError
 from trainmaster.jobs.config_document import ConfigurationError, to_yaml
@@ -23,7 +23,6 @@ from trainmaster.jobs.hardware import Cluster
 from trainmaster.jobs.lock import Lock, LockedError
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
 from trainmaster.jobs.process import Process, connected, current_process
-from trainmaster.jobs.registry import UnknownJobClassError, job_class
 from trainmaster.jobs.restoreable_job import RestoreableJob
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.run_plan import Plan, RunError, RunRequest, next_after, plan_run

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainmaster.jobs import report
-from trainmaster.jobs.control_file import Stop
+from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.process import Process
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause

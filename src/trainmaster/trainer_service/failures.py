@@ -7,7 +7,7 @@ import traceback
 import torch
 
 from trainmaster.engine.types import Blame, EngineError
-from trainmaster.jobs.owner import NotOwnerError
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.trainer_service.messages import Reply
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.jobs.control_file import LOOK_EVERY_S
-from trainmaster.jobs.control_file import Stop as StopWish
+from trainmaster.jobs.attempt import LOOK_EVERY_S
+from trainmaster.jobs.attempt import Stop as StopWish
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel

@@ -36,9 +36,9 @@ def main() -> None:
     except (DocumentError, OSError) as error:
         report.fail(Reason.BAD_INPUT, str(error))
     # Only now: a mistake in the documents is told before seconds of imports.
+    from trainmaster.jobs.attempt import NotOwnerError
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
     from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError
-    from trainmaster.jobs.owner import NotOwnerError
     from trainmaster.jobs.trees import TreeError
     from trainmaster.training.run import train
     from trainmaster.training.session import Stopped

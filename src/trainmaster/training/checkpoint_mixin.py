@@ -25,7 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trainmaster.jobs import rng
-from trainmaster.jobs.control_file import Stop
+from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training import states
 from trainmaster.training.resume import Resumed

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from trainmaster.jobs import objects
-from trainmaster.jobs.fsync import flush_path, flush_tree
+from trainmaster.jobs.checkpoint import flush_path, flush_tree
 from trainmaster.protocol import environment
 from trainmaster.training import models
 from trainmaster.training.document import Document, DocumentError, Prepared

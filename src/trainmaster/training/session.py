@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.checkpoint_retention import to_remove
 from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver
-from trainmaster.jobs.control_file import Stop
+from trainmaster.jobs.commit import to_remove
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint

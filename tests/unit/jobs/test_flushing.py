@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.jobs.fsync import flush_path, flush_tree
+from trainmaster.jobs.checkpoint import flush_path, flush_tree
 
 
 @pytest.fixture

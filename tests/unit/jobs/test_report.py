@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.jobs.control_file import Stop
-from trainmaster.jobs.record_stream import Journal
+from trainmaster.jobs.attempt import RecordStream, Stop
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.documents import read_lines
@@ -177,7 +176,7 @@ def test_reports_that_cannot_be_written_are_dropped_with_one_warning(
 
 
 def test_journal_ends_a_torn_record_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(str(tmp_path / "stream.jsonl"))
+    journal = RecordStream(str(tmp_path / "stream.jsonl"))
     journal.append({"n": 1})
     with monkeypatch.context() as patch:
         write = os.write

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.jobs.fsync import flush_path, flush_tree
+from trainmaster.jobs.checkpoint import flush_path, flush_tree
 from trainmaster.training.steps import say
 
 _LOOK_AGAIN_S = 0.2
