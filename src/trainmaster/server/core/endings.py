@@ -1,4 +1,4 @@
-"""How attempts end, and where that sends their jobs."""
+"""How attempts end, and the status that their jobs get."""
 
 from __future__ import annotations
 

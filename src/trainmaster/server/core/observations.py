@@ -1,4 +1,4 @@
-"""What the outside tells of jobs: admission, placement, workers' records. Pure.
+"""What happens to jobs from outside: admission, placement, workers' records. Pure.
 
 Everything here is level-triggered and safe to repeat: a record is taken in once because its stream's
 offset is committed with what it said, and what belongs to an older attempt is ignored.

@@ -1,4 +1,4 @@
-"""What follows from a reason: whose fault it was, whether another try may help, and what to do."""
+"""Consequences of a reason: who caused it, whether a retry may help, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking edges: the only place where a job's status changes."""
+"""The state machine: takes edges of the lifecycle, the only place where a job's status changes."""
 
 from __future__ import annotations
 

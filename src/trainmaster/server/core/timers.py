@@ -1,4 +1,4 @@
-"""What the passing of time does to jobs."""
+"""Timers of jobs: what happens to a job when time passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of the Fireworks door asks for, as a job. Pure.
+"""A trainer that a client of the Fireworks door requests, as a job submission. Pure.
 
 There are three ways to say where a trainer runs: by a training shape, which nothing of the request may override; by
 hand; or not at all, and the smallest shape that is good enough is taken.

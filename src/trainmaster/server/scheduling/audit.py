@@ -1,4 +1,4 @@
-"""Holds a simulation against what the scheduler promises. It keeps books of its own and trusts neither view nor plan.
+"""Checks a simulation against the scheduler's guarantees, with its own accounts: it trusts neither view nor plan.
 
 Checked at every step: placements are whole gangs on nodes that take work and have what was asked for; no resource is
 given twice or beyond what a node has; what was given is given back once; quotas are kept; only preemptible jobs of

@@ -1,4 +1,4 @@
-"""Why a job waits, and what would let it run. Made when asked, not on every pass.
+"""Why a job waits, and what would let it run. Computed on request, not on every pass.
 
 The scheduler itself is the judge: a job is named as being in the way only if `schedule` starts the one that asks
 when those that are named are gone.

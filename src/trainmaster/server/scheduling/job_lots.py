@@ -1,4 +1,4 @@
-"""The queued jobs in order, in lots of jobs that ask for the same, so that a pass can pass over a whole lot at once."""
+"""The queued jobs in order, in lots of jobs with the same needs, so that a pass can skip a whole lot at once."""
 
 from __future__ import annotations
 

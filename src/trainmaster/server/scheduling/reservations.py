@@ -1,4 +1,4 @@
-"""What is kept for the jobs that are first in line and do not fit yet.
+"""Reservations: capacity that is kept for the first jobs in line that do not fit yet.
 
 A job that could run, but not in what is free now, is a *head* unless one before it waits for the same kind of
 node. From the known ends of what runs follows when it fits at the latest, and where; that is its reservation:

@@ -1,4 +1,4 @@
-"""What a job asks for, what of it is missing, and where the least is: in words and in numbers."""
+"""What a job asks for, what of it is missing, and which node lacks the least: in words and in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole trace in virtual time, with the very same scheduler."""
+"""Simulation: runs a whole trace in virtual time, with the scheduler of the server."""
 
 from __future__ import annotations
 

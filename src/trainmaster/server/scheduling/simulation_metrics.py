@@ -1,4 +1,4 @@
-"""What came of a simulation, in numbers."""
+"""Metrics of a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is simulated: jobs with their arrival and their true duration, and the cluster that they meet.
+"""Traces, the input of a simulation: jobs with their arrival and true duration, and the cluster that runs them.
 
 A recorded trace is a file of JSON lines, one job a line; `to_line` and `from_line` are its format.
 """

@@ -1,4 +1,4 @@
-"""The cheapest of some jobs that could be stopped, such that it is enough."""
+"""Victims of a preemption: the cheapest set of preemptible jobs that frees enough."""
 
 from __future__ import annotations
 

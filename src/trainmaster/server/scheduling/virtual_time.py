@@ -1,4 +1,4 @@
-"""A cluster in virtual time: what the coordinator, the workers and the clock do to jobs, without any of them.
+"""A cluster in virtual time: simulates what the coordinator, the workers and the clock do to jobs.
 
 The scheduler and the view are the real ones. Only what is around them is made up: jobs arrive, hold what they were
 given until their work is done or they have saved, and leave.

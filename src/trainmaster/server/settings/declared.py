@@ -1,4 +1,4 @@
-"""What a settings file says of the cluster: queues, nodes, accounts, webhooks. A server applies it when it starts."""
+"""Cluster tables of a settings file: queues, nodes, accounts, webhooks. A server applies them when it starts."""
 
 from __future__ import annotations
 

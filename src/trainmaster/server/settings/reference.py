@@ -1,4 +1,4 @@
-"""What settings there are, in words: for `trainmaster config`, for the example file and for the documentation."""
+"""Descriptions of all settings, for `trainmaster config`, the example file and the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings put together from all their sources."""
+"""Resolution of settings from their sources: defaults, file, environment variables and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a document, in words for people: the field's path, what to do, the nearest known name.
+"""Problems with a document, as messages: the field's path, what to do, the nearest known name.
 
 All of it runs only after a validation has failed.
 """

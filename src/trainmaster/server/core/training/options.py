@@ -1,4 +1,4 @@
-"""Names that the built-in trainers know: options of their framework, which they pass on, and fields of rows."""
+"""Names that the built-in trainers accept: options that they pass to their framework, and fields of rows."""
 
 from __future__ import annotations
 

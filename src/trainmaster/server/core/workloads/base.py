@@ -1,4 +1,4 @@
-"""What the specs of all workload kinds share, and how it becomes part of a launch."""
+"""Fields that the specs of all workload kinds share, and how they become part of a launch."""
 
 from __future__ import annotations
 
