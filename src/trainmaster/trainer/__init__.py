@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     )
     from trainmaster.trainer.constants import DATASET_PATH, MODEL_PATH
     from trainmaster.trainer.errors import NameRefusedError, NotFoundError
+    from trainmaster.trainer.resources import get_tpu_num_nodes
     from trainmaster.trainer.status import update_trainjob_status
-    from trainmaster.trainer.tpu import get_tpu_num_nodes
     from trainmaster.trainer.types import (
         BaseInitializer,
         BuiltinTrainer,
@@ -105,7 +105,7 @@ _ELSEWHERE = {
     "ServerBackendConfig": "configs",
     "TrainerClient": "client",
     "TrainingRuntimeSource": "configs",
-    "get_tpu_num_nodes": "tpu",
+    "get_tpu_num_nodes": "resources",
     "update_trainjob_status": "status",
 }
 """Name -> its module, for those that do not lie in `types`."""

@@ -18,16 +18,15 @@ from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.builtin_trainer import default_runtime
 from trainmaster.trainer.configs import AnyBackendConfig
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
-from trainmaster.trainer.directories import files_of
-from trainmaster.trainer.error_translation import IN_CONTAINERS, only_in_containers, translated
+from trainmaster.trainer.errors import IN_CONTAINERS, only_in_containers, translated
+from trainmaster.trainer.functions import files_of
 from trainmaster.trainer.job_document import RUNTIME_LABEL, job_document
 from trainmaster.trainer.job_names import random_name
 from trainmaster.trainer.job_view import log_filter, name_of
-from trainmaster.trainer.jobs import Jobs, named
-from trainmaster.trainer.log_reader import log_lines
+from trainmaster.trainer.jobs import Jobs, log_lines, named
+from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
-from trainmaster.trainer.server_choice import Backend, choose, surroundings
-from trainmaster.trainer.server_connection import connect
+from trainmaster.trainer.server_choice import Backend, choose, connect, surroundings
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,
@@ -38,7 +37,6 @@ from trainmaster.trainer.types import (
     ScriptTrainer,
     TrainJob,
 )
-from trainmaster.trainer.wait import Wait
 
 _log = logging.getLogger(__name__)
 

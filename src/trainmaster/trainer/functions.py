@@ -1,7 +1,7 @@
-"""A function as it travels: the text of a module that defines it, and arguments that JSON can hold.
+"""The user's code that goes along with a job: a function, or the files of a script's directory.
 
-Only the function's own source goes along. What it could not find where it runs is refused here, before anything is
-sent: a name of its surroundings would be a NameError minutes later.
+A function travels as the text of a module that defines it, with arguments that JSON can hold. Only its own source goes
+along, so a name from its surroundings is refused before anything is sent: it would be a NameError minutes later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import inspect
 import math
 import symtable
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from trainmaster.client.directories import kept_files
+from trainmaster.client.file_upload import MAX_FILES
 
 _FUTURE_ANNOTATIONS = "from __future__ import annotations\n\n"
 _INDENTED = "if True:\n"
@@ -162,3 +166,19 @@ def _kind(value: object) -> str:
     if inspect.ismethod(value):
         return f"the method {value.__name__}"
     return f"a {type(value).__name__}"
+
+
+def files_of(directory: Path) -> list[str]:
+    """The files to ship, relative to the directory, sorted: those that git would keep.
+
+    Raises:
+        ValueError: there is no such directory, nothing in it, or too much.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"there is no directory {directory}")
+    found = kept_files(directory)
+    if not found:
+        raise ValueError(f"there is nothing in {directory} to send along")
+    if len(found) > MAX_FILES:
+        raise ValueError(f"{directory} has {len(found)} files; at most {MAX_FILES} go along with a job")
+    return found

@@ -15,10 +15,9 @@ from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.configs import INITIALIZER_TIMEOUT_S
 from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
 from trainmaster.trainer.job_names import check_name
-from trainmaster.trainer.options.train_job_spec import environment_of, take_train_job_fields
+from trainmaster.trainer.options.kubernetes import environment_of, take_train_job_fields
 from trainmaster.trainer.resources import Nodes, nodes_from
-from trainmaster.trainer.runtimes.definition import TrainingRuntime
-from trainmaster.trainer.runtimes.policies import TORCH, torchrun_variables
+from trainmaster.trainer.runtimes.definition import TORCH, TrainingRuntime, torchrun_variables
 from trainmaster.trainer.types import (
     BaseInitializer,
     BuiltinTrainer,

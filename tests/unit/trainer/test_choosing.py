@@ -16,9 +16,8 @@ from trainmaster.trainer import (
     ServerBackendConfig,
     TrainingRuntimeSource,
 )
-from trainmaster.trainer.directories import files_of
-from trainmaster.trainer.server_choice import Backend, Surroundings, _ask_once, choose
-from trainmaster.trainer.server_connection import check_engine
+from trainmaster.trainer.functions import files_of
+from trainmaster.trainer.server_choice import Backend, Surroundings, _ask_once, check_engine, choose
 
 KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
 

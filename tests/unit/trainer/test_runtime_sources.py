@@ -18,9 +18,8 @@ from runtime_documents import runtime, text_of
 
 from trainmaster.client import Client
 from trainmaster.trainer.errors import NotFoundError
-from trainmaster.trainer.runtimes import RuntimeCatalog, SourceError, SourceReader
-from trainmaster.trainer.runtimes import cache as cache_module
-from trainmaster.trainer.runtimes.cache import FRESH_S, SourceCache
+from trainmaster.trainer.runtimes import RuntimeCatalog, SourceError, SourceReader, sources
+from trainmaster.trainer.runtimes.sources import FRESH_S, SourceCache
 
 DAY = FRESH_S
 
@@ -209,7 +208,7 @@ def test_spoilt_cache_is_fetched_anew(web: Web, reader: SourceReader) -> None:
 def test_cache_keeps_a_number_of_sources_and_drops_the_oldest(
     web: Web, reader: SourceReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "MAX_SOURCES", 2)
+    monkeypatch.setattr(sources, "MAX_SOURCES", 2)
     for number in range(3):
         web.pages[f"/{number}.yaml"] = page(runtime("m-a"))
         reader.files(f"{web.url}/{number}.yaml")

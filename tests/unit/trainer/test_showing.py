@@ -25,10 +25,10 @@ from trainmaster.trainer.job_view import (
     preparing_steps,
     train_job,
 )
+from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import runtime_of
 from trainmaster.trainer.runtimes.yaml_file import built_in
 from trainmaster.trainer.types import Progress, TrainJob
-from trainmaster.trainer.wait import Wait
 
 KNOWN = {each.name: runtime_of(each) for each in built_in().runtimes}
 

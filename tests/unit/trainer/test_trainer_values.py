@@ -11,7 +11,7 @@ import pytest
 from trainmaster.trainer import configs
 from trainmaster.trainer.constants import INITIALIZER_DEFAULT_IGNORE_PATTERNS
 from trainmaster.trainer.errors import NotFoundError
-from trainmaster.trainer.tpu import get_tpu_num_nodes
+from trainmaster.trainer.resources import get_tpu_num_nodes
 from trainmaster.trainer.types import (
     CustomTrainer,
     DataCacheInitializer,

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from trainmaster.client import Client
-from trainmaster.trainer.error_translation import translated
+from trainmaster.trainer.errors import translated
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_timeout() -> None:

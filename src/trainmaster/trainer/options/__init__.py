@@ -7,7 +7,6 @@ do, it then refuses itself.
 
 from __future__ import annotations
 
-from trainmaster.trainer.options.base import Option
 from trainmaster.trainer.options.common import (
     ActiveDeadlineSeconds,
     AllowWaitingForNodes,
@@ -15,6 +14,7 @@ from trainmaster.trainer.options.common import (
     Labels,
     MaxRetries,
     Name,
+    Option,
     Preemptible,
     Priority,
     Queue,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from trainmaster.protocol.launch import CONTAINER
-from trainmaster.trainer.options.base import JobDocument, Option, is_texts, is_whole, require
+from trainmaster.trainer.options.common import JobDocument, Option, is_texts, is_whole, require
 from trainmaster.trainer.types import CustomTrainerContainer
 
 ABSOLUTE = r"/[^\0]*"

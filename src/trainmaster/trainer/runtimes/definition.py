@@ -1,11 +1,13 @@
-"""What a training runtime says, whole; `Runtime` is what of it the user sees."""
+"""A training runtime with all its fields, and the variables of its mlPolicy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.trainer.types import Runtime, RuntimeKind, RuntimeTrainer, TrainerType
 
 _DEVICES = ("gpu", "mig-", "google.com/tpu", "huawei.com/Ascend910", "cpu")
@@ -77,3 +79,54 @@ def _device(definition: TrainingRuntime) -> tuple[str, str]:
                 count = str(int(text) * definition.num_nodes) if text.isdigit() else text
                 return _DEVICE_NAMES.get(name, name), count
     return "", ""
+
+
+TORCH, MPI, JAX, XGBOOST = "torch", "mpi", "jax", "xgboost"
+POLICIES = (MPI, TORCH, JAX, XGBOOST)
+"""The first of them that a file has counts."""
+UNKNOWN_POLICIES = ("flux",)
+"""Policies of Kubeflow's that nothing here can carry out."""
+OPEN_MPI = "OpenMPI"
+
+_VARIABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        JAX: {
+            "JAX_COORDINATOR_ADDRESS": "$(MASTER_ADDR):$(MASTER_PORT)",
+            "JAX_NUM_PROCESSES": "$(WORLD_SIZE)",
+            "JAX_PROCESS_ID": "$(RANK)",
+        },
+        XGBOOST: {
+            "DMLC_TRACKER_URI": "$(MASTER_ADDR)",
+            "DMLC_TRACKER_PORT": "$(MASTER_PORT)",
+            "DMLC_TASK_ID": "$(RANK)",
+            "DMLC_NUM_WORKER": "$(WORLD_SIZE)",
+        },
+        MPI: {
+            # Open MPI would tie each process to a core: those of several jobs to the same ones.
+            MPI_LAUNCHER: "mpirun --oversubscribe --bind-to none -n $(WORLD_SIZE)",
+            # Containers often have no user but root, whom Open MPI asks twice.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+    }
+)
+_WITHOUT_MPI = frozenset({"deepspeed"})
+"""Frameworks whose files ask for MPI, and which need none where RANK and MASTER_ADDR are set."""
+
+
+def variables_of(policy: str | None, framework: str) -> Mapping[str, str]:
+    """The variables of each process."""
+    if policy is None or (policy == MPI and framework in _WITHOUT_MPI):
+        return {}
+    return _VARIABLES.get(policy, {})
+
+
+def torchrun_variables(ranks_per_node: int) -> dict[str, str]:
+    """What `torchrun` reads, for images that start it themselves: one process of the job on each node."""
+    return {
+        "PET_NNODES": "$(WORLD_SIZE)",
+        "PET_NPROC_PER_NODE": str(ranks_per_node),
+        "PET_NODE_RANK": "$(NODE_RANK)",
+        "PET_MASTER_ADDR": "$(MASTER_ADDR)",
+        "PET_MASTER_PORT": "$(MASTER_PORT)",
+    }

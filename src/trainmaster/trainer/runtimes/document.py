@@ -24,14 +24,14 @@ from trainmaster.trainer.constants import (
     TORCH_TUNE,
     TRAINJOB_ANCESTOR_LABEL,
 )
-from trainmaster.trainer.runtimes.definition import TrainingRuntime
-from trainmaster.trainer.runtimes.policies import (
+from trainmaster.trainer.runtimes.definition import (
     JAX,
     MPI,
     OPEN_MPI,
     POLICIES,
     UNKNOWN_POLICIES,
     XGBOOST,
+    TrainingRuntime,
     variables_of,
 )
 from trainmaster.trainer.types import RuntimeKind, TrainerType

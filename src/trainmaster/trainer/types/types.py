@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from trainmaster.trainer.constants import TORCH_TUNE
-from trainmaster.trainer.types.initializers import (
-    BaseInitializer,
-    DataCacheInitializer,
-    HuggingFaceDatasetInitializer,
-    HuggingFaceModelInitializer,
-    Initializer,
-    S3DatasetInitializer,
-    S3ModelInitializer,
-)
 from trainmaster.trainer.types.results import (
     Checkpoint,
     Event,
+    Listing,
     Progress,
     Runtime,
     RuntimeKind,
@@ -23,15 +15,21 @@ from trainmaster.trainer.types.results import (
     TrainerType,
     TrainJob,
 )
-from trainmaster.trainer.types.tables import Listing
 from trainmaster.trainer.types.trainers import (
+    BaseInitializer,
     BuiltinTrainer,
     CustomTrainer,
     CustomTrainerContainer,
+    DataCacheInitializer,
     DataFormat,
     DataType,
+    HuggingFaceDatasetInitializer,
+    HuggingFaceModelInitializer,
+    Initializer,
     LoraConfig,
     Loss,
+    S3DatasetInitializer,
+    S3ModelInitializer,
     ScriptTrainer,
     TorchTuneConfig,
     TorchTuneInstructDataset,
