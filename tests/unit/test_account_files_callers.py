@@ -80,7 +80,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
             *("os.link", "os.unlink", "os.scandir"),
         },
     ),
-    "protocol/sockets.py": (_OWN, {"os.open"}),
+    "protocol/addresses.py": (_OWN, {"os.open"}),
     "server/assembly.py": (_OWN, {".glob", ".read_text", "os.open", "open", "os.replace"}),
     "server/process.py": (_OWN, {".mkdir", ".unlink", "open"}),
     "server/settings/encryption.py": (_OWN, {".mkdir", ".read_text", "open", "os.link", "os.unlink"}),
