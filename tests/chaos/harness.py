@@ -14,9 +14,9 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.loop import Coordinator, Pace
-from trainmaster.server.coordinator.node_reports import NodeReports
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.job import Attempt, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node

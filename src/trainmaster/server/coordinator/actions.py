@@ -22,7 +22,7 @@ from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Standing, attempt_request
-from trainmaster.server.coordinator.pools import Pool, close_pools
+from trainmaster.server.coordinator.pools import Act, ActPools
 from trainmaster.server.coordinator.watch import last_beat, look
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
@@ -44,8 +44,7 @@ READY_AGAIN_S = 1.0
 """A backend that makes something ready is asked as often how far it is."""
 WAIT_TOLD_EVERY_S = 2.0
 """How far it is, is told to users no more often."""
-CLOSE_S = 3.0
-"""A server that ends waits so long for acts that an engine holds up."""
+
 STOP_OVERDUE_S = 45.0
 """Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
 BACKOFF_S = 1.0
@@ -86,18 +85,6 @@ class _Memory:
         self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Act:
-    """One thing to do for an attempt."""
-
-    work: Callable[[], None]
-    slow: bool = False
-    """May wait for processes to end, or for an engine that has to end them; must hold up neither launches nor other
-    backends."""
-    launches: bool = False
-    """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
-
-
 class Acting:
     """Carries acts out in a small pool of threads, one at a time for each attempt."""
 
@@ -134,10 +121,7 @@ class Acting:
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
         self._acted_at = float("-inf")
-        self._pool = pool or Pool("act")
-        self._tidying = pool or Pool("tidy")
-        self._slow_pools = {name: pool or Pool(f"sweep {name}") for name in backends}
-        self._launch_pools = {name: pool or Pool(f"launch {name}") for name in backends}
+        self._pools = ActPools(backends, pool)
 
     def forget(self) -> None:
         """Trust nothing of an earlier reign."""
@@ -145,9 +129,7 @@ class Acting:
 
     def close(self) -> None:
         """Finish what is under way; what has not begun, or an engine keeps from its end, is done by the next leader."""
-        for pool in (self._tidying, *self._slow_pools.values()):
-            pool.shutdown(wait=False, cancel_futures=True)
-        close_pools([self._pool, *self._launch_pools.values()], within_s=CLOSE_S)
+        self._pools.close()
 
     def act(self, view: ClusterView, now: float) -> None:
         """Start the acts that the committed jobs call for."""
@@ -167,7 +149,7 @@ class Acting:
             act = self._next(job, view, memory, now)
             if act is not None:
                 memory.busy = True
-                self._pool_for(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
+                self._pools.for_act(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
         for job_id in self._refusals.keys() - view.jobs.keys():
             del self._refusals[job_id]
         if len(self._memory) > len(live):
@@ -241,12 +223,7 @@ class Acting:
             return name_attempt(job, now=now, handle=memory.handle)
         return None
 
-    def _pool_for(self, act: _Act, backend: str) -> Executor:
-        if act.launches:
-            return self._launch_pools[backend]
-        return self._slow_pools[backend] if act.slow else self._pool
-
-    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
+    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Act | None:
         """The one thing to do next for an attempt, if any."""
         attempt = job.live
         backend = self._backends[attempt.backend]
@@ -261,22 +238,22 @@ class Acting:
             memory.control = None
         elif not _same(control, memory.control):
             memory.control = control
-            return _Act(lambda: backend.stop(self._prepared(job, view, memory), control))
+            return Act(lambda: backend.stop(self._prepared(job, view, memory), control))
         if memory.lost:
-            return _Act(lambda: self._sweep(backend, job, view, memory), slow=True)
+            return Act(lambda: self._sweep(backend, job, view, memory), slow=True)
         if _stop_is_overdue(attempt, memory, now) and not memory.killed:
             memory.killed = True
-            return _Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
+            return Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
         return None
 
-    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> _Act | None:
+    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Act | None:
         backend = self._backends[job.live.backend]
         awaited_from = now if memory.claim_awaited_from is None else memory.claim_awaited_from
         if job.live.stop is not None or now - awaited_from > LAUNCH_TIMEOUT_S:
             if memory.revoked:
                 return None
             memory.revoked = True
-            return _Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
+            return Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
         again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
         if memory.launched_at is not None and now - memory.launched_at < again_s:
             return None
@@ -287,7 +264,7 @@ class Acting:
         def submit(request: AttemptRequest) -> str | None:
             return backend.submit(request, self._secrets(job))
 
-        return _Act(lambda: self._launch(submit, job, view, memory), launches=True)
+        return Act(lambda: self._launch(submit, job, view, memory), launches=True)
 
     def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
@@ -377,7 +354,7 @@ class Acting:
             return
         job_id, _, number = attempt_id.rpartition(".")
         if memory.request.confined:
-            self._tidying.submit(run_directory(self._roots, job_id, int(number)).close)
+            self._pools.tidy(run_directory(self._roots, job_id, int(number)).close)
         if not memory.request.launch.remove_working_directory:
             return
         work = Location(root=RUNS, path=f"{job_id}/{number}/work")
@@ -388,7 +365,7 @@ class Acting:
             except OSError as error:
                 _log.warning("%s cannot be removed; it goes with its job: %s", work.uri, error)
 
-        self._tidying.submit(remove)
+        self._pools.tidy(remove)
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:

@@ -14,11 +14,11 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
+from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.launch import Standing, fetching_environment
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
-from trainmaster.server.coordinator.node_reports import NodeReports
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.server.coordinator.vault import Vault

@@ -26,25 +26,26 @@ from trainmaster.server.coordinator.submission_checks import (
     accepted,
     check_backend,
     check_queue,
+    check_remote_code,
+    checkpoint_of_line,
     named_in,
 )
 from trainmaster.server.coordinator.tenants import HERE, Tenants
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core import commands as decide
 from trainmaster.server.core.errors import (
-    ForbiddenError,
     NotFoundError,
     Problem,
     RefusedError,
     SpecError,
     StaleWriteError,
 )
-from trainmaster.server.core.job import Change, Checkpoint, Job, merge
+from trainmaster.server.core.job import Change, Job, merge
 from trainmaster.server.core.spec import SubmitJobRequest, secret_values, with_server_defaults
 from trainmaster.server.core.states import TERMINAL
 from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import blobs, checkpoints, idempotency, jobs, queues
+from trainmaster.server.store import blobs, idempotency, jobs, queues
 from trainmaster.server.store import secrets as sealed_secrets
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.idempotency import IdempotencyRecord
@@ -187,7 +188,7 @@ class Commands:
         """Queue a parked job again; `tokens` take the place of those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
-            chosen = _checkpoint(connection, scope, job, checkpoint_id) if checkpoint_id else None
+            chosen = checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
             change = decide.resume(job, now=self._clock(), checkpoint=chosen)
             sealed_secrets.put(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
             return change
@@ -251,7 +252,7 @@ class Commands:
                     Scope(account_id=parent.account_id), request, created_by=created_by, parent=parent
                 )
                 chosen = (
-                    _checkpoint(connection, scope, parent, checkpoint_id).checkpoint_id
+                    checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
                     if checkpoint_id
                     else parent.own_checkpoint_id or parent.resume_checkpoint_id
                 )
@@ -286,12 +287,7 @@ class Commands:
     ) -> Change:
         if request.backend is not None and request.backend not in self.backends:
             raise RefusedError(missing(request.backend, self.backends))
-        trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
-        if trusts and not self._allow_trust_remote_code:
-            raise ForbiddenError(
-                "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
-                "a model; its operator can allow that with the setting allow_trust_remote_code"
-            )
+        check_remote_code(request, allowed=self._allow_trust_remote_code)
         request = self._models.named(request, scope.account)
         backend = request.backend or self.default_backend
         check_backend(request, backend, self.backends)
@@ -397,13 +393,3 @@ def _decide(
         if jobs.apply(connection, scope, change):
             return Outcome(job=change.job)
     raise StaleWriteError
-
-
-def _checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
-    """A checkpoint that belongs to the job or to one that it descends from."""
-    checkpoint = checkpoints.get(connection, scope, checkpoint_id)
-    owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
-    if owner.root_job_id != job.root_job_id:
-        message = f"belongs to job {owner.job_id}, which is not of this job's line"
-        raise SpecError([Problem(field="checkpoint_id", message=message)])
-    return checkpoint

@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.checkpoints import prune
+from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
 from trainmaster.server.coordinator.leadership import Leadership
-from trainmaster.server.coordinator.node_reports import NodeReports, freed_real_gpus
 from trainmaster.server.coordinator.wakeups import Alarm
 from trainmaster.server.core import commands, observations, timers
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
@@ -30,7 +30,7 @@ from trainmaster.server.scheduling.nodes import drain, occupied
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import events, jobs, leases, nodes, queues
+from trainmaster.server.store import jobs, leases, nodes
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -94,10 +94,9 @@ class Coordinator:
         self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
+        self._stored = StoredView(database)
         self._view = ClusterView()
         self._plan = Plan()
-        self._cursor = 0
-        self._cluster_cursor = 0
         self._polled_at: float | None = None
         self._polled_now = 0.0
         self._inventory_at: float | None = None
@@ -174,7 +173,7 @@ class Coordinator:
         now = self._clock()
         timed = self._is_time(now)
         before = self._view
-        touched = self._catch_up()
+        self._view, touched = self._stored.caught_up(self._view)
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
         ahead = self._view.with_jobs(change.job for change in changes.values())
@@ -208,42 +207,10 @@ class Coordinator:
 
     def _take_over(self, epoch: int) -> None:
         """Begin to lead: nothing of an earlier reign is trusted."""
-        self._rebuild_view()
+        self._view = self._stored.read()
         self._acting.forget()
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
-
-    def _rebuild_view(self) -> None:
-        """Read the view from the database."""
-        with self._database.read() as connection:
-            self._cursor = events.last_id(connection, _EVERYTHING)
-            self._cluster_cursor = events.last_cluster_id(connection, _EVERYTHING)
-            unfinished = jobs.unfinished(connection, _EVERYTHING)
-            known = nodes.all(connection, _EVERYTHING)
-            there = queues.all(connection, _EVERYTHING)
-        self._view = ClusterView().with_nodes(known).with_queues(there).with_jobs(unfinished)
-
-    def _catch_up(self) -> set[str]:
-        """Take in what others committed; which jobs that were."""
-        with self._database.read() as connection:
-            self._cursor, seen = events.changed_jobs(connection, _EVERYTHING, self._cursor)
-            stale = [
-                job_id
-                for job_id, seq in seen.items()
-                if (job := self._view.jobs.get(job_id)) is None or job.event_count < seq
-            ]
-            if stale:
-                self._view = self._view.with_jobs(jobs.load(connection, _EVERYTHING, stale))
-            self._catch_up_with_cluster(connection)
-        return set(stale)
-
-    def _catch_up_with_cluster(self, connection: Connection) -> None:
-        """Take in what operators, and the inventory, changed about nodes and queues."""
-        cursor = events.last_cluster_id(connection, _EVERYTHING)
-        if cursor != self._cluster_cursor:
-            known, there = nodes.all(connection, _EVERYTHING), queues.all(connection, _EVERYTHING)
-            self._view = self._view.with_nodes(known).with_queues(there)
-            self._cluster_cursor = cursor
 
     def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
         """What the outside and the clock say of the jobs that have an attempt."""
@@ -357,8 +324,7 @@ class Coordinator:
                     nodes.drained(connection, _EVERYTHING, node_id, now)
 
             self._database.write_now(work)
-            with self._database.read() as connection:
-                self._catch_up_with_cluster(connection)
+            self._view = self._stored.with_cluster(self._view)
 
     def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
         """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
@@ -379,7 +345,7 @@ class Coordinator:
         except Exception:
             _log.exception("a commit failed; its changes are committed one by one, and the view is built anew")
             applied = self._commit_singly(epoch, wanted)
-            self._rebuild_view()
+            self._view = self._stored.read()
         self._view = self._view.with_jobs(applied)
         if len(applied) < len(wanted):
             self.hint("")

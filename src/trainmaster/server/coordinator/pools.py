@@ -1,15 +1,33 @@
-"""Threads that nobody has to wait for: what hangs in one goes with the process."""
+"""The threads that act for attempts: pools apart for launches and for slow acts of each backend.
+
+Nobody has to wait for these threads when the process ends: an act that hangs ends with it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+CLOSE_S = 3.0
+"""A server that ends waits so long for acts that an engine holds up."""
 _WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing to do for an attempt."""
+
+    work: Callable[[], None]
+    slow: bool = False
+    """May wait for processes to end, or for an engine that has to end them; must hold up neither launches nor other
+    backends."""
+    launches: bool = False
+    """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
 
 
 class Pool(Executor):
@@ -77,7 +95,34 @@ class Pool(Executor):
             self._idle.release()
 
 
-def close_pools(pools: Sequence[Executor], *, within_s: float) -> None:
+class ActPools:
+    """The pools of a coordinator; with `pool`, that one does everything."""
+
+    def __init__(self, backends: Iterable[str], pool: Executor | None = None) -> None:
+        names = tuple(backends)
+        self._quick = pool or Pool("act")
+        self._tidying = pool or Pool("tidy")
+        self._slow = {name: pool or Pool(f"sweep {name}") for name in names}
+        self._launching = {name: pool or Pool(f"launch {name}") for name in names}
+
+    def for_act(self, act: Act, backend: str) -> Executor:
+        """The pool that carries out an act for a backend."""
+        if act.launches:
+            return self._launching[backend]
+        return self._slow[backend] if act.slow else self._quick
+
+    def tidy(self, work: Callable[[], None]) -> None:
+        """Have something removed, which nobody waits for."""
+        self._tidying.submit(work)
+
+    def close(self) -> None:
+        """Finish quick acts and launches that have begun, unless that takes too long; drop the rest."""
+        for pool in (self._tidying, *self._slow.values()):
+            pool.shutdown(wait=False, cancel_futures=True)
+        _close_pools([self._quick, *self._launching.values()], within_s=CLOSE_S)
+
+
+def _close_pools(pools: Sequence[Executor], *, within_s: float) -> None:
     """Finish what was begun in any of them, unless that takes too long."""
     for pool in pools:
         pool.shutdown(wait=False, cancel_futures=True)

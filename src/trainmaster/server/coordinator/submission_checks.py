@@ -15,7 +15,14 @@ from sqlalchemy import Connection
 
 from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import ContainerWish
-from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import (
+    ForbiddenError,
+    JobNotFoundError,
+    NotFoundError,
+    Problem,
+    RefusedError,
+    SpecError,
+)
 from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.resources import Needs, Node
 from trainmaster.server.core.retention import best_checkpoint
@@ -82,6 +89,20 @@ def check_backend(request: SubmitJobRequest, name: str, backends: Mapping[str, C
         raise RefusedError.because([Problem(field="backend", message=message)])
 
 
+def check_remote_code(request: SubmitJobRequest, *, allowed: bool) -> None:
+    """See that a job may run the code that comes with its model, if it wants to.
+
+    Raises:
+        ForbiddenError: it may not.
+    """
+    trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
+    if trusts and not allowed:
+        raise ForbiddenError(
+            "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
+            "a model; its operator can allow that with the setting allow_trust_remote_code"
+        )
+
+
 def _fetched(request: SubmitJobRequest) -> Iterable[tuple[str, InitializerSpec]]:
     initializers = initializers_of(request.workload)
     return initializers.named() if initializers is not None else ()
@@ -136,6 +157,21 @@ def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[st
             # A handle may be another job's by the time at which this one starts.
             message = f"name the job by its id: {ModelSource.ARTIFACTS}:{found.job_id}/{wanted.path}"
             raise SpecError([Problem(field=field, message=message)])
+
+
+def checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint that belongs to the job or to one that it descends from.
+
+    Raises:
+        NotFoundError: the account has no such checkpoint.
+        SpecError: the checkpoint belongs to another line of jobs.
+    """
+    checkpoint = checkpoints.get(connection, scope, checkpoint_id)
+    owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
+    if owner.root_job_id != job.root_job_id:
+        message = f"belongs to job {owner.job_id}, which is not of this job's line"
+        raise SpecError([Problem(field="checkpoint_id", message=message)])
+    return checkpoint
 
 
 def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
