@@ -11,7 +11,7 @@ from ground import Entry, Ground, MortalServer, reading
 
 from real_server import wait_for
 from trainmaster.server.core.states import TRANSITIONS
-from trainmaster.server.store import allocations
+from trainmaster.server.store.attempts import all_allocations
 from trainmaster.server.store.scope import Scope
 from trainmaster.worker.cgroups import own_group
 
@@ -108,7 +108,7 @@ def check_resources(server: MortalServer, database: str) -> None:
         assert all(gpu["free"] for gpu in node["gpus"])
         assert all(node[name]["free"] == node[name]["total"] for name in ("cpu_cores", "ram_mb", "storage_mb", "slots"))
     with reading(database) as connection:
-        assert allocations.all(connection, Scope.everything()) == []
+        assert all_allocations(connection, Scope.everything()) == []
 
 
 def _check_numbers(entries: Iterable[Entry], written: Mapping[tuple[int, int], Sequence[int]], what: str) -> None:

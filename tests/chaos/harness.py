@@ -23,7 +23,7 @@ from trainmaster.server.core.resources import Gpu, Node
 from trainmaster.server.core.spec import parse_submit
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.server.store import allocations, attempts, checkpoints, events, jobs, leases
+from trainmaster.server.store import attempts, checkpoints, events, jobs, leases
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -180,7 +180,7 @@ class Cluster:
 
     def allocated(self) -> int:
         with self.database.read() as connection:
-            return len(allocations.all(connection, EVERYTHING))
+            return len(attempts.all_allocations(connection, EVERYTHING))
 
     def _attempts(self, job: Job) -> list[Attempt]:
         with self.database.read() as connection:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from real_server import RealServer, running, wait_for
-from trainmaster.server.store import allocations
+from trainmaster.server.store import attempts
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -47,7 +47,7 @@ def test_thousand_jobs_run_once_each_while_the_server_is_killed(tmp_path: Path) 
         server.stop()
         database = Database.open(f"sqlite:///{tmp_path / 'data' / 'trainmaster.db'}")
         with database.read() as connection:
-            assert allocations.all(connection, Scope.everything()) == []
+            assert attempts.all_allocations(connection, Scope.everything()) == []
         database.close()
 
 

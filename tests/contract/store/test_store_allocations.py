@@ -21,7 +21,7 @@ from trainmaster.server.core.errors import DoubleBookedError
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.resources import Gpu, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.store import allocations, attempts, events, jobs, schema
+from trainmaster.server.store import attempts, events, jobs, schema
 from trainmaster.server.store.database import Database
 
 TWO_GPUS = Share(node_id="n1", gpus=(0, 1), cpu_cores=4, ram_mb=1000, storage_mb=10)
@@ -35,7 +35,7 @@ def machines(database: Database) -> None:
 
 def held(database: Database) -> dict[tuple[str, int, int], Share]:
     with database.read() as connection:
-        return {(a.job_id, a.attempt, a.member): a.share for a in allocations.all(connection, EVERYTHING)}
+        return {(a.job_id, a.attempt, a.member): a.share for a in attempts.all_allocations(connection, EVERYTHING)}
 
 
 def test_new_attempt_holds_its_shares_until_it_ends(database: Database) -> None:
@@ -167,7 +167,7 @@ def test_what_no_node_has_cannot_be_taken(database: Database, share: Share, why:
 
 def test_what_was_taken_is_given_back_once(database: Database) -> None:
     job = apply(database, placement_of(submit(database, new_job()), TWO_GPUS))
-    database.write_now(lambda connection: allocations.release(connection, EVERYTHING, job, job.live))
+    database.write_now(lambda connection: attempts.release(connection, EVERYTHING, job, job.live))
     with pytest.raises(DoubleBookedError, match="holds 0 with 0"):
         apply(database, end_of(job))
     assert stored(database, "job-1") == job

@@ -30,7 +30,6 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue, Share
 from trainmaster.server.store import (
     accounts,
-    allocations,
     attempts,
     blobs,
     checkpoints,
@@ -103,7 +102,7 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "events": lambda connection, scope, job: events.page(connection, scope, job.job_id),
     "feed": lambda connection, scope, job: events.feed(connection, scope, 0, 10),
     "changed jobs": lambda connection, scope, job: events.changed_jobs(connection, scope, 0)[1],
-    "allocations": lambda connection, scope, job: allocations.all(connection, scope),
+    "allocations": lambda connection, scope, job: attempts.all_allocations(connection, scope),
     "keys": lambda connection, scope, job: keys.all(connection, scope),
     "key": lambda connection, scope, job: keys.find_by_hash(connection, scope, "h"),
     "blob": lambda connection, scope, job: blobs.get(connection, scope, "a" * 64),
@@ -120,8 +119,8 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "insert": lambda connection, scope, job: jobs.insert(connection, scope, submission_of(new_job("job-2"))),
     "apply": lambda connection, scope, job: jobs.apply(connection, scope, change_of(job)),
     "attempt put": lambda connection, scope, job: attempts.put(connection, scope, job, job.live),
-    "take": lambda connection, scope, job: allocations.take(connection, scope, job, job.live),
-    "release": lambda connection, scope, job: allocations.release(connection, scope, job, job.live),
+    "take": lambda connection, scope, job: attempts.take(connection, scope, job, job.live),
+    "release": lambda connection, scope, job: attempts.release(connection, scope, job, job.live),
     "register": lambda connection, scope, job: checkpoints.register(connection, scope, job, ()),
     "forget": lambda connection, scope, job: checkpoints.forget(connection, scope, job),
     "append": lambda connection, scope, job: events.append(connection, scope, job, (event_of(job, 99),)),

@@ -19,7 +19,7 @@ from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.states import Actor, JobStatus
 from trainmaster.server.store import (
-    allocations,
+    attempts,
     checkpoints,
     events,
     idempotency,
@@ -225,6 +225,6 @@ def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine
     )
     assert database.write_now(lambda connection: jobs.apply(connection, scope, change))
     with database.read() as connection:
-        assert allocations.all(connection, scope) == []
+        assert attempts.all_allocations(connection, scope) == []
         assert events.last_id(connection, scope) == 2
     database.close()

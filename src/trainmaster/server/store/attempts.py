@@ -1,11 +1,22 @@
-"""Attempts: every try at running a job, the current one and those that ended."""
+"""Attempts of jobs, current and ended ones, and their allocations: which attempt holds which resources of which node.
+
+One attempt at a time holds a GPU, no node gives more than it has, and an allocation is released once: a write that
+would break one of these rules fails.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from trainmaster.server.core.errors import NotFoundError
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from trainmaster.server.core.errors import DoubleBookedError, NotFoundError
 from trainmaster.server.core.job import Attempt, Job
+from trainmaster.server.core.resources import Share
 from trainmaster.server.store import schema
 from trainmaster.server.store.records import ATTEMPT_FIELDS, attempt_from_row, attempt_to_row
 from trainmaster.server.store.scope import Scope
@@ -67,3 +78,139 @@ def job_of_token(connection: Connection, scope: Scope, token: str) -> str | None
     """The job whose attempt holds a token; None when none does, or when that attempt has ended."""
     query = select(_attempts.c.job_id).where(_attempts.c.token == token, _attempts.c.ended_at.is_(None))
     return connection.execute(scope.limit(query, _attempts.c.account_id)).scalar()
+
+
+# Allocations.
+
+_shares, _gpus, _nodes = schema.allocations, schema.allocated_gpus, schema.nodes
+
+_INSERT_SHARES, _INSERT_GPUS = (Prepared(insert(table)) for table in (_shares, _gpus))
+_DELETE_SHARES, _DELETE_GPUS = (
+    Prepared(
+        delete(table).where(
+            table.c.job_id == bindparam("key"),
+            table.c.attempt == bindparam("number"),
+            table.c.account_id == bindparam("account"),
+        )
+    )
+    for table in (_shares, _gpus)
+)
+_LOAD = Prepared(
+    select(
+        *(_nodes.c[name] for name in ("slots", "cpu_cores", "ram_mb", "storage_mb", "gpus")),
+        func.count(),
+        *(func.sum(_shares.c[name]) for name in ("cpu_cores", "ram_mb", "storage_mb")),
+    )
+    .select_from(_nodes.join(_shares, _shares.c.node_id == _nodes.c.node_id))
+    .where(_nodes.c.node_id == bindparam("wanted"))
+    .group_by(_nodes.c.node_id)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What one node of an attempt's gang holds."""
+
+    account_id: str
+    job_id: str
+    attempt: int
+    member: int
+    """Which node of the gang."""
+    share: Share
+
+
+def take(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> None:
+    """Give an attempt its shares.
+
+    Raises:
+        DoubleBookedError: another attempt holds one of the GPUs, or a node has not so much left; the transaction must
+            not be committed.
+    """
+    scope.require(job.account_id)
+    owners = [
+        ({"account_id": job.account_id, "job_id": job.job_id, "attempt": attempt.number, "member": member}, share)
+        for member, share in enumerate(attempt.shares)
+    ]
+    shares = [
+        {
+            **owner,
+            "node_id": share.node_id,
+            "cpu_cores": share.cpu_cores,
+            "ram_mb": share.ram_mb,
+            "storage_mb": share.storage_mb,
+        }
+        for owner, share in owners
+    ]
+    gpus = [{**owner, "node_id": share.node_id, "gpu_index": gpu} for owner, share in owners for gpu in share.gpus]
+    if shares:
+        _INSERT_SHARES.execute_many(connection, shares)
+    if gpus:
+        try:
+            _INSERT_GPUS.execute_many(connection, gpus)
+        except IntegrityError as error:
+            wanted = ", ".join(f"{gpu['node_id']}/{gpu['gpu_index']}" for gpu in gpus)
+            raise DoubleBookedError(f"another attempt holds one of the GPUs {wanted}") from error
+    for node_id in {share.node_id for share in attempt.shares}:
+        _check_load(connection, node_id, [share for share in attempt.shares if share.node_id == node_id])
+
+
+def release(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> None:
+    """Take back all that an attempt holds.
+
+    Raises:
+        DoubleBookedError: it does not hold just what it was given; the transaction must not be committed.
+    """
+    scope.require(job.account_id)
+    owner = {"key": job.job_id, "number": attempt.number, "account": job.account_id}
+    held = _DELETE_SHARES.execute(connection, owner).rowcount, _DELETE_GPUS.execute(connection, owner).rowcount
+    given = len(attempt.shares), sum(len(share.gpus) for share in attempt.shares)
+    if held != given:
+        raise DoubleBookedError(
+            f"attempt {job.job_id}.{attempt.number} was given {given[0]} shares with {given[1]} GPUs, "
+            f"and holds {held[0]} with {held[1]}"
+        )
+
+
+def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
+    """All current allocations."""
+    gpus: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+    held = select(_gpus.c.job_id, _gpus.c.attempt, _gpus.c.member, _gpus.c.gpu_index).order_by(_gpus.c.gpu_index)
+    for job_id, attempt, member, gpu in connection.execute(scope.limit(held, _gpus.c.account_id)):
+        gpus[job_id, attempt, member].append(gpu)
+    query = select(_shares).order_by(_shares.c.job_id, _shares.c.attempt, _shares.c.member)
+    return [
+        Allocation(
+            account_id=row.account_id,
+            job_id=row.job_id,
+            attempt=row.attempt,
+            member=row.member,
+            share=Share(
+                node_id=row.node_id,
+                gpus=tuple(gpus[row.job_id, row.attempt, row.member]),
+                cpu_cores=row.cpu_cores,
+                ram_mb=row.ram_mb,
+                storage_mb=row.storage_mb,
+            ),
+        )
+        for row in connection.execute(scope.limit(query, _shares.c.account_id))
+    ]
+
+
+def _check_load(connection: Connection, node_id: str, shares: Sequence[Share]) -> None:
+    """Refuse what a node cannot hold, with all that is held there already."""
+    load = _LOAD.execute(connection, {"wanted": node_id}).first()
+    if load is None:
+        raise DoubleBookedError(f"there is no node {node_id}")
+    slots, cores, ram_mb, storage_mb, gpus, held_slots, held_cores, held_ram_mb, held_storage_mb = tuple(load)
+    # Only what is asked for counts: a node may have shrunk under what it holds, as free storage does every minute.
+    for what, has, held, asked in (
+        ("slots", slots, held_slots, True),
+        ("CPU cores", cores, held_cores, any(share.cpu_cores for share in shares)),
+        ("MB of memory", ram_mb, held_ram_mb, any(share.ram_mb for share in shares)),
+        ("MB of storage", storage_mb, held_storage_mb, any(share.storage_mb for share in shares)),
+    ):
+        if asked and held > has:
+            raise DoubleBookedError(f"node {node_id} has {has} {what}, and {held} would be held")
+    wanted = {gpu for share in shares for gpu in share.gpus}
+    if wanted and (missing := wanted - {gpu["index"] for gpu in json.loads(gpus) if gpu.get("healthy", True)}):
+        raise DoubleBookedError(f"node {node_id} has no GPU {min(missing)} to give")

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.server.store import allocations, attempts, checkpoints, events, schema, secrets, usage
+from trainmaster.server.store import attempts, checkpoints, events, schema, secrets, usage
 from trainmaster.server.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
 from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.statements import Prepared, portions
@@ -67,10 +67,10 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
         _insert_labels(connection, job)
     if change.ended is not None:
         if not attempts.put(connection, scope, job, change.ended):
-            allocations.release(connection, scope, job, change.ended)
+            attempts.release(connection, scope, job, change.ended)
         usage.record(connection, scope, job, change.ended)
     if job.attempt is not None and attempts.put(connection, scope, job, job.attempt):
-        allocations.take(connection, scope, job, job.attempt)
+        attempts.take(connection, scope, job, job.attempt)
     events.append(connection, scope, job, change.events)
     checkpoints.register(connection, scope, job, change.checkpoints)
     if change.replaced:

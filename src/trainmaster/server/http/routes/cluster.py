@@ -23,7 +23,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.routes.nodes import Amount
-from trainmaster.server.store import allocations, leases, nodes, queue_view
+from trainmaster.server.store import attempts, leases, nodes, queue_view
 from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
 
@@ -122,7 +122,7 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
         # Amounts are those of all accounts: what others hold is not free either.
         found = nodes.all(connection, principal.scope)
         free = {node.node_id: whole(node) for node in found}
-        for held in allocations.all(connection, Scope.everything()):
+        for held in attempts.all_allocations(connection, Scope.everything()):
             if held.share.node_id in free:
                 free[held.share.node_id] = free[held.share.node_id].without(held.share)
         return cluster_resource(

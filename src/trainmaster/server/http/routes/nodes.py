@@ -20,8 +20,8 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.requests import parse_optional, read_body
 from trainmaster.server.http.router import NO_NUL, StrictRoute, body, errors
-from trainmaster.server.store import allocations, events, nodes
-from trainmaster.server.store.allocations import Allocation
+from trainmaster.server.store import attempts, events, nodes
+from trainmaster.server.store.attempts import Allocation
 from trainmaster.server.store.scope import Scope
 
 MAX_GRACE_S = 86400.0
@@ -268,6 +268,6 @@ def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:
 def _held(connection: Connection) -> defaultdict[str, list[Allocation]]:
     # What others hold is not free either; whose it is, they are not told.
     held: defaultdict[str, list[Allocation]] = defaultdict(list)
-    for allocation in allocations.all(connection, _EVERYTHING):
+    for allocation in attempts.all_allocations(connection, _EVERYTHING):
         held[allocation.share.node_id].append(allocation)
     return held

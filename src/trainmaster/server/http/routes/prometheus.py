@@ -24,7 +24,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.requests import METRICS_PATH
 from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.settings.telemetry import METERS, Histogram, Meters
-from trainmaster.server.store import allocations, nodes, queue_view
+from trainmaster.server.store import attempts, nodes, queue_view
 from trainmaster.server.store.scope import Scope
 
 _EVERYTHING = Scope.everything()
@@ -63,7 +63,7 @@ def take(connection: Connection) -> Snapshot:
 
 def _allocated(connection: Connection, found: list[Node]) -> Mapping[str, int]:
     types = {(node.node_id, gpu.index): gpu.type for node in found for gpu in node.gpus}
-    held = allocations.all(connection, _EVERYTHING)
+    held = attempts.all_allocations(connection, _EVERYTHING)
     return Counter(
         types[each.share.node_id, index]
         for each in held
