@@ -212,7 +212,7 @@ class Job:
     endpoint: str | None = None
     """host:port of a service that answers."""
     last_activity_at: float | None = None
-    """When a service became ready. Its use is kept apart from the job, in `store.activity`."""
+    """When a service became ready. Its use is kept apart from the job, in the table `activity`."""
     deleted_at: float | None = None
     purge: bool = False
     """On deletion: the checkpoints too."""

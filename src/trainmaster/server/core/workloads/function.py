@@ -71,7 +71,7 @@ Spec = FunctionSpec
 
 
 def validate(request: SubmitJobRequest) -> None:
-    """Nothing beyond the fields: the source is checked in a process with limits (`coordinator.source_checks`)."""
+    """Nothing beyond the fields: the source is checked in a process with limits (`coordinator.submission_checks`)."""
 
 
 def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
