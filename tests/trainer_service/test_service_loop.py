@@ -26,6 +26,9 @@ from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
 from trainmaster.trainer_service.process import Service, ServiceControl
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 
+PATIENCE_S = 100.0
+"""For an answer: a sample of hundreds of tokens takes long beside twenty other processes."""
+
 
 class Loop:
     """A service whose requests are put in its way before it begins, and whose engine is watched."""
@@ -60,7 +63,7 @@ class Loop:
 
     def start(self) -> Loop:
         self._thread.start()
-        assert isinstance(self.front.receive(30), Ready)
+        assert isinstance(self.front.receive(PATIENCE_S), Ready)
         return self
 
     def ask(self, op: str, model_id: str = "", body: Any = None, **fields: Any) -> str:
@@ -79,7 +82,7 @@ class Loop:
         return self.ask("forward_backward", model_id, {"forward_backward_input": given})
 
     def reply(self) -> Reply:
-        message = self.front.receive(30)
+        message = self.front.receive(PATIENCE_S)
         assert isinstance(message, Reply)
         return message
 
@@ -87,18 +90,18 @@ class Loop:
         (self.directory / "control.json").write_text(
             json.dumps({"version": 1, "seq": 1, "stop": StopCause.CANCEL, "save": False, "grace_s": 5.0})
         )
-        while not isinstance(self.front.receive(30), Stop):
+        while not isinstance(self.front.receive(PATIENCE_S), Stop):
             pass
 
     def ended(self) -> Exception | None:
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         return self.raised
 
     def close(self) -> None:
         if self._thread.is_alive():
             self.stop()
-            self._thread.join(30)
+            self._thread.join(PATIENCE_S)
         self.front.close()
         self._channel.close()
 
