@@ -12,6 +12,7 @@ import pytest
 import schemathesis
 from api_roles import BY_SCOPE, ROUTES, Who
 from api_world import WAIT_S, Served, World
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -28,7 +29,15 @@ EXAMPLES = 12
 """For each operation; more find more, and take longer."""
 EXAMPLES_OF_A_SCOPE = 3
 """For each operation, with a key of one scope."""
-TAGS = sorted({str(tag) for router in (*ROOT, *routers_of({API})) for tag in router.tags})
+TAGS = sorted(
+    {
+        str(tag)
+        for router in (*ROOT, *routers_of({API}))
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for tag in route.tags
+    }
+)
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 

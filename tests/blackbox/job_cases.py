@@ -19,7 +19,9 @@ SOON_S = 4.0
 
 
 def status_while_running(world: World) -> str:
-    return str(world.client.get_job(world.begin()).status)
+    name = world.begin()
+    world.wait_for(lambda: world.client.get_job(name).status != "Created", "the job that has begun to be seen")
+    return str(world.client.get_job(name).status)
 
 
 def directory_of_the_caller(world: World) -> str:

@@ -6,6 +6,7 @@ What becomes of each is on the page `docs/compatibility.md`, and this holds the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -246,8 +247,10 @@ def test_models_of_a_client_that_died_are_let_go(plain: Plain, left_behind: str)
 
     assert wait_for(status, "the session to be ended")["reason"] == {"type": "interrupted"}
 
+    numbers = itertools.count(1)  # a number that was used before would be answered with the result of then
+
     def gone() -> Any:
-        body = {"model_id": left_behind, "seq_id": 1, "forward_backward_input": PASS}
+        body = {"model_id": left_behind, "seq_id": next(numbers), "forward_backward_input": PASS}
         return plain.result(plain.post("forward_backward", body).json()).get("error")
 
     assert "has gone with its session" in wait_for(gone)
