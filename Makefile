@@ -26,7 +26,7 @@ check: setup-dev  ## lint, types and import arrows
 	$(PY) scripts/make_docs.py --check
 
 test: check  ## everything that CI runs
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long"
 
 test-long: setup-dev  ## soaks and thousand-job runs, too long for CI
 	$(PY) -m pytest -q -m long

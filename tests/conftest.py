@@ -74,35 +74,8 @@ REAL_PROCESSES = (
 )
 
 
-LONGEST_FIRST = (
-    "tests/contract/training",
-    "tests/clients",
-    "tests/unit/scheduling/test_simulation_seeds",
-    "tests/chaos",
-    "tests/trainer_service",
-    "tests/contract",
-    "tests/training",
-    "tests/cli",
-    "tests/blackbox",
-    "tests/jobs",
-    "tests/engine",
-)
-"""Files that take minutes start first, so that no process is left with one of them at the end."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first, and give tests over real processes a second try: the machine may be busy.
-
-    A rerun is printed, and is worth a look.
-    """
-    items.sort(key=_place)
+    """Give tests over real processes a second try: the machine may be busy. A rerun is printed, and is worth a look."""
     for item in items:
         if item.nodeid.startswith(REAL_PROCESSES) and item.get_closest_marker("long") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-def _place(item: pytest.Item) -> int:
-    for place, start in enumerate(LONGEST_FIRST):
-        if item.nodeid.startswith(start):
-            return place
-    return len(LONGEST_FIRST)
