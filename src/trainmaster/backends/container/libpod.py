@@ -14,7 +14,7 @@ _CPU_PERIOD_US = 100_000
 
 
 def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The container of a document of docker's API, as far as `rendering` writes such."""
+    """The container of a document of docker's API, as far as `container_spec` writes such."""
     host = document["HostConfig"]
     limits: dict[str, Any] = {}
     if "Memory" in host:
