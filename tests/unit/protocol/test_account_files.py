@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,11 +243,15 @@ def test_what_is_served_lies_in_the_accounts_directory_while_links_are_swapped(t
 
     seen = set()
     with attacking(home, swap):
-        for _ in range(3_000):
+        deadline = time.monotonic() + 60
+        for tries in itertools.count(1):
             try:
                 seen.add(content(home, "way/secret"))
             except FileNotFoundError:
                 seen.add(b"absent")
+            # On a busy machine the links may stay as they are for thousands of tries.
+            if (tries >= 3_000 and len(seen) > 1) or time.monotonic() > deadline:
+                break
     assert seen == {b"own", b"absent"}
 
 
