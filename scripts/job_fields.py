@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads import WorkloadSpec, kinds, module_for
 
 Schema = Mapping[str, Any]

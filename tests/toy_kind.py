@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads import WorkloadSpec, launch_of, spec_of
 
 

@@ -18,7 +18,7 @@ from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.submission_checks import FRESH_S, Capacity
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Gpu, Node, NodeState
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope
 

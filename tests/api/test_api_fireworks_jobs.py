@@ -20,7 +20,7 @@ from model_config import model_config
 from trainmaster.server.core import commands, timers
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
-from trainmaster.server.core.spec import load_stored
+from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks import jobs

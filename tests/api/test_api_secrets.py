@@ -18,7 +18,7 @@ from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
 
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SPEC_VERSION
+from trainmaster.server.core.spec.documents import SPEC_VERSION
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.store import schema, secrets
 from trainmaster.server.store.scope import Scope

@@ -17,7 +17,8 @@ from cli_server import WAIT_S
 from typer.testing import Result
 
 from trainmaster.cli.job_file import load
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
 from trainmaster.server.core.workloads import compile_launch

@@ -15,7 +15,9 @@ from spec_documents import COMMAND, CUSTOM, LORA, changed
 from trainmaster.protocol.launch import launch_to_json
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.retention import checkpoint_limit
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit, secret_values
+from trainmaster.server.core.spec.documents import secret_values
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks.job_documents import job_document

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from spec_documents import changed
 from trainmaster.protocol.launch import launch_to_json
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.trainer_request import by_hand
 from trainmaster.server.core.workloads import compile_launch

@@ -15,11 +15,16 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.server.core.errors import TrainmasterError, choice_message
 from trainmaster.server.core.fields import Model
-from trainmaster.server.core.spec import SubmitJobRequest, parse
+from trainmaster.server.core.spec.configs import (
+    BaseModelConfig,
+    CheckpointConfig,
+    OutputConfig,
+    ResourceConfig,
+    SchedulingConfig,
+)
 from trainmaster.server.core.spec.data import DataConfig, DataSource, PreprocessConfig
-from trainmaster.server.core.spec.output import CheckpointConfig, OutputConfig
-from trainmaster.server.core.spec.resources import ResourceConfig, SchedulingConfig
-from trainmaster.server.core.spec.training import BaseModelConfig
+from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.models import positions_of
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable

@@ -13,7 +13,8 @@ import pytest
 from trainmaster.server.coordinator.admission import Admission, importable
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.submission import new_job_id, submit
 
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}

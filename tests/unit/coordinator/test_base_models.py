@@ -16,7 +16,8 @@ from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.server.coordinator.operator_files import ShapeFileError, load_shapes
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec

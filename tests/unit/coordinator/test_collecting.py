@@ -18,7 +18,7 @@ from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.core.workloads.trainer_service import Mode

@@ -15,7 +15,7 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.server.coordinator.launch import Standing, attempt_request
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.worker.users import acting_as, user_of

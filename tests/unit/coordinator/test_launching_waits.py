@@ -22,7 +22,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import submit
 from trainmaster.server.scheduling.view import ClusterView

@@ -17,7 +17,7 @@ from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 

@@ -9,7 +9,8 @@ import pytest
 
 from trainmaster.server.coordinator.submission_checks import TOO_MUCH, SourceChecks
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.function_source import problem_of
 
 COSTLY = "def train():\n    return f'" + "{x}" * 43_000 + "'\n"

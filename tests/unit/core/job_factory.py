@@ -8,7 +8,7 @@ from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec import parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.submission import submit
 
 NOW = 1_000_000.0

@@ -12,8 +12,7 @@ from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.launch import Lifetime, launch_from_json, launch_to_json
 from trainmaster.server.coordinator.submission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec import dump, load_stored, redacted, secret_values
-from trainmaster.server.core.spec.documents import SPEC_VERSION
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, redacted, secret_values
 from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.core.workloads.initializers import OTHER_WEIGHTS

@@ -9,19 +9,19 @@ import pytest
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
 from trainmaster.server.core.errors import NewerSpecError, SpecError
-from trainmaster.server.core.spec import (
+from trainmaster.server.core.spec import documents
+from trainmaster.server.core.spec.documents import (
     SPEC_VERSION,
-    SubmitJobRequest,
-    documents,
     dump,
     load_stored,
-    parse_submit,
     redacted,
     secret_values,
     unsealed_values,
     with_secrets_of,
     with_server_defaults,
 )
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads import compile_launch
 
 SECRET = "hunter2"

@@ -13,7 +13,8 @@ from spec_documents import CUSTOM, LORA, changed
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.fields import MAX_PATH_DEPTH
-from trainmaster.server.core.spec import SPEC_VERSION, dump, load_stored, parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
+from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
 from trainmaster.server.core.workloads import compile_launch, effective_workload
 

@@ -18,7 +18,9 @@ from trainmaster.protocol.launch import (
     launch_to_json,
 )
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec import SPEC_VERSION, SubmitJobRequest, dump, load_stored, parse_submit, secret_values
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, secret_values
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads import (
     compile_launch,
     effective_workload,

@@ -15,7 +15,8 @@ from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.core.errors import Problem, RefusedError, TrainmasterError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.observations import admit, reject
-from trainmaster.server.core.spec import SubmitJobRequest, load_stored
+from trainmaster.server.core.spec.documents import load_stored
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
     ModelSource,

@@ -16,7 +16,7 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.errors import EngineError
 from trainmaster.protocol.account_files import open_below, open_real
 from trainmaster.server.core.errors import Problem, RefusedError, choice_message
-from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 from trainmaster.server.settings.settings import NamedPath
 

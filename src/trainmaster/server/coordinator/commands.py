@@ -41,7 +41,8 @@ from trainmaster.server.core.errors import (
     StaleWriteError,
 )
 from trainmaster.server.core.job import Change, Job, merge
-from trainmaster.server.core.spec import SubmitJobRequest, secret_values, with_server_defaults
+from trainmaster.server.core.spec.documents import secret_values, with_server_defaults
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import TERMINAL
 from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.settings.telemetry import METERS

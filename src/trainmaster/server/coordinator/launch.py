@@ -13,7 +13,7 @@ from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAs
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.spec import load_stored
+from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 from trainmaster.plain_yaml import YamlError, parse_yaml, parse_yaml_documents
 from trainmaster.server.core.errors import NotFoundError, SpecError
 from trainmaster.server.core.shapes import Shape, Shapes
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.parse import parse
 
 # Training runtimes: YAML files in the format of Kubeflow's.
 #

@@ -26,7 +26,7 @@ from trainmaster.server.core.errors import (
 from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.resources import Needs, Node
 from trainmaster.server.core.retention import best_checkpoint
-from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.sources import ModelSource, left_by_job
 from trainmaster.server.core.workloads import compile_launch, function_source
 from trainmaster.server.core.workloads.base import initializers_of

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import load_stored, redacted, unsealed_values, with_secrets_of
+from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.store import secrets
 from trainmaster.server.store.scope import Scope

@@ -41,6 +41,8 @@ MAX_ARGUMENT_LENGTH = 128 * 1024 - 1
 MAX_JSON_DEPTH = 64
 """Far above anything that a person writes, far below what any reader of JSON refuses."""
 
+STORED = "stored"
+"""Validation context of documents that this server wrote itself: unknown fields are ignored in them."""
 NO_OTHER_KEYS: dict[str, Any] = {"additionalProperties": False}
 """Makes the schema of a mapping as strict about its keys as the mapping is."""
 

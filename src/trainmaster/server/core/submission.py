@@ -12,7 +12,10 @@ from trainmaster.server.core.commands import check_allowed
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Change, Event, Job
 from trainmaster.server.core.resources import Needs
-from trainmaster.server.core.spec import SPEC_VERSION, ResourceConfig, SubmitJobRequest, dump, load_stored, parse
+from trainmaster.server.core.spec.configs import ResourceConfig
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
+from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import TRANSITIONS, Action, Trigger
 from trainmaster.server.core.workloads import compile_launch, effective_workload, validate_workload
 from trainmaster.server.core.workloads.service import Serving

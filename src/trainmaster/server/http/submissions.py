@@ -19,7 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.envelope import Wire, ok

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from trainmaster.server.core.errors import choice_message
 from trainmaster.server.core.fields import (
+    STORED,
     Broken,
     Count,
     Flag,
@@ -29,7 +30,6 @@ from trainmaster.server.core.fields import (
     refuse,
 )
 from trainmaster.server.core.training.sources import read_split, scheme_of
-from trainmaster.server.core.workloads.registry import STORED
 
 MAX_VALUES = 10_000
 LONGEST_PATTERN = 1000

@@ -9,14 +9,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainmaster.protocol.secrets import HUB_TOKEN, reference_to, variable_secret
 from trainmaster.server.core.errors import NewerSpecError, Problem, SpecError
-from trainmaster.server.core.fields import refuse
+from trainmaster.server.core.fields import STORED, refuse
 from trainmaster.server.core.spec.data import Filters, broken_patterns
 from trainmaster.server.core.spec.problems import problems_from
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.base import initializers_of
 from trainmaster.server.core.workloads.initializers import conceal
 from trainmaster.server.core.workloads.initializers import secret_values as initializer_secrets
-from trainmaster.server.core.workloads.registry import STORED
 
 HIDDEN = "***"
 """Stands where a secret was."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.spec.output import CheckpointConfig, OutputConfig
+from trainmaster.server.core.spec.configs import CheckpointConfig, OutputConfig
 from trainmaster.server.core.spec.problems import problems_from
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.sources import ModelSource, model_source

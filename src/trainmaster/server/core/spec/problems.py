@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainmaster.server.core.errors import Problem, choice_message, nearest, shown
-from trainmaster.server.core.spec.output import ExportFormat
+from trainmaster.server.core.spec.configs import ExportFormat
 from trainmaster.server.core.training import hyperparameters
 from trainmaster.server.core.training.types import FRAMEWORKS, LATER, LORA_TYPES, FrameworkType
 from trainmaster.server.core.workloads.base import WorkloadSpec

@@ -18,10 +18,8 @@ from trainmaster.server.core.fields import (
     Scalar,
     refuse,
 )
+from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.spec.output import OutputConfig
-from trainmaster.server.core.spec.resources import ResourceConfig, SchedulingConfig
-from trainmaster.server.core.spec.training import TrainingConfig
 from trainmaster.server.core.training.types import LORA_TYPES, unavailable
 from trainmaster.server.core.workloads.registry import AnyWorkload
 from trainmaster.server.core.workloads.trainer import TrainerSpec, is_training

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from trainmaster.protocol import environment
 from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.secrets import reference_to
-from trainmaster.server.core.fields import Broken, Image, Matches, Model, Positive, Text, refuse
+from trainmaster.server.core.fields import STORED, Broken, Image, Matches, Model, Positive, Text, refuse
 from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.training.sources import hub_name
 
@@ -35,7 +35,6 @@ OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 """Weights again in other forms than *.safetensors; of a model they are left out unless the job says otherwise."""
 SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
 """The fields that are sealed, and the variables in which the step finds their values."""
-_STORED = "stored"
 _LEAST_MEMORY = 16 << 20
 _NOT_FETCHED = ("type", "image", "timeout_s")
 """Fields that say how it is fetched, and not what."""
@@ -50,7 +49,7 @@ def _hub_uri(value: str) -> str:
 
 
 def _memory(value: str, info: ValidationInfo) -> str:
-    if info.context == _STORED:
+    if info.context == STORED:
         return value  # taken before there was this rule
     if value.endswith("m"):
         raise PydanticCustomError("rule", "must be in bytes, and m is a thousandth of one; for mebibytes write Mi")
@@ -60,7 +59,7 @@ def _memory(value: str, info: ValidationInfo) -> str:
 
 
 def _cores(value: str, info: ValidationInfo) -> str:
-    if info.context != _STORED and not quantity(value):
+    if info.context != STORED and not quantity(value):
         raise PydanticCustomError("rule", "must be more than 0")
     return value
 
@@ -200,7 +199,7 @@ class _ByType:
             expected = ", ".join(f"'{known}'" for known in self._classes)
             details = InitErrorDetails(type="literal_error", loc=("type",), input=named, ctx={"expected": expected})
             raise ValidationError.from_exception_data("initializer", [details])
-        extra: Literal["ignore", "forbid"] = "ignore" if info.context == _STORED else "forbid"
+        extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
         return found.model_validate(value, extra=extra, context=info.context)
 
 

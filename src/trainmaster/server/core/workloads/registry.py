@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from trainmaster.protocol.launch import Launch
-from trainmaster.server.core.fields import Broken, refuse
+from trainmaster.server.core.fields import STORED, Broken, refuse
 from trainmaster.server.core.training.types import FrameworkType
 from trainmaster.server.core.workloads.base import WorkloadSpec
 from trainmaster.server.core.workloads.script import ScriptSpec
@@ -30,9 +30,6 @@ from trainmaster.server.core.workloads.trainer import (
 
 if TYPE_CHECKING:
     from trainmaster.server.core.spec.submit import SubmitJobRequest
-
-STORED = "stored"
-"""Validation context of documents that we wrote ourselves: unknown fields are ignored in them."""
 
 
 class WorkloadKind(Protocol):

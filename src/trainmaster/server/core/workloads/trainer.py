@@ -38,10 +38,9 @@ from trainmaster.server.core.training.values import Value
 from trainmaster.server.core.workloads.base import WorkloadSpec, directories_above, launch_of, spec_of
 
 if TYPE_CHECKING:
+    from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
     from trainmaster.server.core.spec.data import DataConfig
-    from trainmaster.server.core.spec.output import OutputConfig
     from trainmaster.server.core.spec.submit import SubmitJobRequest
-    from trainmaster.server.core.spec.training import BaseModelConfig, TrainingConfig
 
 KIND = "trainer"
 _RUN = ("-P", "-m")
@@ -256,8 +255,8 @@ def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator
 
 
 if TYPE_CHECKING:
+    from trainmaster.server.core.spec.configs import TrainingConfig
     from trainmaster.server.core.spec.submit import SubmitJobRequest
-    from trainmaster.server.core.spec.training import TrainingConfig
 
 TRAINING_FILE = "training.json"
 """The input of a launch that tells the training processes what to do."""

@@ -15,7 +15,8 @@ from trainmaster.server.core.fields import MAX_INTEGER, MAX_NODES, Broken, refus
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.resources import REGION
-from trainmaster.server.core.spec import SubmitJobRequest, load_stored
+from trainmaster.server.core.spec.documents import load_stored
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, RUNNING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
 from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S

@@ -30,7 +30,7 @@ from trainmaster.server.core.errors import (
 )
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.shapes import ChosenShape, Reference, Shapes
-from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK, Mode

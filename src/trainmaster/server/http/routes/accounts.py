@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 
 from trainmaster.server.core.accounts import ACCOUNT_ID_PATTERN, MAX_UID, Account
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, Wire, instant, ok

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, StringConstraints
 
 from trainmaster.server.core.fields import Flag, Model
-from trainmaster.server.core.spec import ResourceConfig, SubmitJobRequest, parse_submit
-from trainmaster.server.core.spec.submit import Handle
+from trainmaster.server.core.spec.configs import ResourceConfig
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok

@@ -16,9 +16,9 @@ from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
-from trainmaster.server.core.spec.training import BaseModelConfig
+from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType

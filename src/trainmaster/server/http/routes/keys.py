@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from trainmaster.server.core.accounts import DEFAULT_PREFIX, PREFIX_PATTERN, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.http.auth import Admin, Gate, Principal, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok

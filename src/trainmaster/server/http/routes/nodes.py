@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from trainmaster.server.core.fields import Flag, Model, Names
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState, whole
-from trainmaster.server.core.spec.resources import NodeLabels
+from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok

@@ -28,7 +28,7 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
-from trainmaster.server.core.spec import parse
+from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok, ok_document

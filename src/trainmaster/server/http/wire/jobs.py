@@ -12,7 +12,8 @@ from pydantic import Field
 
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
-from trainmaster.server.core.spec import SubmitJobRequest, load_stored, redacted
+from trainmaster.server.core.spec.documents import load_stored, redacted
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import Desired, JobStatus
 from trainmaster.server.core.workloads import trainer
 from trainmaster.server.http.envelope import Wire, clean, encoded, instant, number, numbers
