@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.scripted import Script, ScriptedBackend, ScriptedWorld, succeed
+from scripted_backend import Script, ScriptedBackend, ScriptedWorld, succeed
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import Acting

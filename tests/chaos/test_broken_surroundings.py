@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import ACCOUNT, Cluster
 
-from trainmaster.backends.scripted import Act
+from scripted_backend import Act
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import beat_document

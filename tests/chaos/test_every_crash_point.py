@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from harness import ACCOUNT, Cluster, Crash
 
-from trainmaster.backends.scripted import Act, Script
+from scripted_backend import Act, Script
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.server import failpoints

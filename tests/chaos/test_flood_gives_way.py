@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Cluster
 
-from trainmaster.backends.scripted import Act
+from scripted_backend import Act
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END

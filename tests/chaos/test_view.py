@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import Connection
 
-from trainmaster.backends.scripted import Act
+from scripted_backend import Act
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.server.core.errors import ConflictError, NotFoundError

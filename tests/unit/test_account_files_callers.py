@@ -41,14 +41,13 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "its plan is the server's own; streams are made in a directory of the server's own, without following a link",
         {".read_bytes", "os.open"},
     ),
-    "backends/container/worker_archive.py": (
-        _OWN,
-        {".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"},
-    ),
     "backends/container/plans.py": (_OWN, {".mkdir", ".unlink", ".glob"}),
-    "backends/container/secret_files.py": (
-        "a directory in memory; containers have a directory below it mounted, whose one file is made anew",
-        {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
+    "backends/container/worker_files.py": (
+        "the server's own, and a directory in memory; containers have a part of that mounted, whose file is made anew",
+        {
+            *(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"),
+            *("open", "os.open", "shutil.rmtree", ".read_text"),
+        },
     ),
     "backends/stand_ins.py": (_OWN, {".unlink"}),
     "backends/local/fork_client.py": (_OWN, {".mkdir", "open", ".read_text"}),
@@ -69,7 +68,6 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     ),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
     "protocol/log_gaps.py": ("what account_files has opened", {"open"}),
-    "protocol/memory_file.py": ("a descriptor", {"open"}),
     "protocol/hints.py": (_OWN, {".unlink", ".chmod"}),
     "protocol/mpi_nodes.py": (_JOB, {"open"}),
     "protocol/processes.py": ("/proc", {".read_text"}),

@@ -11,7 +11,7 @@ import re
 from trainmaster.jobs import checkpoint_reader
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.roots import ANOTHER_SAVE, Root, checked
-from trainmaster.protocol.identity import POINTERS
+from trainmaster.protocol.launch import POINTERS
 
 LATEST, BEST = POINTERS
 """Pointers in the home of a job."""

@@ -23,7 +23,7 @@ from trainmaster.jobs.config_document import from_yaml, overlaid, overlay_of
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.roots import Root, checked, open_root
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.protocol.identity import POINTERS
+from trainmaster.protocol.launch import POINTERS
 
 C = TypeVar("C")
 

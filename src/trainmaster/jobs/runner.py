@@ -29,7 +29,7 @@ from trainmaster.jobs.run_plan import Plan, RunError, RunRequest, next_after, pl
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.jobs.tracker import NONE, TrackerMissingError
 from trainmaster.protocol import environment
-from trainmaster.protocol.identity import RUN_FILE
+from trainmaster.protocol.launch import RUN_FILE
 from trainmaster.protocol.reasons import Reason
 
 LOCK_WAIT_S = 10.0

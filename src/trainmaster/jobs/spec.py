@@ -22,7 +22,7 @@ from trainmaster.jobs.hardware import (
 )
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.roots import checked
-from trainmaster.protocol.identity import SEGMENT_SAYS, is_segment
+from trainmaster.protocol.launch import SEGMENT_SAYS, is_segment
 
 DEFAULT_PROJECT = "general"
 DEFAULT_GROUP = "default"

@@ -1,4 +1,4 @@
-"""JSON documents and JSON lines on disk: reading and replacing them, how deep they nest, and disks that are full."""
+"""JSON documents and JSON lines: on disk, in memory, how deep they nest; and full disks."""
 
 from __future__ import annotations
 
@@ -135,3 +135,40 @@ def disk_is_full(path: str | os.PathLike[str]) -> bool:
         return False
     free = usage.f_bavail if os.geteuid() else usage.f_bfree
     return free * usage.f_frsize < LEAST_FREE_BYTES
+
+
+# A worker passes a document to a program that leads into a container through a file in memory: nobody else can read it,
+# and the job cannot change the program through its environment (LD_PRELOAD). The program answers in the same file.
+
+_STDIN = 0
+_ANSWER = "answer"
+
+
+def in_memory(document: Mapping[str, Any]) -> int:
+    """A descriptor of a file in memory that holds a document; it becomes a program's standard input."""
+    descriptor = os.memfd_create("document")
+    _write(descriptor, document)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def put_answer(answer: Mapping[str, Any]) -> None:
+    """In that program: replace the document by an answer."""
+    os.ftruncate(_STDIN, 0)
+    _write(_STDIN, {_ANSWER: answer})
+
+
+def take_answer(descriptor: int) -> Mapping[str, Any] | None:
+    """The answer of a program that has ended; None if it gave none. Closes the descriptor."""
+    with open(descriptor, "rb") as file, contextlib.suppress(ValueError):
+        file.seek(0)
+        answer = json.load(file).get(_ANSWER)
+        # Without an answer, the file still holds the document, which may have a key of this name.
+        return answer if isinstance(answer, dict) else None
+    return None
+
+
+def _write(descriptor: int, document: Mapping[str, Any]) -> None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "w", closefd=False) as file:
+        json.dump(document, file)

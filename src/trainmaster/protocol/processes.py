@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+KILL_LED = signal.SIGALRM
+"""Makes a program that leads into a container kill the container; its own death would not."""
 _MAX_PID = 1 << 22
 """As the kernel has it."""
 

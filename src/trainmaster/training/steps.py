@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from trainmaster.jobs import report
 from trainmaster.jobs.inputs import PREPARED_FILE
 from trainmaster.protocol import environment
-from trainmaster.protocol.memory_file import handed
+from trainmaster.protocol.documents import in_memory
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core.training.types import TRAIN_EXTRA
 from trainmaster.training.errors import PreparingError
@@ -131,7 +131,7 @@ def go_on_without_credentials(module: str, document: Mapping[str, Any]) -> NoRet
     For code that comes with a model: it could read the memory and the first environment of the process that fetched.
     """
     sys.stdout.flush()
-    os.dup2(handed(document), 0)
+    os.dup2(in_memory(document), 0)
     left = {name: value for name, value in os.environ.items() if name not in environment.CREDENTIALS}
     os.execve(sys.executable, [sys.executable, "-s", "-P", "-m", module, HANDED], left)
 

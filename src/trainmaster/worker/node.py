@@ -14,20 +14,26 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full, take_answer
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
-from trainmaster.protocol.memory_file import handed_back
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.cgroups import Cgroup, MemoryWatch
-from trainmaster.worker.preparation import rendezvous, surroundings_of
 from trainmaster.worker.processes import StackDump, become_subreaper, descendants, start_time_of, wake_on_children
-from trainmaster.worker.ranks import StartError, prepared_environment, rank_environment, start_rank, step_environment
+from trainmaster.worker.ranks import (
+    StartError,
+    find_rendezvous,
+    prepared_environment,
+    rank_environment,
+    start_rank,
+    step_environment,
+)
 from trainmaster.worker.readiness import Service
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
+from trainmaster.worker.staging import StagingError, stage_node
 from trainmaster.worker.tree import TERM_S, Stopping, Tree
 from trainmaster.worker.users import open_own, user_of
 from trainmaster.worker.verdict import (
@@ -43,7 +49,6 @@ from trainmaster.worker.verdict import (
     verdict_on_timeout,
 )
 from trainmaster.worker.watch import ControlWatch, RankWatch
-from trainmaster.worker.working_directory import StagingError
 
 TICK_S = 0.1
 """How often files are looked at. The end of a process is noticed at once."""
@@ -137,7 +142,7 @@ class NodeRun:
 
     def _run(self) -> Verdict:
         self._attend()
-        self._around = surroundings_of(
+        self._context = stage_node(
             self._request,
             self._directory,
             self._node,
@@ -148,7 +153,7 @@ class NodeRun:
             on_chunk=self._attend,
         )
         self._journal.record("staged")
-        first = self._around.first_rank
+        first = self._context.first_rank
         *preparing, workload = self._launch.steps
         for step in preparing:
             verdict = self._run_step(step, [first], rendezvous=None)
@@ -157,9 +162,9 @@ class NodeRun:
         if self._prepares_only:
             return verdict
         if not workload.through:
-            self._around = replace(self._around, environment=prepared_environment(self._around))
+            self._context = replace(self._context, environment=prepared_environment(self._context))
         ranks = range(first, first + self._launch.ranks_per_node)
-        meeting = rendezvous(self._request, self._directory, self._node, wait=lambda: self._attend(TICK_S))
+        meeting = find_rendezvous(self._request, self._directory, self._node, wait=lambda: self._attend(TICK_S))
         return self._run_step(workload, ranks, rendezvous=meeting)
 
     def _run_step(self, step: Step, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
@@ -172,9 +177,11 @@ class NodeRun:
             for rank in ranks:
                 # A container has the environment of its image, and not of this machine.
                 base = {} if step.through else os.environ
-                variables = rank_environment(self._around, rank, base=base, rendezvous=rendezvous, guarded=step.guarded)
+                variables = rank_environment(
+                    self._context, rank, base=base, rendezvous=rendezvous, guarded=step.guarded
+                )
                 variables |= step_environment(step, self._secrets)
-                pids[rank], lead = start_rank(step, rank, self._around, variables)
+                pids[rank], lead = start_rank(step, rank, self._context, variables)
                 self._tree.add(rank, pids[rank], leads=lead is not None)
                 if lead is not None:
                     self._leads[rank] = lead
@@ -208,9 +215,9 @@ class NodeRun:
         logs = [log_stream(self._node, step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
         if self._user is not None:
             # The directory is ours: the ranks cannot make files in it.
-            for stream in (name(rank) for rank in ranks for name in (self._around.events, self._around.metrics)):
+            for stream in (name(rank) for rank in ranks for name in (self._context.events, self._context.metrics)):
                 os.close(open_own(stream, self._user))
-        self._watch.follow(logs, {rank: self._around.events(rank) for rank in ranks})
+        self._watch.follow(logs, {rank: self._context.events(rank) for rank in ranks})
 
     def _on_started(self, pids: dict[int, int]) -> None:
         now = time.monotonic()
@@ -220,8 +227,8 @@ class NodeRun:
         self._hint()
         if self._request.max_runtime_s is not None:
             self._deadline = now + self._request.max_runtime_s
-        if self._around.port is not None:
-            address = (self._request.nodes[self._node].address, self._around.port)
+        if self._context.port is not None:
+            address = (self._request.nodes[self._node].address, self._context.port)
             uid = self._user.uid if self._user else None
             self._service.start(address, self._launch.readiness or Readiness(), now, uid=uid)
 
@@ -273,7 +280,7 @@ class NodeRun:
         if self._step_deadline is not None and now >= self._step_deadline:
             self._step_deadline = None
             if self._stopping.cause is None:
-                self._fail(verdict_on_timeout(self._step, evidence=self._evidence(self._around.first_rank)))
+                self._fail(verdict_on_timeout(self._step, evidence=self._evidence(self._context.first_rank)))
         self._check_service(now)
         if self._dump is not None and now >= self._dump.due:
             self._collect_stacks()
@@ -284,7 +291,7 @@ class NodeRun:
         if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
             message = self._memory.excess(now, lambda: (process.pid for process in descendants(os.getpid())))
             if message is not None:
-                evidence = self._evidence(self._around.first_rank)
+                evidence = self._evidence(self._context.first_rank)
                 self._fail(
                     Verdict(reason=Reason.OUT_OF_MEMORY, message=message, step=self._step.name, evidence=evidence)
                 )
@@ -294,14 +301,14 @@ class NodeRun:
         if self._service.advance(now):
             self._hint()
         elif (message := self._service.failure(now)) is not None and self._stopping.cause is None:
-            evidence = self._evidence(self._around.first_rank)
+            evidence = self._evidence(self._context.first_rank)
             self._service.close()
             self._fail(Verdict(reason=Reason.NOT_READY, message=message, step=self._step.name, evidence=evidence))
 
     def _on_control(self, control: Control, now: float) -> None:
         if control.dump_stacks and self._dump is None and self._tree.ranks_running:
             ranks = self._tree.rank_pids()
-            logs = {rank: self._around.log(self._step.name, rank, "err") for rank in ranks}
+            logs = {rank: self._context.log(self._step.name, rank, "err") for rank in ranks}
             self._dump = StackDump(ranks, self._watch.dump_stacks, logs, now)
         if self._verdict is None:
             said = self._watch.can_save if self._launch.can_save is None else self._launch.can_save
@@ -317,7 +324,7 @@ class NodeRun:
         self._ends.append(end)
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
-        said_by_lead = handed_back(self._leads.pop(end.rank)) if end.rank in self._leads else None
+        said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
         if end.failed and self._verdict is None and self._stopping.cause is None:
             # What it said last decides, and may not have been read yet.
             self._look()
@@ -365,7 +372,7 @@ class NodeRun:
         if verdict.end is None or not verdict.end.failed:
             return verdict
         text = "\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines))
-        advice = self._around.workspace.advice(text)
+        advice = self._context.workspace.advice(text)
         return replace(verdict, message=f"{verdict.message}; {advice}") if advice else verdict
 
     def _verdict_on_stop(self) -> Verdict:
@@ -386,7 +393,7 @@ class NodeRun:
         return verdict
 
     def _evidence(self, rank: int) -> Evidence:
-        err, out = (read_tail(self._around.log(self._step.name, rank, channel)) for channel in ("err", "out"))
+        err, out = (read_tail(self._context.log(self._step.name, rank, channel)) for channel in ("err", "out"))
         return evidence_from(err, out)
 
     def _hint(self) -> None:

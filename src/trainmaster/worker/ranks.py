@@ -8,24 +8,21 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from trainmaster.protocol import environment as names
-from trainmaster.protocol.documents import read_document
+from trainmaster.protocol.account_files import User
+from trainmaster.protocol.documents import in_memory, read_document
 from trainmaster.protocol.launch import ENVIRONMENT_FILE, Step
-from trainmaster.protocol.memory_file import KILL_LED, handed
+from trainmaster.protocol.processes import KILL_LED
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import PREPARED, events_stream, log_stream, metrics_stream
+from trainmaster.protocol.run_directory import PREPARED, RENDEZVOUS, RunDirectory
 from trainmaster.protocol.secrets import Secrets, secret_named
-from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent, gain_no_rights
+from trainmaster.worker.staging import INPUTS, NodeContext, free_port
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
-from trainmaster.worker.working_directory import INPUTS, NO_WORKSPACE, Workspace
 
 _REFERENCE = re.compile(rf"\$(\$?)\(({'|'.join(names.REFERABLE)})\)")
 _EXIT_NOT_FOUND = 127
@@ -41,57 +38,8 @@ class StartError(Exception):
         self.verdict = verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all processes of one node have in common."""
-
-    request: AttemptRequest
-    node: int
-    run_dir: Path
-    working_directory: str
-    control_file: str
-    token_file: str
-    kubeflow_url: str
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The variables whose values no document holds."""
-    port: int | None = None
-    """For a service: where it shall listen."""
-    user: User | None = None
-    """As whom they run; None means as the worker does."""
-    workspace: Workspace = NO_WORKSPACE
-    environment: str | None = None
-    """The Python environment that a preparing step made for the ranks; None means the worker's own Python."""
-
-    @property
-    def first_rank(self) -> int:
-        """The lowest global rank of this node."""
-        return self.node * self.request.launch.ranks_per_node
-
-    @property
-    def home(self) -> Path:
-        """What the run directory holds of this node."""
-        return self.run_dir / "nodes" / str(self.node)
-
-    @property
-    def python(self) -> str:
-        """The interpreter of a step that runs with Python."""
-        return sys.executable if self.environment is None else os.path.join(self.environment, "bin", "python")
-
-    def log(self, step: str, rank: int, channel: str) -> str:
-        """Where a process's raw output goes."""
-        return os.fspath(self.run_dir / log_stream(self.node, step, rank, channel))
-
-    def events(self, rank: int) -> str:
-        """Where a rank appends its events."""
-        return os.fspath(self.run_dir / events_stream(self.node, rank))
-
-    def metrics(self, rank: int) -> str:
-        """Where a rank appends its metrics."""
-        return os.fspath(self.run_dir / metrics_stream(self.node, rank))
-
-
 def rank_environment(
-    around: Surroundings,
+    context: NodeContext,
     rank: int,
     *,
     base: Mapping[str, str],
@@ -101,24 +49,24 @@ def rank_environment(
     """The environment of one rank: the worker's own, the job's on top, then what we promise.
 
     Args:
-        around: what the node's processes have in common.
+        context: what the node's processes have in common.
         rank: the global rank.
         base: the worker's environment; what is ours in it does not concern the job.
         rendezvous: where the ranks meet; None for a preparing step, which meets nobody.
         guarded: it holds tokens, so that of the job's variables it gets those alone that say how to fetch.
     """
-    request, launch = around.request, around.request.launch
+    request, launch = context.request, context.request.launch
     inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}
-    if around.user is not None:
-        inherited = {**without_session(inherited), **around.user.variables(around.working_directory)}
+    if context.user is not None:
+        inherited = {**without_session(inherited), **context.user.variables(context.working_directory)}
     local_world_size = launch.ranks_per_node
-    chosen = {**launch.environment, **around.secrets}
+    chosen = {**launch.environment, **context.secrets}
     if guarded:
         chosen = {name: value for name, value in chosen.items() if name in names.FETCHING}
         # A directory that nobody could fill before: libraries read settings and import modules from there.
-        home = around.home / PREPARED / f".home-{os.urandom(8).hex()}"
+        home = context.home / PREPARED / f".home-{os.urandom(8).hex()}"
         chosen["HF_MODULES_CACHE"] = os.fspath(home / "modules")
-        if around.user is not None and around.user.home is None:
+        if context.user is not None and context.user.home is None:
             chosen["HOME"] = os.fspath(home)  # otherwise the working directory, with what the job ships
     variables = {
         "PYTHONUNBUFFERED": "1",
@@ -127,31 +75,31 @@ def rank_environment(
         **request.environment,
         **chosen,
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank - around.first_rank),
+        "LOCAL_RANK": str(rank - context.first_rank),
         "WORLD_SIZE": str(request.world_size),
         "LOCAL_WORLD_SIZE": str(local_world_size),
-        "NODE_RANK": str(around.node),
-        "GROUP_RANK": str(around.node),
+        "NODE_RANK": str(context.node),
+        "GROUP_RANK": str(context.node),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which the driver numbers GPUs
-        "CUDA_VISIBLE_DEVICES": ",".join(request.nodes[around.node].gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(request.nodes[context.node].gpus),
         names.JOB_ID: request.job_id,
         names.ATTEMPT: str(request.attempt),
         names.ATTEMPT_ID: request.attempt_id,
-        names.NODE: str(around.node),
-        names.EVENTS_FILE: around.events(rank),
-        names.METRICS_FILE: around.metrics(rank),
-        names.CONTROL_FILE: around.control_file,
-        names.TOKEN_FILE: around.token_file,
+        names.NODE: str(context.node),
+        names.EVENTS_FILE: context.events(rank),
+        names.METRICS_FILE: context.metrics(rank),
+        names.CONTROL_FILE: context.control_file,
+        names.TOKEN_FILE: context.token_file,
         names.CHECKPOINT_DIR: request.checkpoint_dir,
         names.OUTPUT_DIR: request.output_dir,
-        names.INPUTS_DIR: os.fspath(around.home / INPUTS),
-        names.PREPARED_DIR: os.fspath(around.home / PREPARED),
-        **{name: os.fspath(around.home / PREPARED / path) for name, path in launch.prepared.items()},
+        names.INPUTS_DIR: os.fspath(context.home / INPUTS),
+        names.PREPARED_DIR: os.fspath(context.home / PREPARED),
+        **{name: os.fspath(context.home / PREPARED / path) for name, path in launch.prepared.items()},
         # The client needs no CA certificate to speak plain HTTP on the loopback interface.
-        names.KUBEFLOW_URL: around.kubeflow_url,
-        names.KUBEFLOW_TOKEN: around.token_file,
+        names.KUBEFLOW_URL: context.kubeflow_url,
+        names.KUBEFLOW_TOKEN: context.token_file,
     }
-    if cores := request.nodes[around.node].cpu_cores:
+    if cores := request.nodes[context.node].cpu_cores:
         # A preparing step has the node for itself; ranks share what is booked for all of them.
         processes = 1 if rendezvous is None else local_world_size
         variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
@@ -171,19 +119,19 @@ def rank_environment(
         variables[names.CACHE_DIR] = request.cache_dir
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
-    if around.port is not None:
-        is_published = bool(request.nodes[around.node].port)
+    if context.port is not None:
+        is_published = bool(request.nodes[context.node].port)
         variables[names.SERVICE_HOST] = "0.0.0.0" if is_published else "127.0.0.1"
-    if launch.port_environment is not None and around.port is not None:
-        variables[launch.port_environment] = str(around.port)
-    if around.environment is not None:
-        programs = os.path.join(around.environment, "bin")
+    if launch.port_environment is not None and context.port is not None:
+        variables[launch.port_environment] = str(context.port)
+    if context.environment is not None:
+        programs = os.path.join(context.environment, "bin")
         variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
-        variables["VIRTUAL_ENV"] = around.environment
+        variables["VIRTUAL_ENV"] = context.environment
     # Of the job's own variables only those that nothing above has set otherwise.
-    own = {name: value for name, value in around.secrets.items() if variables.get(name) == value}
+    own = {name: value for name, value in context.secrets.items() if variables.get(name) == value}
     named = {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
-    return variables | {name: around.workspace.place(value) for name, value in named.items()}
+    return variables | {name: context.workspace.place(value) for name, value in named.items()}
 
 
 def _referred(variables: Mapping[str, str], reference: re.Match[str]) -> str:
@@ -191,10 +139,10 @@ def _referred(variables: Mapping[str, str], reference: re.Match[str]) -> str:
     return reference[0][1:] if reference[1] else variables.get(reference[2], reference[0])
 
 
-def prepared_environment(around: Surroundings) -> str | None:
+def prepared_environment(context: NodeContext) -> str | None:
     """The environment that a preparing step has left for the ranks, if one has."""
-    with acting_as(around.user):
-        document = read_document(around.home / PREPARED / ENVIRONMENT_FILE)
+    with acting_as(context.user):
+        document = read_document(context.home / PREPARED / ENVIRONMENT_FILE)
     return str(document["path"]) if document is not None else None
 
 
@@ -207,7 +155,7 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
     return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS} | own
 
 
-def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[str, str]) -> tuple[int, int | None]:
+def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[str, str]) -> tuple[int, int | None]:
     """Start one process of a step, writing to the node's log files; its pid. Nobody waits for it yet.
 
     One that leads into a container is handed its variables, and hands back by the same descriptor why it failed.
@@ -215,14 +163,14 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
     Raises:
         StartError: it could not be started.
     """
-    argv = [around.workspace.place(word) for word in step.argv]
+    argv = [context.workspace.place(word) for word in step.argv]
     if step.from_inputs:
-        argv[0] = os.fspath(around.home / INPUTS / argv[0])
+        argv[0] = os.fspath(context.home / INPUTS / argv[0])
     if step.python:
-        argv.insert(0, around.python)
+        argv.insert(0, context.python)
     if step.through:
         argv[:0] = step.through
-    worker, user = os.getpid(), around.user
+    worker, user = os.getpid(), context.user
     # What is caught is reset by exec; what is ignored would stay so.
     ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
 
@@ -236,10 +184,10 @@ def start_rank(step: Step, rank: int, around: Surroundings, variables: Mapping[s
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    directory = _opened_directory(around.working_directory, step.name, rank, user)
-    out = open_own(around.log(step.name, rank, "out"), user)
-    err = open_own(around.log(step.name, rank, "err"), user)
-    lead = handed(variables) if step.through else None
+    directory = _opened_directory(context.working_directory, step.name, rank, user)
+    out = open_own(context.log(step.name, rank, "out"), user)
+    err = open_own(context.log(step.name, rank, "err"), user)
+    lead = in_memory(variables) if step.through else None
     if step.through:
         variables = {**os.environ, **{name: variables[name] for name in (names.ATTEMPT_ID, names.NODE)}}
     try:
@@ -309,3 +257,16 @@ def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user
         reason, message = Reason.BAD_INPUT, f"{command}: cannot be started: {error}"
     end = ProcessEnd(rank=rank, exit_code=exit_code)
     return Verdict(reason=reason, message=message, end=end, step=step)
+
+
+def find_rendezvous(
+    request: AttemptRequest, directory: RunDirectory, node: int, *, wait: Callable[[], None]
+) -> tuple[str, int]:
+    """Where the ranks of all nodes meet: node 0 decides and writes it down, the others wait for that."""
+    if node == 0:
+        place = (request.nodes[0].address, free_port())
+        directory.put_document(RENDEZVOUS, {"host": place[0], "port": place[1]})
+        return place
+    while (document := directory.document(RENDEZVOUS)) is None:
+        wait()
+    return str(document["host"]), int(document["port"])

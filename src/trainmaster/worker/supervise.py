@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
-from trainmaster.protocol.documents import DISK_FULL_ERRNOS
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, in_memory
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
-from trainmaster.protocol.memory_file import handed
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import Within
@@ -109,7 +108,7 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
 
 def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
     """Go on as another program, which finds the secrets in its standard input; why that cannot be, if it cannot."""
-    os.dup2(handed(secrets.to_json()), 0)
+    os.dup2(in_memory(secrets.to_json()), 0)
     try:
         os.execv(command[0], command)
     except OSError as error:

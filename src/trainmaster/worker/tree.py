@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.protocol.documents import write_document
-from trainmaster.protocol.memory_file import KILL_LED
+from trainmaster.protocol.processes import KILL_LED
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import Control
 from trainmaster.worker.cgroups import Cgroup

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from trainmaster.protocol.account_files import User
 from trainmaster.protocol.run_directory import SEARCH_ONLY
-from trainmaster.protocol.users import User
 from trainmaster.worker.processes import keeping_death_signal
 
 PRIVATE_UMASK = 0o077

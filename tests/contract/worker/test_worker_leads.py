@@ -15,14 +15,14 @@ from trainmaster.protocol.request import Within
 
 FAILS = """
 import json, pathlib, sys
-from trainmaster.protocol.memory_file import hand_back
+from trainmaster.protocol.documents import put_answer
 pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())
-hand_back({"reason": "ENGINE_UNAVAILABLE", "message": "no engine answers"})
+put_answer({"reason": "ENGINE_UNAVAILABLE", "message": "no engine answers"})
 sys.exit(1)
 """
 DEAF = """
 import os, pathlib, signal, sys
-from trainmaster.protocol.memory_file import KILL_LED
+from trainmaster.protocol.processes import KILL_LED
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, KILL_LED))
 print("up", os.getpid(), flush=True)
 while signal.sigwait((signal.SIGTERM, KILL_LED)) != KILL_LED:

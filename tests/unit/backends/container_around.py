@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.backends.container.container_spec import Surroundings
+from trainmaster.backends.container.container_spec import ContainerContext
 
-AROUND = Surroundings(
+AROUND = ContainerContext(
     runs=Path("/srv/runs"),
     run_dir=Path("/srv/runs/job-1/2"),
     worker=Path("/srv/workers/worker.pyz"),

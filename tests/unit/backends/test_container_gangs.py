@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from container_around import AROUND
 
-from trainmaster.backends.container import gangs
+from trainmaster.backends.container import container_process
 from trainmaster.backends.container.container_spec import KEEP, ImageFacts
 from trainmaster.backends.container.engine import Engine
-from trainmaster.backends.container.initializers import plan_document, planned_names
+from trainmaster.backends.container.plans import plan_document, planned_names
 from trainmaster.protocol.launch import Gang, Launch, Size, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 
@@ -86,8 +86,8 @@ class RecordedEngine:
     def remove(self, name: str) -> None:
         self.ended[name].set()
 
-    def gang(self) -> gangs.Gang:
-        return gangs.Gang(
+    def gang(self) -> container_process.Gang:
+        return container_process.Gang(
             cast("Engine", self), "head", DOCUMENTS, end_of=self.end_of, tell=lambda *_: pytest.fail("nothing to tell")
         )
 
@@ -109,7 +109,7 @@ def test_gang_that_is_told_to_end_while_it_is_started_starts_no_more_of_it() -> 
 def test_writers_that_are_ended_after_their_head_are_not_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gangs, "_LAST_S", 0.05)
+    monkeypatch.setattr(container_process, "_LAST_S", 0.05)
     engine, others = RecordedEngine(), set(threading.enumerate())
     with engine.gang() as gang:
         watching = set(threading.enumerate()) - others

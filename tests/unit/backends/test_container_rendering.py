@@ -17,13 +17,13 @@ from trainmaster.backends.container.container_spec import (
     OF_STEPS,
     ImageFacts,
     container_document,
+    libpod_from,
     network_document,
     network_name,
     outside_document,
     volume_name,
 )
-from trainmaster.backends.container.libpod import libpod_from
-from trainmaster.backends.container.worker_archive import packed_worker
+from trainmaster.backends.container.worker_files import packed_worker
 from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment, Within
 

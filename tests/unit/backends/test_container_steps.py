@@ -10,7 +10,7 @@ from container_around import AROUND
 
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import unknown_image
-from trainmaster.backends.container.initializers import (
+from trainmaster.backends.container.plans import (
     check_steps,
     output_directories,
     plan_document,

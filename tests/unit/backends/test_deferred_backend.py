@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends import CAPABILITIES, check_names, missing, names_from
-from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
 from trainmaster.backends.stand_ins import DeferredBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment

@@ -18,8 +18,8 @@ from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
+from trainmaster.worker.staging import stage
 from trainmaster.worker.users import acting_as, user_of
-from trainmaster.worker.working_directory import stage
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

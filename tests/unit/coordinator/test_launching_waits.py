@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends.base import LaunchError, NotYetError
-from trainmaster.backends.scripted import ScriptedBackend, ScriptedWorld
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting

@@ -18,12 +18,12 @@ from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import (
     Giver,
     StrangeFileError,
+    User,
     directory_below,
     files_in_order,
     open_inside,
     trees,
 )
-from trainmaster.protocol.users import User
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' directories")
 USER = User(uid=UID, gid=UID)

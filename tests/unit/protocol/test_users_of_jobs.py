@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 
-from trainmaster.protocol.users import User
+from trainmaster.protocol.account_files import User
 
 
 def test_user_of_the_systems_list_has_its_groups_and_home() -> None:

@@ -14,8 +14,17 @@ from pathlib import Path
 import pytest
 
 from trainmaster.protocol.reasons import Reason
-from trainmaster.worker.environments import KEEP_S, READY, Base, Wanted, canonical, environment_for, key_of
-from trainmaster.worker.package_install import InstallError, _error_of
+from trainmaster.worker.environments import (
+    KEEP_S,
+    READY,
+    Base,
+    InstallError,
+    Wanted,
+    _error_of,
+    canonical,
+    environment_for,
+    key_of,
+)
 from wheel_index import WheelIndex
 
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))

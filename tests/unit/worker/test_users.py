@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.protocol.account_files import User
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import ATTEMPT_ID
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory
-from trainmaster.protocol.users import User
 from trainmaster.worker.processes import die_with_parent
-from trainmaster.worker.ranks import StartError, Surroundings, rank_environment, start_rank
+from trainmaster.worker.ranks import StartError, rank_environment, start_rank
+from trainmaster.worker.staging import NodeContext, StagingError, stage
 from trainmaster.worker.users import CannotBecomeError, acting_as, give_directory, open_own, user_of
-from trainmaster.worker.working_directory import StagingError, stage
 
 UID = 61001
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -304,8 +304,8 @@ def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> N
         stray.wait()
 
 
-def surroundings_in(directory: Path, ground: Path, run: RunDirectory, user: User) -> Surroundings:
-    return Surroundings(
+def surroundings_in(directory: Path, ground: Path, run: RunDirectory, user: User) -> NodeContext:
+    return NodeContext(
         request=request_of(ground),
         node=0,
         run_dir=run.path,

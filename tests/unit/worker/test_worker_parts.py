@@ -19,10 +19,10 @@ from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.worker.cgroups import members_pattern
 from trainmaster.worker.kubeflow import metrics_from_status
-from trainmaster.worker.ranks import Surroundings, rank_environment
+from trainmaster.worker.ranks import rank_environment
 from trainmaster.worker.records import ExitRecord, RunDirectoryGoneError
+from trainmaster.worker.staging import NodeContext, StagingError, stage
 from trainmaster.worker.watch import ControlWatch, LogClock, RankWatch
-from trainmaster.worker.working_directory import StagingError, stage
 
 
 def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
@@ -43,7 +43,7 @@ def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
 def environment_of(
     request: AttemptRequest, *, prepares: bool = False, own: Mapping[str, str] | None = None, **base: str
 ) -> dict[str, str]:
-    around = Surroundings(
+    around = NodeContext(
         request=request,
         node=1,
         run_dir=Path("/runs/j/2"),

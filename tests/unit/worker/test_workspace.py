@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from trainmaster.protocol.function_runner import placed
-from trainmaster.worker import working_directory
-from trainmaster.worker.working_directory import Workspace, make_workspace
+from trainmaster.worker import staging
+from trainmaster.worker.staging import Workspace, make_workspace
 
 PREPARED = {"DATASET_PATH": "dataset"}
 
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from trainmaster.worker import working_directory
+from trainmaster.worker import staging
 
-working_directory.WORKSPACE = sys.argv[1]
+staging.WORKSPACE = sys.argv[1]
 places = {"dataset": sys.argv[3]}
-made = working_directory.make_workspace(Path(sys.argv[2]), {"DATASET_PATH": "dataset"}, places, None)
+made = staging.make_workspace(Path(sys.argv[2]), {"DATASET_PATH": "dataset"}, places, None)
 inside = f"{sys.argv[1]}/dataset"
 print(json.dumps({
     "why_not": made.why_not,
@@ -74,7 +74,7 @@ def test_workspace_of_the_machine_is_left_alone(tmp_path: Path, fetched: Path) -
 def test_workspace_that_is_mounted_already_is_taken(
     tmp_path: Path, fetched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working_directory, "WORKSPACE", str(fetched / "prepared"))
+    monkeypatch.setattr(staging, "WORKSPACE", str(fetched / "prepared"))
     assert make_workspace(fetched, PREPARED, {"dataset": str(fetched / "prepared/dataset")}, None) == Workspace()
 
 

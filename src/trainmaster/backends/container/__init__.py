@@ -24,8 +24,8 @@ from trainmaster.backends import CAPABILITIES, BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import (
     LOOPBACK,
+    ContainerContext,
     ImageFacts,
-    Surroundings,
     container_document,
     container_name,
     network_document,
@@ -43,7 +43,8 @@ from trainmaster.backends.container.engine import (
     has_ended,
 )
 from trainmaster.backends.container.images import Images
-from trainmaster.backends.container.initializers import (
+from trainmaster.backends.container.plans import (
+    Plans,
     check_steps,
     output_directories,
     plan_document,
@@ -51,11 +52,9 @@ from trainmaster.backends.container.initializers import (
     step_documents,
     within_outside,
 )
-from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.preflight import checked
-from trainmaster.backends.container.secret_files import put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.container.upkeep import Upkeep
-from trainmaster.backends.container.worker_archive import packed_worker
+from trainmaster.backends.container.worker_files import packed_worker, put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
@@ -145,13 +144,13 @@ class ContainerBackend:
         """The containers, and the network where there is one. Of the image only what its name says is known yet."""
         image = self._image_of(request)
         facts = unknown_image(image)
-        around = self._around(request, user="0:0")
+        context = self._context(request, user="0:0")
         documents = [
             document
             for node in range(len(request.nodes))
-            for document in (*step_documents(request, node, around), container_document(request, node, facts, around))
+            for document in (*step_documents(request, node, context), container_document(request, node, facts, context))
         ]
-        networks = [network_document(request, around)] if network_name(request) else []
+        networks = [network_document(request, context)] if network_name(request) else []
         return json.dumps([*networks, *documents], indent=2)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
@@ -167,17 +166,17 @@ class ContainerBackend:
             images = {step.image: self._facts(request, step.image) for step in request.launch.steps if step.image}
             request = checked(request, image, facts, self._defaults, engine=self._engine.name)
             check_steps(request, images)
-            around = self._around(request, user=self._user())
+            context = self._context(request, user=self._user())
             for node in range(len(request.nodes)):
-                prepared = prepared_directories(request, node, around).values()
-                for path in (*writable_directories(request, node, around), *prepared):
+                prepared = prepared_directories(request, node, context).values()
+                for path in (*writable_directories(request, node, context), *prepared):
                     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
             if network_name(request):
-                self._engine.create_network(network_document(request, around))
+                self._engine.create_network(network_document(request, context))
             if facts.python and not images:
-                self._start(request, facts, around, secrets)
+                self._start(request, facts, context, secrets)
             else:
-                self._start_outside(request, facts, images, around, secrets)
+                self._start_outside(request, facts, images, context, secrets)
         except (EngineError, ForkServerError, LaunchError) as error:
             # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
             with contextlib.suppress(EngineError):
@@ -265,7 +264,7 @@ class ContainerBackend:
         request: AttemptRequest,
         facts: ImageFacts,
         images: Mapping[str, ImageFacts],
-        around: Surroundings,
+        context: ContainerContext,
         secrets: Secrets,
     ) -> None:
         """Have a worker on the machine run the containers of each node that has none."""
@@ -275,18 +274,18 @@ class ContainerBackend:
                 continue
             # Whoever was started by an earlier plan, and has not claimed the node yet, tells its service that port.
             planned = self._plans.read(request, node) or {}
-            around = _with_port(around, request, port=planned.get("port"))
-            for path in output_directories(request, node, around):
+            context = _with_port(context, request, port=planned.get("port"))
+            for path in output_directories(request, node, context):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            document = plan_document(request, node, facts, images, around, engine=self._engine.host)
+            document = plan_document(request, node, facts, images, context, engine=self._engine.host)
             plan = self._plans.write(request, node, document, directory)
             # Without -P it would import what the job ships into its working directory.
             leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.supervision", str(plan))
-            within = within_outside(request, node, facts, images, around, leads=leads)
-            order = {"op": "start", "run_dir": str(around.run_dir), "node": node, "within": within.to_json()}
+            within = within_outside(request, node, facts, images, context, leads=leads)
+            order = {"op": "start", "run_dir": str(context.run_dir), "node": node, "within": within.to_json()}
             self._fork_server.ask({**order, **({"secrets": secrets.to_json()} if secrets else {})})
 
-    def _start(self, request: AttemptRequest, facts: ImageFacts, around: Surroundings, secrets: Secrets) -> None:
+    def _start(self, request: AttemptRequest, facts: ImageFacts, context: ContainerContext, secrets: Secrets) -> None:
         """Start a container with a worker in it for each node that has none."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
@@ -299,8 +298,8 @@ class ContainerBackend:
             if has_ended(state) and directory.claimant(node) is None:
                 said = self._engine.output(name)
                 raise LaunchError(f"the worker did not start in image {facts.id}: {said}", Reason.LAUNCH_REFUSED)
-            put_secrets(around.secrets / name, secrets)
-            document = container_document(request, node, facts, _with_port(around, request))
+            put_secrets(context.secrets / name, secrets)
+            document = container_document(request, node, facts, _with_port(context, request))
             self._engine.create(name, document)
             try:
                 self._engine.start(name)
@@ -312,8 +311,8 @@ class ContainerBackend:
         plan = self._plans.read(request, node)
         return [container_name(request, node)] if plan is None else planned_names(plan)
 
-    def _around(self, request: AttemptRequest, *, user: str) -> Surroundings:
-        return Surroundings(
+    def _context(self, request: AttemptRequest, *, user: str) -> ContainerContext:
+        return ContainerContext(
             runs=self._runs,
             run_dir=self._run_directory(request).path,
             worker=packed_worker(self._workers),
@@ -334,12 +333,12 @@ class ContainerBackend:
         self._engine.remove(name)
 
 
-def _with_port(around: Surroundings, request: AttemptRequest, *, port: int | None = None) -> Surroundings:
+def _with_port(context: ContainerContext, request: AttemptRequest, *, port: int | None = None) -> ContainerContext:
     """What a node has around it: for a service, this port, or one of this machine that was free a moment ago."""
     if request.launch.lifetime is not Lifetime.SERVICE:
-        return around
+        return context
     if port is not None:
-        return replace(around, port=port)
+        return replace(context, port=port)
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
-        return replace(around, port=probe.getsockname()[1])
+        return replace(context, port=probe.getsockname()[1])

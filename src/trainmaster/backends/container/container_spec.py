@@ -68,7 +68,7 @@ def unknown_image(name: str) -> ImageFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ContainerContext:
     """What all containers of a server have in common."""
 
     runs: Path
@@ -101,34 +101,36 @@ def network_name(request: AttemptRequest) -> str | None:
     return f"tm-{request.attempt_id}" if own else None
 
 
-def network_document(request: AttemptRequest, around: Surroundings) -> dict[str, Any]:
+def network_document(request: AttemptRequest, context: ContainerContext) -> dict[str, Any]:
     """The attempt's own network."""
-    labels = _labels(request, around)
+    labels = _labels(request, context)
     # For podman, which parts networks from one another only where it is told to; docker always does.
     options = {"isolate": "true"}
     name = network_name(request)
     return {"Name": name, "Driver": "bridge", "CheckDuplicate": True, "Labels": labels, "Options": options}
 
 
-def outside_document(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> dict[str, Any]:
+def outside_document(
+    request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext
+) -> dict[str, Any]:
     """The container of a rank of a worker that stays outside, but for its command, its variables and its streams."""
-    document = container_document(request, node, image, around, writes=OF_RANKS)
+    document = container_document(request, node, image, context, writes=OF_RANKS)
     del document["Entrypoint"], document["Cmd"]
     host = document["HostConfig"]
     mounts = [mount for mount in host["Mounts"] if mount["Target"] not in (WORKER, SECRETS)]
     directory = request.launch.working_directory
     if directory is None and request.launch.steps[-1].argv:
-        directory = str(around.run_dir / "work")
+        directory = str(context.run_dir / "work")
     return {**document, "Env": [], "WorkingDir": directory or "", "HostConfig": {**host, "Mounts": mounts}}
 
 
-def within_container(request: AttemptRequest, node: int, image: ImageFacts, around: Surroundings) -> Within:
+def within_container(request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext) -> Within:
     """What is different in a node's container."""
     gpus, steps = request.nodes[node].gpus, request.launch.steps
     return Within(
         address=f"node-{node}" if network_name(request) else None,
-        port=around.port,
-        gpus=_numbered(gpus) if gpus and around.passes_gpus else None,
+        port=context.port,
+        gpus=_numbered(gpus) if gpus and context.passes_gpus else None,
         entrypoint=image.entrypoint,
         command=image.command,
         working_directory=image.working_directory,
@@ -141,7 +143,7 @@ def container_document(
     request: AttemptRequest,
     node: int,
     image: ImageFacts,
-    around: Surroundings,
+    context: ContainerContext,
     *,
     writes: Sequence[str] = OF_WORKERS,
 ) -> dict[str, Any]:
@@ -152,17 +154,17 @@ def container_document(
     host: dict[str, Any] = {
         "NetworkMode": network or "bridge",
         "Mounts": [
-            _bind(str(around.worker), WORKER, read_only=True),
-            _bind(str(around.secrets / name), SECRETS),
-            *_own_mounts(request, node, around, writes),
-            *_workspace_mounts(request, node, around),
+            _bind(str(context.worker), WORKER, read_only=True),
+            _bind(str(context.secrets / name), SECRETS),
+            *_own_mounts(request, node, context, writes),
+            *_workspace_mounts(request, node, context),
             *(_mounted(volume, request) for volume in launch.volumes),
         ],
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
         # Where SELinux is on, containers could not read what is mounted into them.
         "SecurityOpt": ["label=disable", "no-new-privileges"],
-        "ShmSize": _shm_mb(request, node, around) << 20,
+        "ShmSize": _shm_mb(request, node, context) << 20,
     }
     if launch.container.pids:
         host["PidsLimit"] = launch.container.pids
@@ -170,29 +172,29 @@ def container_document(
         host["NanoCpus"] = assigned.cpu_cores * 1_000_000_000
     if assigned.memory_mb:
         host["Memory"] = host["MemorySwap"] = assigned.memory_mb << 20
-    if assigned.gpus and around.passes_gpus:
+    if assigned.gpus and context.passes_gpus:
         devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
         host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
-    if around.port is not None:
+    if context.port is not None:
         # The same number on both sides: a worker outside looks where one inside would.
-        host["PortBindings"] = {f"{around.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(around.port)}]}
-    within = within_container(request, node, image, around)
+        host["PortBindings"] = {f"{context.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(context.port)}]}
+    within = within_container(request, node, image, context)
     document: dict[str, Any] = {
         "Image": image.id,
         "Entrypoint": [image.python, WORKER],
         "Cmd": [
             "run",
-            *("--run-dir", str(around.run_dir), "--node", str(node)),
+            *("--run-dir", str(context.run_dir), "--node", str(node)),
             *("--secrets", f"{SECRETS}/{SECRETS_FILE}", "--within", json.dumps(within.to_json())),
         ],
         "Env": [f"PYTHONPATH={_python_path(image)}"],
-        "User": around.user,
+        "User": context.user,
         "WorkingDir": "/",
-        "Labels": _labels(request, around, node),
+        "Labels": _labels(request, context, node),
         "HostConfig": host,
     }
-    if around.port is not None:
-        document["ExposedPorts"] = {f"{around.port}/tcp": {}}
+    if context.port is not None:
+        document["ExposedPorts"] = {f"{context.port}/tcp": {}}
     if network:
         document["Hostname"] = f"node-{node}"
         document["NetworkingConfig"] = {"EndpointsConfig": {network: {"Aliases": [f"node-{node}"]}}}
@@ -200,17 +202,17 @@ def container_document(
 
 
 def writable_directories(
-    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str] = OF_WORKERS
+    request: AttemptRequest, node: int, context: ContainerContext, writes: Sequence[str] = OF_WORKERS
 ) -> list[str]:
     """What a node writes to, at the same paths inside and outside; it all has to be there before it is mounted."""
-    parts = [str(around.run_dir / part.format(node=node)) for part in (*writes, "work")]
+    parts = [str(context.run_dir / part.format(node=node)) for part in (*writes, "work")]
     found = [*parts, request.checkpoint_dir, request.output_dir]
     return [*found, *([request.cache_dir] if request.cache_dir else [])]
 
 
-def prepared_directories(request: AttemptRequest, node: int, around: Surroundings) -> dict[str, str]:
+def prepared_directories(request: AttemptRequest, node: int, context: ContainerContext) -> dict[str, str]:
     """Where preparing steps leave what ranks find below /workspace, by the path there; they have to be there first."""
-    home = around.run_dir / "nodes" / str(node) / PREPARED
+    home = context.run_dir / "nodes" / str(node) / PREPARED
     return {path: str(home / path) for path in request.launch.prepared.values()}
 
 
@@ -222,33 +224,33 @@ def volume_name(volume: Volume, request: AttemptRequest) -> str:
     return f"trainmaster-{owner}-{volume.source}"
 
 
-def _labels(request: AttemptRequest, around: Surroundings, node: int | None = None) -> dict[str, str]:
+def _labels(request: AttemptRequest, context: ContainerContext, node: int | None = None) -> dict[str, str]:
     labels = {
-        RUNS: str(around.runs),
+        RUNS: str(context.runs),
         JOB: request.job_id,
         ATTEMPT: request.attempt_id,
         NODES: str(len(request.nodes)),
-        RUN_DIR: str(around.run_dir),
+        RUN_DIR: str(context.run_dir),
     }
     if node is not None:
         labels[NODE] = str(node)
         # Said in either case: the image may have labels of its own.
         labels[KEEP] = "no" if request.launch.container.auto_remove else "yes"
-        labels[PORT] = str(around.port or "")
+        labels[PORT] = str(context.port or "")
     return labels
 
 
 def _own_mounts(
-    request: AttemptRequest, node: int, around: Surroundings, writes: Sequence[str]
+    request: AttemptRequest, node: int, context: ContainerContext, writes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """What is the job's own.
 
     The server reads back what it wrote for the job: the request, and who owns the job. So of all attempts' files a
     container writes to its own part alone.
     """
-    job = str(around.run_dir.parent)
+    job = str(context.run_dir.parent)
     yield _bind(job, job, read_only=True)
-    writable = writable_directories(request, node, around, writes)
+    writable = writable_directories(request, node, context, writes)
     for directory in writable:
         yield _bind(directory, directory)
     for path in (request.blob_dir if request.launch.blobs else None, _home_of_checkpoint(request)):
@@ -256,10 +258,10 @@ def _own_mounts(
             yield _bind(path, path, read_only=True)
 
 
-def _workspace_mounts(request: AttemptRequest, node: int, around: Surroundings) -> Iterator[dict[str, Any]]:
+def _workspace_mounts(request: AttemptRequest, node: int, context: ContainerContext) -> Iterator[dict[str, Any]]:
     """What was fetched, where programs for Kubeflow look for it; unless a volume of the job is there."""
     taken = {volume.target.rstrip("/") for volume in request.launch.volumes}
-    for path, directory in prepared_directories(request, node, around).items():
+    for path, directory in prepared_directories(request, node, context).items():
         if f"{WORKSPACE}/{path}" not in taken:
             yield _bind(directory, f"{WORKSPACE}/{path}")
 
@@ -288,10 +290,10 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
     return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
 
 
-def _shm_mb(request: AttemptRequest, node: int, around: Surroundings) -> int:
+def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> int:
     """How much /dev/shm may hold: 64 MiB, as engines have it, are too few for the workers of a data loader."""
     wish = request.launch.container.shm_mb
-    return wish or request.nodes[node].memory_mb or around.machine_memory_mb // 2
+    return wish or request.nodes[node].memory_mb or context.machine_memory_mb // 2
 
 
 def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
@@ -301,3 +303,71 @@ def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
 
 def _python_path(image: ImageFacts) -> str:
     return ":".join(filter(None, (image.environment.get("PYTHONPATH"), WORKER)))
+
+
+# A container in the words of podman's own API.
+#
+# Podman answers docker's API too, but takes no devices by their CDI names there: it leaves them out without a word. So
+# a container that gets GPUs is created by podman's own.
+
+CREATE = "/v4.0.0/libpod/containers/create"
+_CPU_PERIOD_US = 100_000
+
+
+def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The container of a document of docker's API, as far as `container_spec` writes such."""
+    host = document["HostConfig"]
+    limits: dict[str, Any] = {}
+    if "Memory" in host:
+        limits["memory"] = {"limit": host["Memory"], "swap": host["MemorySwap"]}
+    if "NanoCpus" in host:
+        limits["cpu"] = {"period": _CPU_PERIOD_US, "quota": host["NanoCpus"] * _CPU_PERIOD_US // 1_000_000_000}
+    if "PidsLimit" in host:
+        limits["pids"] = {"limit": host["PidsLimit"]}
+    endpoints = document.get("NetworkingConfig", {}).get("EndpointsConfig", {})
+    ports = [
+        {
+            "container_port": int(port.removesuffix("/tcp")),
+            "host_ip": each["HostIp"],
+            "host_port": int(each["HostPort"]),
+        }
+        for port, published in host.get("PortBindings", {}).items()
+        for each in published
+    ]
+    mounts = [mount for mount in host["Mounts"] if mount["Type"] == "bind"]
+    volumes = [mount for mount in host["Mounts"] if mount["Type"] == "volume"]
+    return {
+        "name": name,
+        "image": document["Image"],
+        "entrypoint": document["Entrypoint"],
+        "command": document["Cmd"],
+        "env": dict(line.partition("=")[::2] for line in document["Env"]),
+        "user": document["User"],
+        "work_dir": document["WorkingDir"],
+        "labels": document["Labels"],
+        "mounts": [
+            {
+                "type": "bind",
+                "source": mount["Source"],
+                "destination": mount["Target"],
+                "options": ["bind" if mount["ReadOnly"] else "rbind", _mode(mount)],
+            }
+            for mount in mounts
+        ],
+        "volumes": [{"Name": mount["Source"], "Dest": mount["Target"], "Options": [_mode(mount)]} for mount in volumes],
+        "selinux_opts": ["disable"],
+        "no_new_privileges": "no-new-privileges" in host["SecurityOpt"],
+        "cap_drop": host["CapDrop"],
+        "cap_add": host["CapAdd"],
+        "portmappings": ports,
+        "shm_size": host["ShmSize"],
+        "resource_limits": limits,
+        "devices": [{"path": device} for wish in host["DeviceRequests"] for device in wish["DeviceIDs"]],
+        "netns": {"nsmode": "bridge"},
+        **({"hostname": document["Hostname"]} if "Hostname" in document else {}),
+        **({"Networks": {each: {"aliases": told["Aliases"]} for each, told in endpoints.items()}} if endpoints else {}),
+    }
+
+
+def _mode(mount: Mapping[str, Any]) -> str:
+    return "ro" if mount["ReadOnly"] else "rw"

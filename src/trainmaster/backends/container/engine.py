@@ -27,7 +27,7 @@ from trainmaster.backends.container.connection import (
     EngineError,
     last_word,
 )
-from trainmaster.backends.container.libpod import CREATE, libpod_from
+from trainmaster.backends.container.container_spec import CREATE, libpod_from
 from trainmaster.protocol.launch import CONTAINER
 
 __all__ = [

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.container.container_process import AWAY_S, REMOVED, SIGNALS, KernelKills, end_of, followed
+from trainmaster.backends.container.container_process import (
+    AWAY_S,
+    REMOVED,
+    SIGNALS,
+    Gang,
+    KernelKills,
+    end_of,
+    followed,
+)
 from trainmaster.backends.container.container_spec import KEEP, NODE, RUN_DIR
 from trainmaster.backends.container.engine import (
     Engine,
@@ -30,10 +38,9 @@ from trainmaster.backends.container.engine import (
     NoSuchCommandError,
     RefusedByEngineError,
 )
-from trainmaster.backends.container.gangs import Gang
-from trainmaster.backends.container.secret_files import put_secrets, remove_secrets
+from trainmaster.backends.container.worker_files import put_secrets, remove_secrets
 from trainmaster.protocol import environment
-from trainmaster.protocol.memory_file import hand_back
+from trainmaster.protocol.documents import put_answer
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
@@ -74,7 +81,7 @@ def main(arguments: list[str]) -> int:
         return _become_node(engine, planned, Secrets.from_json(given))
     end = run_container(engine, planned, given, command)
     if end.reason is not None:
-        hand_back({"reason": end.reason, "message": end.message[:_MAX_MESSAGE]})
+        put_answer({"reason": end.reason, "message": end.message[:_MAX_MESSAGE]})
     elif end.code == _EXIT_KILLED:
         os.kill(os.getpid(), signal.SIGKILL)  # which is what the worker is to see
     return end.code

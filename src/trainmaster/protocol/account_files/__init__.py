@@ -12,7 +12,7 @@ No other module of the server may chown, copy, link, rename, walk or remove file
 
 from __future__ import annotations
 
-from trainmaster.protocol.account_files.handover import Giver, StrangeFileError
+from trainmaster.protocol.account_files.handover import Giver, StrangeFileError, User
 from trainmaster.protocol.account_files.safe_open import (
     claim_directory,
     directory_below,
@@ -38,6 +38,7 @@ from trainmaster.protocol.account_files.trees import (
 __all__ = [
     "Giver",
     "StrangeFileError",
+    "User",
     "claim_directory",
     "directories_in",
     "directory_below",

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainmaster.protocol import account_files
+from trainmaster.protocol.account_files import User
 from trainmaster.protocol.environment import CACHE_DIR, ENDPOINTS, FETCHING, RESERVED_PREFIX, TOKENS
 from trainmaster.protocol.run_directory import SEARCH_ONLY
-from trainmaster.protocol.users import User
 from trainmaster.server.coordinator.admission import importable
 from trainmaster.server.coordinator.launch import fetching_environment
 from trainmaster.server.coordinator.tenants import runs_as

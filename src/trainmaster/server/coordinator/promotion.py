@@ -21,9 +21,8 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from trainmaster.protocol import account_files
-from trainmaster.protocol.account_files import Giver, StrangeFileError
+from trainmaster.protocol.account_files import Giver, StrangeFileError, User
 from trainmaster.protocol.run_directory import SEARCH_ONLY
-from trainmaster.protocol.users import User
 from trainmaster.server.coordinator.base_models import (
     ADAPTER_CONFIG,
     CONFIG,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from trainmaster.protocol.identity import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, is_segment
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, Launch, Step, is_segment
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text
 from trainmaster.server.core.workloads.base import WorkloadSpec, launch_of, spec_of

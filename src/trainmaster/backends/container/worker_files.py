@@ -1,19 +1,77 @@
-"""Handing secrets to a container: in a file that lies in memory, and is gone when the worker has read it.
+"""The worker as one file: a zip archive of this package that any Python of 3.11 or newer runs.
 
-The environment of a container can be looked at by whoever may ask the engine, and is kept on disk.
+It is made once for each version of the sources. Python code in a container finds `trainmaster` in it too, so that a
+job can report and save in an image that knows nothing of us.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import shutil
+import threading
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import trainmaster
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import SECRETS_FILE
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.secrets import Secrets
+
+OLDEST_PYTHON = (3, 11)
+"""What the worker's code needs."""
+
+_MAIN = b"""import sys
+
+from trainmaster.worker.__main__ import main
+
+sys.exit(main())
+"""
+
+
+def packed_worker(directory: Path) -> Path:
+    """The worker's archive below a directory; made there unless it is."""
+    path = directory / f"worker-{_digest()}.pyz"
+    if not path.exists():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = directory / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("__main__.py", _MAIN)
+            for source in _sources():
+                archive.write(source, f"trainmaster/{source.relative_to(_root())}")
+        draft.chmod(0o644)  # ranks may run as others
+        os.replace(draft, path)
+        for other in directory.glob("worker-*.pyz"):
+            if other != path:
+                other.unlink(missing_ok=True)  # containers that have it mounted go on to see it
+    return path
+
+
+@functools.cache
+def _digest() -> str:
+    digest = hashlib.sha256(_MAIN)
+    for source in _sources():
+        digest.update(f"{source.relative_to(_root())}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _root() -> Path:
+    return Path(trainmaster.__file__).parent
+
+
+def _sources() -> Iterator[Path]:
+    for source in sorted(_root().rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            yield source
+
+
+# Handing secrets to a container: in a file that lies in memory, and is gone when the worker has read it.
+#
+# The environment of a container can be looked at by whoever may ask the engine, and is kept on disk.
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 

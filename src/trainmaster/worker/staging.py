@@ -10,18 +10,23 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import selectors
+import socket
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from trainmaster.protocol.account_files import User
 from trainmaster.protocol.environment import WORKSPACE
-from trainmaster.protocol.launch import BlobFile
+from trainmaster.protocol.launch import BlobFile, Lifetime
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import PREPARED
-from trainmaster.protocol.users import User
-from trainmaster.worker.users import acting_as, barred, give_directory
+from trainmaster.protocol.run_directory import PREPARED, RunDirectory, events_stream, log_stream, metrics_stream
+from trainmaster.protocol.secrets import Secrets, secret_named
+from trainmaster.worker.kubeflow import KubeflowListener
+from trainmaster.worker.users import acting_as, barred, give_directory, open_own
 
 INPUTS = "inputs"
 """Of a node's directory in the run directory."""
@@ -250,3 +255,125 @@ def _call(name: str, *arguments: object) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """What all processes of one node have in common."""
+
+    request: AttemptRequest
+    node: int
+    run_dir: Path
+    working_directory: str
+    control_file: str
+    token_file: str
+    kubeflow_url: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables whose values no document holds."""
+    port: int | None = None
+    """For a service: where it shall listen."""
+    user: User | None = None
+    """As whom they run; None means as the worker does."""
+    workspace: Workspace = NO_WORKSPACE
+    environment: str | None = None
+    """The Python environment that a preparing step made for the ranks; None means the worker's own Python."""
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest global rank of this node."""
+        return self.node * self.request.launch.ranks_per_node
+
+    @property
+    def home(self) -> Path:
+        """What the run directory holds of this node."""
+        return self.run_dir / "nodes" / str(self.node)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of a step that runs with Python."""
+        return sys.executable if self.environment is None else os.path.join(self.environment, "bin", "python")
+
+    def log(self, step: str, rank: int, channel: str) -> str:
+        """Where a process's raw output goes."""
+        return os.fspath(self.run_dir / log_stream(self.node, step, rank, channel))
+
+    def events(self, rank: int) -> str:
+        """Where a rank appends its events."""
+        return os.fspath(self.run_dir / events_stream(self.node, rank))
+
+    def metrics(self, rank: int) -> str:
+        """Where a rank appends its metrics."""
+        return os.fspath(self.run_dir / metrics_stream(self.node, rank))
+
+
+# What a node needs before its ranks start: files, their token, ports, a listener for reports, a rendezvous.
+
+
+def stage_node(
+    request: AttemptRequest,
+    directory: RunDirectory,
+    node: int,
+    secrets: Secrets,
+    *,
+    control_file: Path,
+    selector: selectors.BaseSelector,
+    user: User | None,
+    on_chunk: Callable[[], None],
+) -> NodeContext:
+    """Stage what the job needs, and open what it will talk to.
+
+    Args:
+        request: the attempt.
+        directory: its run directory.
+        node: which of its nodes this is.
+        secrets: the values that were handed to the worker.
+        control_file: where ranks look for what is wanted of them.
+        selector: who is told of what comes in.
+        user: as whom the ranks run; None: as the worker.
+        on_chunk: called now and then meanwhile.
+
+    Raises:
+        StagingError: a file, or a secret, is missing.
+    """
+    launch, home = request.launch, directory.path / "nodes" / str(node)
+    missing = launch.secrets.keys() - secrets.environment.keys()
+    for step in launch.steps:
+        missing |= {name for name, ref in step.secrets.items() if secret_named(ref) not in secrets.tokens}
+    if missing:
+        raise StagingError(f"the worker was not given the values of these variables: {', '.join(sorted(missing))}")
+    working_directory = stage(request, directory.path, node, on_chunk=on_chunk, user=user)
+    token_file = os.fspath(home / "token")
+    with open(open_own(token_file, user, os.O_TRUNC), "w") as file:
+        file.write(request.rank_token)
+    metrics = metrics_stream(node, node * launch.ranks_per_node)
+    listener = KubeflowListener(selector, request.rank_token, os.fspath(directory.path / metrics))
+    return NodeContext(
+        request=request,
+        node=node,
+        run_dir=directory.path,
+        working_directory=working_directory,
+        control_file=os.fspath(control_file),
+        token_file=token_file,
+        kubeflow_url=listener.url,
+        secrets=secrets.environment,
+        port=(request.nodes[node].port or free_port()) if launch.lifetime is Lifetime.SERVICE else None,
+        user=user,
+        workspace=_workspace(request, home, user),
+    )
+
+
+def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Workspace:
+    """What ranks find below /workspace. Containers have it from their engine, also those of a worker outside."""
+    prepared = request.launch.prepared
+    if not prepared or any(step.through for step in request.launch.steps):
+        return NO_WORKSPACE
+    places = {path: os.fspath(home / PREPARED / path) for path in prepared.values()}
+    return make_workspace(home, prepared, places, user)
+
+
+def free_port() -> int:
+    """One that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
