@@ -39,9 +39,9 @@ from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
-from trainmaster.server.store import accounts, jobs, keys, nodes
+from trainmaster.server.store import accounts, jobs, nodes
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.keys import ApiKey
 from trainmaster.server.store.scope import Scope
 
 WAIT_S = 60.0
@@ -142,7 +142,7 @@ class World:
 
         def work(connection: Any) -> None:
             accounts.ensure(connection, EVERYTHING, account_id, time.time())
-            keys.create(connection, EVERYTHING, stored)
+            accounts.create_key(connection, EVERYTHING, stored)
 
         self.database.write_now(work)
         return key

@@ -10,7 +10,7 @@ import pytest
 from api_world import WAIT_S, Api, Served, World, wait_for
 
 from trainmaster.server.core.accounts import KeyScope, key_digest
-from trainmaster.server.store import keys
+from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
 
 As = Callable[..., Api]
@@ -96,7 +96,7 @@ def test_made_key_works_and_is_shown_once(api: Api, with_key: As) -> None:
     assert made["key"] not in listed
     assert key_digest(made["key"]) not in listed
     with api.world.database.read() as connection:
-        (stored,) = (key for key in keys.all(connection, Scope(api.account_id)) if key.key_id == made["key_id"])
+        stored = accounts.get_key(connection, Scope(api.account_id), made["key_id"])
     assert stored.hash == key_digest(made["key"])
     assert stored.created_by == keys_id(api)
 

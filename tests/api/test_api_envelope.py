@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from trainmaster.server.app import create_app
 from trainmaster.server.core.accounts import KeyScope, key_id_of
 from trainmaster.server.settings.telemetry import JsonLines
-from trainmaster.server.store import keys
+from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
 
 ROUTES = [
@@ -70,8 +70,8 @@ def test_revoked_key_is_refused(world: World, served: Served) -> None:
 
 
 def _revoke(connection: Connection) -> None:
-    (key,) = keys.all(connection, Scope("revoked"))
-    keys.revoke(connection, Scope("revoked"), key.key_id, 1.0)
+    (key,) = accounts.all_keys(connection, Scope("revoked"))
+    accounts.revoke_key(connection, Scope("revoked"), key.key_id, 1.0)
 
 
 def test_key_without_manage_may_read_and_not_write(api: Api, world: World) -> None:

@@ -17,7 +17,7 @@ from fastapi import APIRouter
 
 from trainmaster.server.core.accounts import KeyScope, key_id_of
 from trainmaster.server.http.auth import refuse_unguarded
-from trainmaster.server.store import keys
+from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
 
 OURS, THEIRS = "ours", "theirs"
@@ -83,7 +83,7 @@ def stage(world: World, served: Served) -> Iterator[Stage]:
     ours = world.key(OURS)
     other = world.key(THEIRS, KeyScope.VIEW, KeyScope.MANAGE, KeyScope.EVALUATE)
     revoked = world.key(OURS)
-    world.database.write_now(lambda connection: keys.revoke(connection, Scope(OURS), key_id_of(revoked), 1.0))
+    world.database.write_now(lambda connection: accounts.revoke_key(connection, Scope(OURS), key_id_of(revoked), 1.0))
     headers = {"Authorization": f"Bearer {ours}"}
     with httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
         assert http.put(f"/v1/blobs/{SHA256}", content=BLOB, headers=headers).is_success

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets as randomness
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import httpx
+import job_inputs as randomness
 import pytest
 import sqlalchemy as sa
 from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
@@ -20,7 +20,7 @@ from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import SPEC_VERSION
 from trainmaster.server.http.token_exchange import TokenExchange
-from trainmaster.server.store import schema, secrets
+from trainmaster.server.store import job_inputs, schema
 from trainmaster.server.store.scope import Scope
 
 FORWARDED = {"X-ScaiDrive-Token": "drive-token", "X-ScaiAtlas-Token": "atlas-token"}
@@ -57,7 +57,7 @@ def delivered(api: Api, job: Job, expect: int = 200, token: str | None = None) -
 def kept(world: World, job_id: str) -> set[str]:
     """The names of the secrets that are stored."""
     with world.database.read() as connection:
-        return {secret.name for secret in secrets.of_job(connection, Scope.everything(), job_id)}
+        return {secret.name for secret in job_inputs.secrets_of_job(connection, Scope.everything(), job_id)}
 
 
 def place(world: World, job_id: str) -> Job:

@@ -8,7 +8,7 @@ import pytest
 
 from trainmaster.server.assembly import ensure_key
 from trainmaster.server.core.accounts import key_digest, key_id_of
-from trainmaster.server.store import keys
+from trainmaster.server.store import accounts
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -22,7 +22,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def is_known(database: Database, key: str) -> bool:
     with database.read() as connection:
-        return keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is not None
+        return accounts.find_key(connection, Scope.everything(), key_digest(key)) is not None
 
 
 def test_first_key_is_made_once_for_its_owner_alone(database: Database, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_revoked_key_stays_revoked_until_its_file_is_removed(
     ensure_key(database, path)
     key = path.read_text().strip()
     everything = Scope.everything()
-    database.write_now(lambda connection: keys.revoke(connection, everything, key_id_of(key), 1.0))
+    database.write_now(lambda connection: accounts.revoke_key(connection, everything, key_id_of(key), 1.0))
     ensure_key(database, path)
     assert not is_known(database, key)
     assert "remove the file" in caplog.text

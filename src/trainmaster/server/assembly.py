@@ -43,9 +43,9 @@ from trainmaster.server.settings.declared import Declared
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Role, Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
-from trainmaster.server.store import accounts, jobs, keys, secrets
+from trainmaster.server.store import accounts, job_inputs, jobs
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.keys import ApiKey
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def load_sealer(settings: Settings) -> Sealer:
             contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as database,
             database.read() as connection,
         ):
-            return not secrets.exist(connection, Scope.everything())
+            return not job_inputs.secrets_exist(connection, Scope.everything())
 
     sealer = Sealer.load(settings, may_make_key=nothing_is_sealed)
     _log.info("secrets are sealed with the key %s", sealer.key_id)
@@ -258,8 +258,8 @@ def ensure_key(database: Database, path: Path) -> None:
 
     def work(connection: Connection) -> None:
         accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())
-        if not keys.known(connection, Scope.everything(), key_digest(key)):
-            keys.create(
+        if not accounts.key_was_known(connection, Scope.everything(), key_digest(key)):
+            accounts.create_key(
                 connection,
                 scope,
                 ApiKey(
@@ -272,7 +272,7 @@ def ensure_key(database: Database, path: Path) -> None:
                 ),
             )
 
-        elif keys.find_by_hash(connection, Scope.everything(), key_digest(key)) is None:
+        elif accounts.find_key(connection, Scope.everything(), key_digest(key)) is None:
             _log.warning("the key in %s was revoked; remove the file to have another one made at the next start", path)
 
     database.write_now(work)

@@ -5,9 +5,9 @@ from store_records import ACME, EVERYTHING, OTHER
 
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import ConflictError, NotFoundError
-from trainmaster.server.store import accounts, keys
+from trainmaster.server.store import accounts
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.keys import ApiKey
 
 
 def account(account_id: str, uid: int | None = None) -> Account:
@@ -56,14 +56,14 @@ def test_uid_is_changed_and_taken_away(with_accounts: Database) -> None:
 
 
 def test_account_with_a_key_is_kept_and_goes_with_its_revoked_ones(with_accounts: Database) -> None:
-    with_accounts.write_now(lambda connection: keys.create(connection, ACME, key("k1", "acme")))
+    with_accounts.write_now(lambda connection: accounts.create_key(connection, ACME, key("k1", "acme")))
     with pytest.raises(ConflictError, match="keys"):
         with_accounts.write_now(lambda connection: accounts.remove(connection, EVERYTHING, "acme"))
-    with_accounts.write_now(lambda connection: keys.revoke(connection, ACME, "k1", 200.0))
+    with_accounts.write_now(lambda connection: accounts.revoke_key(connection, ACME, "k1", 200.0))
     with_accounts.write_now(lambda connection: accounts.remove(connection, EVERYTHING, "acme"))
     with with_accounts.read() as connection:
         assert accounts.all(connection, EVERYTHING) == [account("other")]
-        assert keys.all(connection, EVERYTHING) == []
+        assert accounts.all_keys(connection, EVERYTHING) == []
 
 
 def test_account_cannot_be_changed_from_within(with_accounts: Database) -> None:

@@ -5,25 +5,25 @@ from store_records import ACME, EVERYTHING, OTHER, apply, change_of, new_job, su
 
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
-from trainmaster.server.store import blobs
-from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store import job_inputs
 from trainmaster.server.store.database import Database
+from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.scope import Scope
 
 A, B = "a" * 64, "b" * 64
 
 
 def put(database: Database, sha256: str, now: float, scope: Scope = ACME) -> None:
-    database.write_now(lambda connection: blobs.put(connection, scope, sha256, 2**40, now))
+    database.write_now(lambda connection: job_inputs.put_blob(connection, scope, sha256, 2**40, now))
 
 
 def use(database: Database, job: Job, *digests: str, now: float = 200.0) -> None:
-    database.write_now(lambda connection: blobs.use(connection, ACME, job, digests, now))
+    database.write_now(lambda connection: job_inputs.use_blobs(connection, ACME, job, digests, now))
 
 
 def unused(database: Database, before: float) -> list[str]:
     with database.read() as connection:
-        return [blob.sha256 for blob in blobs.unused(connection, EVERYTHING, before)]
+        return [blob.sha256 for blob in job_inputs.unused_blobs(connection, EVERYTHING, before)]
 
 
 def test_blob_that_is_put_twice_is_there_once(database: Database) -> None:
@@ -31,10 +31,10 @@ def test_blob_that_is_put_twice_is_there_once(database: Database) -> None:
     put(database, A, 150.0)
     with database.read() as connection:
         expected = Blob(account_id="acme", sha256=A, size_bytes=2**40, created_at=100.0, last_used_at=150.0)
-        assert blobs.get(connection, ACME, A) == expected
-        assert blobs.get(connection, ACME, B) is None
-        assert blobs.get(connection, OTHER, A) is None
-        assert blobs.get(connection, EVERYTHING, A) == expected
+        assert job_inputs.get_blob(connection, ACME, A) == expected
+        assert job_inputs.get_blob(connection, ACME, B) is None
+        assert job_inputs.get_blob(connection, OTHER, A) is None
+        assert job_inputs.get_blob(connection, EVERYTHING, A) == expected
 
 
 def test_what_an_account_lacks_is_told_however_much_is_asked(database: Database) -> None:
@@ -43,9 +43,9 @@ def test_what_an_account_lacks_is_told_however_much_is_asked(database: Database)
     many = [f"{number:064x}" for number in range(1, 1200)]
     put(database, many[700], 100.0)
     with database.read() as connection:
-        assert blobs.missing(connection, ACME, [B, A, B]) == [B]
-        assert blobs.missing(connection, ACME, []) == []
-        assert blobs.missing(connection, ACME, [*many, A]) == [each for each in many if each != many[700]]
+        assert job_inputs.missing_blobs(connection, ACME, [B, A, B]) == [B]
+        assert job_inputs.missing_blobs(connection, ACME, []) == []
+        assert job_inputs.missing_blobs(connection, ACME, [*many, A]) == [each for each in many if each != many[700]]
 
 
 def test_blob_is_unused_until_a_job_uses_it_and_after_that_job_is_deleted(database: Database) -> None:
@@ -74,18 +74,18 @@ def test_unused_blob_is_deleted_unless_somebody_came_to_use_it(database: Databas
     use(database, gone, A)
     apply(database, change_of(gone, deleted_at=250.0))
     with database.read() as connection:
-        first, second = sorted(blobs.unused(connection, EVERYTHING, 300.0), key=lambda blob: blob.sha256)
+        first, second = sorted(job_inputs.unused_blobs(connection, EVERYTHING, 300.0), key=lambda blob: blob.sha256)
     use(database, live, B)
-    assert database.write_now(lambda connection: blobs.delete(connection, EVERYTHING, first, 300.0))
-    assert not database.write_now(lambda connection: blobs.delete(connection, EVERYTHING, second, 300.0))
+    assert database.write_now(lambda connection: job_inputs.delete_blob(connection, EVERYTHING, first, 300.0))
+    assert not database.write_now(lambda connection: job_inputs.delete_blob(connection, EVERYTHING, second, 300.0))
     with database.read() as connection:
-        assert blobs.get(connection, ACME, A) is None
-        assert blobs.get(connection, ACME, B) is not None
+        assert job_inputs.get_blob(connection, ACME, A) is None
+        assert job_inputs.get_blob(connection, ACME, B) is not None
 
 
 def test_blob_that_was_shipped_again_is_not_deleted(database: Database) -> None:
     put(database, A, 100.0)
     with database.read() as connection:
-        (blob,) = blobs.unused(connection, EVERYTHING, 200.0)
+        (blob,) = job_inputs.unused_blobs(connection, EVERYTHING, 200.0)
     put(database, A, 250.0)
-    assert not database.write_now(lambda connection: blobs.delete(connection, EVERYTHING, blob, 200.0))
+    assert not database.write_now(lambda connection: job_inputs.delete_blob(connection, EVERYTHING, blob, 200.0))

@@ -16,7 +16,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Queue, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.explain import PendingCode
-from trainmaster.server.store import nodes, queue_view, queues
+from trainmaster.server.store import nodes, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -69,7 +69,7 @@ def test_cluster_is_read_once_while_nothing_changes(database: Database, monkeypa
     explainer = Explainer(database)
     report(database, node_of("n"))
     jobs = [submit(database, new_job(f"job-{number}", needs=Needs(gpus_per_node=4))) for number in range(3)]
-    reads = count_calls(monkeypatch, queue_view, "holding")
+    reads = count_calls(monkeypatch, queues, "holding")
     assert [explainer.explain(ACME, job, now=NOW).queue_position for job in jobs * 5] == [1, 2, 3] * 5
     assert len(reads) == 1
     explainer.look_into(EVERYTHING, "default", now=NOW, page_size=10, page_token=None)

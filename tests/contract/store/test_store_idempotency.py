@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER, new_job, submission_of
 
 from trainmaster.server.core.errors import IdempotencyMismatchError
-from trainmaster.server.store import idempotency, jobs
+from trainmaster.server.store import accounts, jobs
+from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.idempotency import IdempotencyRecord
 from trainmaster.server.store.scope import Scope
 
 
@@ -25,29 +25,29 @@ def record(key: str = "k", **fields: Any) -> IdempotencyRecord:
 
 
 def put(database: Database, scope: Scope, kept: IdempotencyRecord) -> None:
-    database.write_now(lambda connection: idempotency.put(connection, scope, kept))
+    database.write_now(lambda connection: accounts.record_request(connection, scope, kept))
 
 
 def test_record_is_found_again_within_its_account(database: Database) -> None:
     kept = record()
     put(database, ACME, kept)
     with database.read() as connection:
-        assert idempotency.find(connection, ACME, "k", "f") == kept
-        assert idempotency.find(connection, ACME, "another", "f") is None
-        assert idempotency.find(connection, OTHER, "k", "f") is None
+        assert accounts.find_request(connection, ACME, "k", "f") == kept
+        assert accounts.find_request(connection, ACME, "another", "f") is None
+        assert accounts.find_request(connection, OTHER, "k", "f") is None
 
 
 def test_key_of_a_different_request_is_refused(database: Database) -> None:
     put(database, ACME, record())
     with database.read() as connection, pytest.raises(IdempotencyMismatchError):
-        idempotency.find(connection, ACME, "k", "something else")
+        accounts.find_request(connection, ACME, "k", "something else")
 
 
 def test_one_key_in_two_accounts_is_two_keys(database: Database) -> None:
     put(database, ACME, record(job_id="job-1"))
     put(database, OTHER, record(job_id="job-2"))
     with database.read() as connection:
-        found = idempotency.find(connection, OTHER, "k", "f")
+        found = accounts.find_request(connection, OTHER, "k", "f")
     assert found is not None
     assert found.job_id == "job-2"
 
@@ -55,12 +55,12 @@ def test_one_key_in_two_accounts_is_two_keys(database: Database) -> None:
 def test_hundred_submissions_at_once_with_one_key_make_one_job(database: Database) -> None:
     def submit(number: int) -> str:
         def closure(connection: sa.Connection) -> str:
-            earlier = idempotency.find(connection, ACME, "k", "f")
+            earlier = accounts.find_request(connection, ACME, "k", "f")
             if earlier is not None:
                 return str(earlier.job_id)
             job = new_job(f"job-{number}")
             jobs.insert(connection, ACME, submission_of(job))
-            idempotency.put(connection, ACME, record(job_id=job.job_id))
+            accounts.record_request(connection, ACME, record(job_id=job.job_id))
             return job.job_id
 
         return database.write_now(closure)
@@ -76,8 +76,8 @@ def test_old_answers_are_forgotten(database: Database) -> None:
     put(database, ACME, record("old", created_at=10.0))
     put(database, OTHER, record("old", created_at=10.0))
     put(database, ACME, record("new", created_at=20.0))
-    assert database.write_now(lambda connection: idempotency.prune(connection, ACME, 20.0)) == 1
-    assert database.write_now(lambda connection: idempotency.prune(connection, EVERYTHING, 20.0)) == 1
+    assert database.write_now(lambda connection: accounts.forget_requests(connection, ACME, 20.0)) == 1
+    assert database.write_now(lambda connection: accounts.forget_requests(connection, EVERYTHING, 20.0)) == 1
     with database.read() as connection:
-        assert idempotency.find(connection, ACME, "old", "f") is None
-        assert idempotency.find(connection, ACME, "new", "f") is not None
+        assert accounts.find_request(connection, ACME, "old", "f") is None
+        assert accounts.find_request(connection, ACME, "new", "f") is not None

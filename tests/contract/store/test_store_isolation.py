@@ -31,23 +31,21 @@ from trainmaster.server.core.resources import Queue, Share
 from trainmaster.server.store import (
     accounts,
     attempts,
-    blobs,
     checkpoints,
     events,
+    job_inputs,
     job_list,
     jobs,
-    keys,
     leases,
     nodes,
-    queue_view,
     queues,
 )
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.keys import ApiKey
 from trainmaster.server.store.leases import Lease
 
 KEY = ApiKey(key_id="k", account_id="acme", name="n", scopes=(), hash="h", created_at=1.0)
-BLOB = blobs.Blob(account_id="acme", sha256="a" * 64, size_bytes=1, created_at=1.0, last_used_at=1.0)
+BLOB = job_inputs.Blob(account_id="acme", sha256="a" * 64, size_bytes=1, created_at=1.0, last_used_at=1.0)
 LEASE = Lease(epoch=1, holder="s", url="u", expires_at=1.0)
 
 
@@ -62,8 +60,8 @@ def job(database: Database) -> Job:
 
     def fill(connection: Connection) -> None:
         accounts.ensure(connection, EVERYTHING, "acme", 1.0)
-        keys.create(connection, ACME, KEY)
-        blobs.put(connection, ACME, "a" * 64, 1, 1.0)
+        accounts.create_key(connection, ACME, KEY)
+        job_inputs.put_blob(connection, ACME, "a" * 64, 1, 1.0)
         jobs.record_use(connection, ACME, job.job_id, 1.0)
 
     database.write_now(fill)
@@ -103,17 +101,17 @@ READS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "feed": lambda connection, scope, job: events.feed(connection, scope, 0, 10),
     "changed jobs": lambda connection, scope, job: events.changed_jobs(connection, scope, 0)[1],
     "allocations": lambda connection, scope, job: attempts.all_allocations(connection, scope),
-    "keys": lambda connection, scope, job: keys.all(connection, scope),
-    "key": lambda connection, scope, job: keys.find_by_hash(connection, scope, "h"),
-    "blob": lambda connection, scope, job: blobs.get(connection, scope, "a" * 64),
-    "unused blobs": lambda connection, scope, job: blobs.unused(connection, scope, 10.0),
+    "keys": lambda connection, scope, job: accounts.all_keys(connection, scope),
+    "key": lambda connection, scope, job: accounts.find_key(connection, scope, "h"),
+    "blob": lambda connection, scope, job: job_inputs.get_blob(connection, scope, "a" * 64),
+    "unused blobs": lambda connection, scope, job: job_inputs.unused_blobs(connection, scope, 10.0),
     "activity": lambda connection, scope, job: jobs.last_use(connection, scope, job.job_id),
 }
 
 REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "job": lambda connection, scope, job: jobs.get(connection, scope, job.job_id),
     "handle": lambda connection, scope, job: jobs.get(connection, scope, "tuner"),
-    "queue position": lambda connection, scope, job: queue_view.position(connection, scope, job),
+    "queue position": lambda connection, scope, job: queues.position(connection, scope, job),
     "attempt": lambda connection, scope, job: attempts.get(connection, scope, f"{job.job_id}.1"),
     "checkpoint": lambda connection, scope, job: checkpoints.get(connection, scope, "c-1"),
     "insert": lambda connection, scope, job: jobs.insert(connection, scope, submission_of(new_job("job-2"))),
@@ -125,11 +123,11 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "forget": lambda connection, scope, job: checkpoints.forget(connection, scope, job),
     "append": lambda connection, scope, job: events.append(connection, scope, job, (event_of(job, 99),)),
     "touch": lambda connection, scope, job: jobs.record_use(connection, scope, job.job_id, 2.0),
-    "use": lambda connection, scope, job: blobs.use(connection, scope, job, ["a" * 64], 2.0),
-    "delete blob": lambda connection, scope, job: blobs.delete(connection, scope, BLOB, 10.0),
+    "use": lambda connection, scope, job: job_inputs.use_blobs(connection, scope, job, ["a" * 64], 2.0),
+    "delete blob": lambda connection, scope, job: job_inputs.delete_blob(connection, scope, BLOB, 10.0),
     "account": lambda connection, scope, job: accounts.ensure(connection, scope, "acme", 2.0),
-    "create key": lambda connection, scope, job: keys.create(connection, scope, KEY),
-    "revoke key": lambda connection, scope, job: keys.revoke(connection, scope, "k", 2.0),
+    "create key": lambda connection, scope, job: accounts.create_key(connection, scope, KEY),
+    "revoke key": lambda connection, scope, job: accounts.revoke_key(connection, scope, "k", 2.0),
     "nodes": lambda connection, scope, job: nodes.put(connection, scope, ()),
     "node drain": lambda connection, scope, job: nodes.drain(connection, scope, "n1", 2.0),
     "queue": lambda connection, scope, job: queues.put(connection, scope, Queue(name="night"), 2.0),

@@ -6,22 +6,22 @@ from store_records import ACME, EVERYTHING, OTHER, apply, change_of, new_job, st
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.store import jobs, secrets
+from trainmaster.server.store import job_inputs, jobs
 from trainmaster.server.store.database import Database
+from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.secrets import SealedSecret
 
 PASSWORD = SealedSecret(name="env.PASSWORD", sealed="v1.k.AAAA")
 TOKEN = SealedSecret(name="scaidrive_token", sealed="v1.k.BBBB", until_end=True)
 
 
 def put(database: Database, job: Job, *sealed: SealedSecret, scope: Scope = EVERYTHING) -> None:
-    database.write_now(lambda connection: secrets.put(connection, scope, job, sealed))
+    database.write_now(lambda connection: job_inputs.put_secrets(connection, scope, job, sealed))
 
 
 def of_job(database: Database, job: Job, scope: Scope = EVERYTHING) -> set[SealedSecret]:
     with database.read() as connection:
-        return set(secrets.of_job(connection, scope, job.job_id))
+        return set(job_inputs.secrets_of_job(connection, scope, job.job_id))
 
 
 def test_secrets_of_a_job_are_its_own(database: Database) -> None:
@@ -47,7 +47,7 @@ def test_secrets_stay_in_scope(database: Database) -> None:
     with pytest.raises(NotFoundError):
         put(database, job, TOKEN, scope=OTHER)
     with pytest.raises(NotFoundError):
-        database.write_now(lambda connection: secrets.forget(connection, OTHER, job, all_of_them=True))
+        database.write_now(lambda connection: job_inputs.forget_secrets(connection, OTHER, job, all_of_them=True))
     assert of_job(database, job, ACME) == {PASSWORD}
 
 
@@ -80,7 +80,7 @@ def test_stale_change_forgets_nothing(database: Database) -> None:
 def test_secrets_exist_once_a_job_or_a_webhook_has_one(database: Database) -> None:
     def exist() -> bool:
         with database.read() as connection:
-            return secrets.exist(connection, EVERYTHING)
+            return job_inputs.secrets_exist(connection, EVERYTHING)
 
     job = submit(database, new_job())
     assert not exist()

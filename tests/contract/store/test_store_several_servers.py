@@ -25,9 +25,9 @@ from store_records import (
 
 from trainmaster.server.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
 from trainmaster.server.core.resources import Queue
-from trainmaster.server.store import accounts, blobs, checkpoints, events, idempotency, jobs, leases, nodes, queues
+from trainmaster.server.store import accounts, checkpoints, events, job_inputs, jobs, leases, nodes, queues
+from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.idempotency import IdempotencyRecord
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -71,13 +71,13 @@ def test_one_idempotency_key_makes_one_job(servers: Servers, database: Database)
     for turn in range(ROUNDS):
 
         def closure(connection: sa.Connection, number: int, turn: int = turn) -> str:
-            earlier = idempotency.find(connection, ACME, f"key-{turn}", "f")
+            earlier = accounts.find_request(connection, ACME, f"key-{turn}", "f")
             if earlier is not None:
                 return earlier.job_id
             job = new_job(f"job-{turn}-{number}")
             jobs.insert(connection, ACME, submission_of(job))
             record = IdempotencyRecord(key=f"key-{turn}", fingerprint="f", job_id=job.job_id, created_at=1.0)
-            idempotency.put(connection, ACME, record)
+            accounts.record_request(connection, ACME, record)
             return job.job_id
 
         answers = servers.at_once(closure)
@@ -123,7 +123,7 @@ def test_of_changes_of_one_version_one_is_made(servers: Servers, database: Datab
 UPSERTS: dict[str, Callable[[sa.Connection, int], Any]] = {
     "account": lambda connection, number: accounts.ensure(connection, EVERYTHING, "new", 1.0 + number),
     "activity": lambda connection, number: jobs.record_use(connection, EVERYTHING, "job-1", 1.0 + number),
-    "blob": lambda connection, number: blobs.put(connection, ACME, BLOB, 1, 1.0 + number),
+    "blob": lambda connection, number: job_inputs.put_blob(connection, ACME, BLOB, 1, 1.0 + number),
     "queue": lambda connection, number: queues.put(connection, EVERYTHING, Queue(name="night", weight=number + 1), 1.0),
     "node": lambda connection, number: nodes.put(connection, EVERYTHING, [node_of("n1", slots=number + 1)]),
     "checkpoint": lambda connection, number: checkpoints.register(
@@ -144,19 +144,19 @@ def test_what_all_make_at_once_is_there_once(servers: Servers, database: Databas
 def test_blob_is_either_used_or_collected(servers: Servers, database: Database) -> None:
     for turn in range(ROUNDS):
         job = submit(database, new_job(f"job-{turn}"))
-        database.write_now(lambda connection: blobs.put(connection, ACME, BLOB, 1, 1.0))
+        database.write_now(lambda connection: job_inputs.put_blob(connection, ACME, BLOB, 1, 1.0))
         with database.read() as connection:
-            (blob,) = blobs.unused(connection, EVERYTHING, 2.0)
+            (blob,) = job_inputs.unused_blobs(connection, EVERYTHING, 2.0)
 
         def closure(connection: sa.Connection, number: int, job: Any = job, blob: Any = blob) -> bool | None:
             if number == 0:
-                return blobs.use(connection, ACME, job, [BLOB], 5.0)
-            return blobs.delete(connection, EVERYTHING, blob, 2.0)
+                return job_inputs.use_blobs(connection, ACME, job, [BLOB], 5.0)
+            return job_inputs.delete_blob(connection, EVERYTHING, blob, 2.0)
 
         used, *deleted = servers.at_once(closure)
         assert (used is None) is (deleted == [False, False])
         with database.read() as connection:
-            assert (blobs.get(connection, ACME, BLOB) is not None) is (used is None)
+            assert (job_inputs.get_blob(connection, ACME, BLOB) is not None) is (used is None)
         apply(database, change_of(job, deleted_at=3.0))
         database.write_now(lambda connection: connection.execute(sa.text("UPDATE blobs SET last_used_at = 1")))
 

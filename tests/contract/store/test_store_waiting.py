@@ -13,7 +13,7 @@ from trainmaster.server.core.errors import NotFoundError, SpecError
 from trainmaster.server.core.job import Job, Progress
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.store import queue_view
+from trainmaster.server.store import queues
 from trainmaster.server.store.database import Database
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def position(database: Database, job: Job) -> int | None:
     """A job's position, counted by the database and among the jobs that were read already."""
 
     def both(connection: Connection) -> tuple[int | None, int | None]:
-        everything = queue_view.first(connection, EVERYTHING, 100)
-        counted = queue_view.position(connection, EVERYTHING, job)
-        return counted, queue_view.position_among([other for other in everything if other.queue == job.queue], job)
+        everything = queues.first(connection, EVERYTHING, 100)
+        counted = queues.position(connection, EVERYTHING, job)
+        return counted, queues.position_among([other for other in everything if other.queue == job.queue], job)
 
     counted, found = ask(database, both)
     assert counted == found
@@ -52,11 +52,11 @@ def test_order_is_by_priority_and_age_and_first_come_those_with_room(database: D
     urgent = submit(database, new_job("urgent", queued_at=1500.0, priority=6))
     made_room = submit(database, new_job("made-room", queued_at=1600.0, room_at=1700.0))
     order = [made_room, urgent, first, second, third]
-    assert names(ask(database, lambda connection: queue_view.first(connection, EVERYTHING, 10))) == names(order)
+    assert names(ask(database, lambda connection: queues.first(connection, EVERYTHING, 10))) == names(order)
     assert [position(database, job) for job in order] == [1, 2, 3, 4, 5]
     page = ask(
         database,
-        lambda connection: queue_view.page(connection, EVERYTHING, "default", page_size=10, page_token=None),
+        lambda connection: queues.page(connection, EVERYTHING, "default", page_size=10, page_token=None),
     )
     assert names(page.jobs) == names(order)
 
@@ -65,9 +65,9 @@ def test_position_counts_the_jobs_of_all_accounts_in_one_queue(database: Databas
     in_queue(database, 2, account_id="other")
     in_queue(database, 3, queue="night")
     mine = submit(database, new_job("mine", queued_at=2000.0))
-    assert ask(database, lambda connection: queue_view.position(connection, ACME, mine)) == 3
+    assert ask(database, lambda connection: queues.position(connection, ACME, mine)) == 3
     with pytest.raises(NotFoundError):
-        ask(database, lambda connection: queue_view.position(connection, ACME, stored(database, "default-0")))
+        ask(database, lambda connection: queues.position(connection, ACME, stored(database, "default-0")))
 
 
 def test_job_that_does_not_wait_has_no_position(database: Database) -> None:
@@ -82,7 +82,7 @@ def test_pages_are_whole_and_keep_their_positions(database: Database) -> None:
     while True:
         page = ask(
             database,
-            lambda connection, token=token: queue_view.page(  # type: ignore[misc]
+            lambda connection, token=token: queues.page(  # type: ignore[misc]
                 connection, EVERYTHING, "default", page_size=2, page_token=token
             ),
         )
@@ -97,14 +97,14 @@ def test_foreign_token_is_refused(database: Database) -> None:
     with pytest.raises(SpecError, match="page_token"):
         ask(
             database,
-            lambda connection: queue_view.page(connection, EVERYTHING, "default", page_size=2, page_token="nope"),
+            lambda connection: queues.page(connection, EVERYTHING, "default", page_size=2, page_token="nope"),
         )
 
 
 def test_ahead_gives_the_first_of_those_before_a_job(database: Database) -> None:
     jobs = in_queue(database, 4)
     in_queue(database, 1, queue="night")
-    assert names(ask(database, lambda connection: queue_view.ahead(connection, EVERYTHING, jobs[3], 2))) == [
+    assert names(ask(database, lambda connection: queues.ahead(connection, EVERYTHING, jobs[3], 2))) == [
         "default-0",
         "default-1",
     ]
@@ -125,12 +125,12 @@ def test_job_comes_with_what_the_scheduler_reads(database: Database) -> None:
         ),
     )
     placed = apply(database, placement_of(job, Share(node_id="n1", gpus=(0, 1))))
-    (found,) = ask(database, lambda connection: queue_view.holding(connection, EVERYTHING))
+    (found,) = ask(database, lambda connection: queues.holding(connection, EVERYTHING))
     for name in ("needs", "queue", "preemptible", "max_runtime_s", "handle", "queued_at", "order_key", "status"):
         assert getattr(found, name) == getattr(placed, name)
     assert (found.progress.eta_s, found.progress.step_at) == (5.0, 7.0)
     assert (found.live.shares, found.live.created_at) == (placed.live.shares, placed.live.created_at)
-    assert ask(database, lambda connection: queue_view.holding(connection, ACME)) == [found]
+    assert ask(database, lambda connection: queues.holding(connection, ACME)) == [found]
 
 
 def test_counts_follow_the_jobs(database: Database) -> None:
@@ -139,15 +139,15 @@ def test_counts_follow_the_jobs(database: Database) -> None:
     submit(database, new_job("parked", queue="night", status=JobStatus.PAUSED))
     submit(database, new_job("elsewhere", queued_at=5.0))
     placed = apply(database, placement_of(first, Share(node_id="n1", gpus=(0, 1))))
-    counted = ask(database, lambda connection: queue_view.counts(connection, EVERYTHING))
+    counted = ask(database, lambda connection: queues.counts(connection, EVERYTHING))
     night = counted["night"]
     assert (night.depth, night.running, night.paused, night.gpus_held) == (1, 1, 1, 2)
     assert night.oldest_queued_at == 1001.0
-    assert ask(database, lambda connection: queue_view.counts(connection, EVERYTHING, "night")) == {"night": night}
-    assert ask(database, lambda connection: queue_view.by_status(connection, EVERYTHING)) == {
+    assert ask(database, lambda connection: queues.counts(connection, EVERYTHING, "night")) == {"night": night}
+    assert ask(database, lambda connection: queues.by_status(connection, EVERYTHING)) == {
         JobStatus.QUEUED: 2,
         JobStatus.SCHEDULING: 1,
         JobStatus.PAUSED: 1,
     }
     apply(database, end_of(placed))
-    assert ask(database, lambda connection: queue_view.counts(connection, EVERYTHING, "night"))["night"].gpus_held == 0
+    assert ask(database, lambda connection: queues.counts(connection, EVERYTHING, "night"))["night"].gpus_held == 0

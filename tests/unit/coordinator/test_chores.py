@@ -19,7 +19,7 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
-from trainmaster.server.store import accounts, blobs
+from trainmaster.server.store import accounts, job_inputs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -55,7 +55,7 @@ class Place:
 
         def work(connection: Connection) -> None:
             accounts.ensure(connection, Scope.everything(), "default", self.now)
-            blobs.put(connection, ACCOUNT, sha256, 1, self.now)
+            job_inputs.put_blob(connection, ACCOUNT, sha256, 1, self.now)
 
         self.database.write_now(work)
         return path

@@ -19,13 +19,12 @@ from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.states import Actor, JobStatus
 from trainmaster.server.store import (
+    accounts,
     attempts,
     checkpoints,
     events,
-    idempotency,
     job_list,
     jobs,
-    keys,
     leases,
     nodes,
     queues,
@@ -201,8 +200,8 @@ def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine
         assert ([job.job_id for job in page.jobs], page.total_count) == (["job-1"], 1)
         assert checkpoints.get(connection, scope, "c-1") == CHECKPOINT
         assert [event for _, event in events.feed(connection, scope, 0, 10)] == [EVENT]
-        assert idempotency.find(connection, scope, "k", "f") is not None
-        key = keys.find_by_hash(connection, scope, "h")
+        assert accounts.find_request(connection, scope, "k", "f") is not None
+        key = accounts.find_key(connection, scope, "h")
         assert key is not None
         assert key.scopes == ("view",)
         assert nodes.all(connection, scope) == [NODE]

@@ -25,8 +25,6 @@ MACHINERY = {
     "schema",
     "scope",
     "sqlite",
-    "statements",
-    "writer",
 }
 """What the functions are made with; everything else is a resource."""
 

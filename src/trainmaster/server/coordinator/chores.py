@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from trainmaster.server.coordinator.retention import FAILED, Collector
 from trainmaster.server.storage import ARTIFACTS, RUNS, Location, Roots
-from trainmaster.server.store import idempotency, jobs
+from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -80,7 +80,7 @@ class Chores:
             self._collect(now)
         self._collector.sweep()
         self._database.write_now(
-            lambda connection: idempotency.prune(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
+            lambda connection: accounts.forget_requests(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
         )
 
     def _purge_jobs(self) -> None:

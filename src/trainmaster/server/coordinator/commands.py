@@ -46,12 +46,11 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import TERMINAL
 from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import blobs, idempotency, jobs, queues
-from trainmaster.server.store import secrets as sealed_secrets
+from trainmaster.server.store import accounts, job_inputs, jobs, queues
+from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.idempotency import IdempotencyRecord
+from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.secrets import SealedSecret
 
 _TRIES = 16
 """How often a command is decided anew when others keep changing the job under it."""
@@ -191,7 +190,7 @@ class Commands:
         def resumed(connection: Connection, job: Job) -> Change | None:
             chosen = checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
             change = decide.resume(job, now=self._clock(), checkpoint=chosen)
-            sealed_secrets.put(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
+            job_inputs.put_secrets(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
             return change
 
         return self._command(scope, job_id, idempotency, resumed)
@@ -321,9 +320,9 @@ class Commands:
         change = self._accepted(connection, scope, change, named)
         job = change.job
         jobs.insert(connection, scope, change)
-        sealed_secrets.put(connection, scope, job, sealed)
+        job_inputs.put_secrets(connection, scope, job, sealed)
         try:
-            blobs.use(connection, scope, job, named.blobs, job.created_at)
+            job_inputs.use_blobs(connection, scope, job, named.blobs, job.created_at)
         except NotFoundError as error:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
@@ -360,11 +359,11 @@ class Commands:
     ) -> Outcome:
         if key is None:
             return work()
-        record = idempotency.find(connection, scope, key.key, key.fingerprint, *key.older)
+        record = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
         if record is not None:
             return Outcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
         outcome = work()
-        idempotency.put(
+        accounts.record_request(
             connection,
             scope,
             IdempotencyRecord(

@@ -15,7 +15,7 @@ from trainmaster.server.scheduling import explain as scheduling
 from trainmaster.server.scheduling.explain import Explanation, PendingCode
 from trainmaster.server.scheduling.obstacles import Situation, estimated_waits
 from trainmaster.server.scheduling.view import ClusterView
-from trainmaster.server.store import nodes, queue_view, queues
+from trainmaster.server.store import nodes, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -89,12 +89,12 @@ class Explainer:
             return Waiting()
         cluster = self._cluster()
         if cluster.complete:
-            position = queue_view.position_among(cluster.queues.get(job.queue, ()), job)
+            position = queues.position_among(cluster.queues.get(job.queue, ()), job)
             ahead: Sequence[Job] = ()
         else:
             with self._database.read() as connection:
-                position = queue_view.position(connection, scope, job)
-                ahead = queue_view.ahead(connection, _EVERYTHING, job, FAR)
+                position = queues.position(connection, scope, job)
+                ahead = queues.ahead(connection, _EVERYTHING, job, FAR)
         view = _with(cluster.view, (*ahead, job))
         told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
         estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
@@ -110,10 +110,10 @@ class Explainer:
         """
         cluster = self._cluster()
         with self._database.read() as connection:
-            page = queue_view.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
+            page = queues.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
             ahead: Sequence[Job] = ()
             if page.jobs and not cluster.complete:
-                ahead = queue_view.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
+                ahead = queues.ahead(connection, _EVERYTHING, page.jobs[0], FAR)
         view = _with(cluster.view, (*ahead, *page.jobs))
         positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
         estimates = _estimates(view, positions, now)
@@ -155,12 +155,12 @@ class Explainer:
 
 
 def _read(connection: Connection, asked_at: float, data_version: int) -> _Cluster:
-    first = queue_view.first(connection, _EVERYTHING, FAR)
+    first = queues.first(connection, _EVERYTHING, FAR)
     view = (
         ClusterView()
         .with_nodes(nodes.all(connection, _EVERYTHING))
         .with_queues(queues.all(connection, _EVERYTHING))
-        .with_jobs((*queue_view.holding(connection, _EVERYTHING), *first))
+        .with_jobs((*queues.holding(connection, _EVERYTHING), *first))
     )
     by_queue: dict[str, list[Job]] = {}
     for job in first:

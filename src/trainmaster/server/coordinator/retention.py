@@ -26,9 +26,9 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
-from trainmaster.server.store import blobs, checkpoints, jobs
-from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store import checkpoints, job_inputs, jobs
 from trainmaster.server.store.database import Database
+from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -305,12 +305,12 @@ class Collector:
         """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
         before = now - self._keep.blobs_s
         with self._database.read() as connection:
-            unused = blobs.unused(connection, _EVERYTHING, before)
+            unused = job_inputs.unused_blobs(connection, _EVERYTHING, before)
         for blob in unused:
 
             def work(connection: Connection, blob: Blob = blob) -> bool:
                 # Inside the transaction: nobody can upload the same content between the two.
-                if not blobs.delete(connection, _EVERYTHING, blob, before):
+                if not job_inputs.delete_blob(connection, _EVERYTHING, blob, before):
                     return False
                 self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
                 return True

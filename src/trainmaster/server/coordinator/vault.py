@@ -10,9 +10,9 @@ from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.settings.encryption import Sealer
-from trainmaster.server.store import secrets
+from trainmaster.server.store import job_inputs
+from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.secrets import SealedSecret
 
 
 class Vault:
@@ -34,7 +34,7 @@ class Vault:
         Raises:
             SealError: one does not open with the keys that this server has.
         """
-        stored = secrets.of_job(connection, Scope(account_id=job.account_id), job.job_id)
+        stored = job_inputs.secrets_of_job(connection, Scope(account_id=job.account_id), job.job_id)
         return {
             **unsealed_values(job.spec_version, job.spec),
             **{

@@ -29,8 +29,8 @@ from trainmaster.server.http.errors import (
     UnauthenticatedError,
 )
 from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
-from trainmaster.server.store import keys
-from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store import accounts
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
 FAILURES_PER_S = 1.0
@@ -195,7 +195,7 @@ class Gate:
             self._refuse_guesses(peer)
         revocations = self._revocations
         try:
-            key = await self._context.read(lambda connection: keys.find_by_hash(connection, Scope.everything(), digest))
+            key = await self._context.read(lambda connection: accounts.find_key(connection, Scope.everything(), digest))
         except StoreUnavailableError as error:
             # What the database says is for those who run it, and nobody knows yet who is asking.
             _log.warning("keys cannot be looked up: %s", error.message)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
-from trainmaster.server.core.errors import ConflictError, NotFoundError
+from trainmaster.server.core.errors import ConflictError, IdempotencyMismatchError, NotFoundError
 from trainmaster.server.store import schema
+from trainmaster.server.store.records import Prepared, dumps
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared
 
-_accounts, _keys, _jobs, _models = schema.accounts, schema.api_keys, schema.jobs, schema.promoted_models
+_accounts, _jobs, _models = schema.accounts, schema.jobs, schema.promoted_models
+_keys = schema.api_keys
 _ITS_OWN = (
     _keys,
     schema.webhooks,
@@ -23,13 +28,13 @@ _ITS_OWN = (
 )
 """What goes with an account, in an order in which nothing refers to what is gone."""
 
-_SELECT = select(*(_accounts.c[name] for name in Account.__dataclass_fields__))
-_BY_ID = Prepared(_SELECT.where(_accounts.c.account_id == bindparam("wanted")))
+_ACCOUNTS = select(*(_accounts.c[name] for name in Account.__dataclass_fields__))
+_BY_ID = Prepared(_ACCOUNTS.where(_accounts.c.account_id == bindparam("wanted")))
 
 
 def all(connection: Connection, scope: Scope) -> list[Account]:  # noqa: A001 - read as `accounts.all`
     """Every account in scope, by name."""
-    query = scope.limit(_SELECT.order_by(_accounts.c.account_id), _accounts.c.account_id)
+    query = scope.limit(_ACCOUNTS.order_by(_accounts.c.account_id), _accounts.c.account_id)
     return [Account(**row._mapping) for row in connection.execute(query)]
 
 
@@ -103,3 +108,133 @@ def remove(connection: Connection, scope: Scope, account_id: str) -> None:
         raise ConflictError(f"account {account_id} has promoted models; delete them first")
     for table in _ITS_OWN:
         connection.execute(delete(table).where(table.c.account_id == account_id))
+
+
+# API keys: known by their digest only.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key of an account, without the key."""
+
+    key_id: str
+    account_id: str
+    name: str
+    scopes: tuple[str, ...]
+    """What it may do."""
+    hash: str
+    """SHA-256 of the key, in hexadecimal."""
+    created_at: float
+    created_by: str = ""
+    """The id of the key that made it; empty for the first one."""
+    revoked_at: float | None = None
+
+
+_API_KEYS = select(*(_keys.c[name] for name in ApiKey.__dataclass_fields__))
+_BY_HASH = _API_KEYS.where(_keys.c.hash == bindparam("digest"), _keys.c.revoked_at.is_(None))
+
+
+def create_key(connection: Connection, scope: Scope, key: ApiKey) -> None:
+    """Add a key to an account that exists."""
+    scope.require(key.account_id)
+    row = {name: getattr(key, name) for name in ApiKey.__dataclass_fields__}
+    connection.execute(insert(_keys), {**row, "scopes": dumps(key.scopes)})
+
+
+def find_key(connection: Connection, scope: Scope, digest: str) -> ApiKey | None:
+    """The key with this digest, unless it was revoked."""
+    row = connection.execute(_BY_HASH, {"digest": digest}).one_or_none()
+    return _key(row) if row is not None and scope.admits(row.account_id) else None
+
+
+def all_keys(connection: Connection, scope: Scope) -> list[ApiKey]:
+    """Every key, also those that were revoked, the oldest first."""
+    query = _API_KEYS.order_by(_keys.c.created_at, _keys.c.key_id)
+    return [_key(row) for row in connection.execute(scope.limit(query, _keys.c.account_id))]
+
+
+def get_key(connection: Connection, scope: Scope, key_id: str) -> ApiKey:
+    """One key, also one that was revoked.
+
+    Raises:
+        NotFoundError: there is no such key in scope.
+    """
+    query = scope.limit(_API_KEYS.where(_keys.c.key_id == key_id), _keys.c.account_id)
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFoundError(f"there is no key {key_id}")
+    return _key(row)
+
+
+def key_was_known(connection: Connection, scope: Scope, digest: str) -> bool:
+    """Whether there is or was a key with this digest."""
+    query = scope.limit(select(_keys.c.key_id).where(_keys.c.hash == digest), _keys.c.account_id)
+    return connection.execute(query).first() is not None
+
+
+def revoke_key(connection: Connection, scope: Scope, key_id: str, now: float) -> None:
+    """Take a key's power away, for good.
+
+    Raises:
+        NotFoundError: there is no such key in scope, or it was revoked before.
+    """
+    revoked = update(_keys).where(_keys.c.key_id == key_id, _keys.c.revoked_at.is_(None)).values(revoked_at=now)
+    if scope.account_id is not None:
+        revoked = revoked.where(_keys.c.account_id == scope.account_id)
+    if connection.execute(revoked).rowcount == 0:
+        raise NotFoundError(f"there is no key {key_id}")
+
+
+def _key(row: Row[Any]) -> ApiKey:
+    return ApiKey(**{**row._mapping, "scopes": tuple(json.loads(row.scopes))})
+
+
+# Idempotency keys: which job the first request with a key made or changed.
+
+_requests = schema.idempotency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdempotencyRecord:
+    """A request that was carried out."""
+
+    key: str
+    fingerprint: str
+    """Of the request: its route and its body."""
+    job_id: str
+    created_at: float
+
+
+_REQUEST = Prepared(
+    select(*(_requests.c[name] for name in IdempotencyRecord.__dataclass_fields__)).where(
+        _requests.c.key == bindparam("wanted"), _requests.c.account_id == bindparam("account")
+    )
+)
+_INSERT_REQUEST = Prepared(insert(_requests))
+
+
+def find_request(connection: Connection, scope: Scope, key: str, *fingerprints: str) -> IdempotencyRecord | None:
+    """The record of an earlier request with this key, if there was one; any of the fingerprints may be its own.
+
+    Raises:
+        IdempotencyMismatchError: that request was a different one.
+    """
+    row = _REQUEST.execute(connection, {"wanted": key, "account": scope.account}).one_or_none()
+    if row is None:
+        return None
+    if row.fingerprint not in fingerprints:
+        raise IdempotencyMismatchError()
+    return IdempotencyRecord(**row._mapping)
+
+
+def record_request(connection: Connection, scope: Scope, record: IdempotencyRecord) -> None:
+    """Keep a record, in the transaction that does what was asked; `find` comes before it in the same one."""
+    _INSERT_REQUEST.execute(connection, {**asdict(record), "account_id": scope.account})
+
+
+def forget_requests(connection: Connection, scope: Scope, before: float) -> int:
+    """Forget what was asked before a time; says how much that was."""
+    old = delete(_requests).where(_requests.c.created_at < before)
+    if scope.account_id is not None:
+        old = old.where(_requests.c.account_id == scope.account_id)
+    return connection.execute(old).rowcount

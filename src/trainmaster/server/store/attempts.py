@@ -18,9 +18,14 @@ from trainmaster.server.core.errors import DoubleBookedError, NotFoundError
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import ATTEMPT_FIELDS, attempt_from_row, attempt_to_row
+from trainmaster.server.store.records import (
+    ATTEMPT_FIELDS,
+    Prepared,
+    attempt_from_row,
+    attempt_to_row,
+    prepared_by_scope,
+)
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared, prepared_by_scope
 
 _attempts = schema.attempts
 

@@ -32,9 +32,14 @@ from trainmaster.server.core.retention import COMMITTED, DELETING
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.store import schema
 from trainmaster.server.store.page_tokens import MAX_TOTAL_COUNT, bad_token, position_of, token_after
-from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, checkpoint_to_row
+from trainmaster.server.store.records import (
+    CHECKPOINT_FIELDS,
+    checkpoint_from_row,
+    checkpoint_to_row,
+    portions,
+    prepared_by_scope,
+)
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import portions, prepared_by_scope
 
 _checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempts
 

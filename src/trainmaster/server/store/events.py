@@ -14,9 +14,8 @@ from sqlalchemy import Connection, func, insert, select
 from trainmaster.server.core.job import Event, Job
 from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import EVENT_FIELDS, dumps, event_from_row, event_to_row
+from trainmaster.server.store.records import EVENT_FIELDS, Prepared, dumps, event_from_row, event_to_row
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared
 
 _events = schema.events
 

@@ -15,9 +15,8 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.store import jobs, schema
 from trainmaster.server.store.page_tokens import MAX_TOTAL_COUNT, position_of, token_after
-from trainmaster.server.store.records import label_mark
+from trainmaster.server.store.records import Prepared, label_mark
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared
 
 MAX_PAGE_SIZE = 100
 _EQUAL = ("queue", "name", "parent_job_id")

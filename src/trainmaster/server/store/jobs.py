@@ -11,10 +11,17 @@ from sqlalchemy import Connection, bindparam
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.server.store import attempts, checkpoints, events, schema, secrets, usage
-from trainmaster.server.store.records import ATTEMPT_FIELDS, JOB_FIELDS, job_from_row, job_to_row, label_marks
+from trainmaster.server.store import attempts, checkpoints, events, job_inputs, schema, usage
+from trainmaster.server.store.records import (
+    ATTEMPT_FIELDS,
+    JOB_FIELDS,
+    Prepared,
+    job_from_row,
+    job_to_row,
+    label_marks,
+    portions,
+)
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared, portions
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
 """Never changes; an update leaves it out, and with it the indexes over it."""
@@ -76,7 +83,7 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     if change.replaced:
         checkpoints.hide(connection, scope, job, change.replaced)
     if job.status in TERMINAL:
-        secrets.forget(connection, scope, job, all_of_them=job.deleted_at is not None)
+        job_inputs.forget_secrets(connection, scope, job, all_of_them=job.deleted_at is not None)
     return True
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, select, update
 
 from trainmaster.server.core.errors import NotLeaderError
 from trainmaster.server.store import schema
+from trainmaster.server.store.records import Prepared, database_time
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared, database_time
 
 _leader = schema.leader
 _SELECT = Prepared(select(_leader.c.epoch, _leader.c.holder, _leader.c.url, _leader.c.expires_at, _leader.c.since))

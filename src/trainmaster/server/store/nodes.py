@@ -10,9 +10,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
 from trainmaster.server.store import events, schema
-from trainmaster.server.store.records import NODE_FIELDS, dumps, node_from_row, node_to_row
+from trainmaster.server.store.records import NODE_FIELDS, Prepared, dumps, node_from_row, node_to_row
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared
 
 _nodes = schema.nodes
 

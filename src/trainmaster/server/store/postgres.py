@@ -19,7 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.store.statements import database_time
+from trainmaster.server.store.records import database_time
 
 if TYPE_CHECKING:
     import psycopg

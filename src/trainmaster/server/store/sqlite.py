@@ -16,7 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.store.statements import database_time
+from trainmaster.server.store.records import database_time
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb", "smb2", "smb3", "smbfs"}

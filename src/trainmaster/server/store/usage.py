@@ -16,9 +16,8 @@ from sqlalchemy import Connection
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import dumps
+from trainmaster.server.store.records import Prepared, dumps
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import Prepared
 
 LABEL = "label:"
 """In front of a label's key, where usage is grouped by its value."""

@@ -24,9 +24,8 @@ from trainmaster.server.doors.tinker.names import (
     WeightsPath,
 )
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, dumps
+from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, dumps, portions
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.statements import portions
 
 _sessions, _runs, _samplers = schema.tinker_sessions, schema.tinker_runs, schema.tinker_samplers
 

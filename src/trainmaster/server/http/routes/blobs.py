@@ -24,8 +24,8 @@ from trainmaster.server.http.errors import InvalidTokenError
 from trainmaster.server.http.requests import bounded_pieces
 from trainmaster.server.http.router import BY_EITHER, Sha256, StrictRoute, errors
 from trainmaster.server.storage import BLOBS, blob_path
-from trainmaster.server.store import attempts, blobs, jobs
-from trainmaster.server.store.blobs import Blob
+from trainmaster.server.store import attempts, job_inputs, jobs
+from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.scope import Scope
 
 
@@ -71,8 +71,8 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
         await run_in_threadpool(temporary.unlink, missing_ok=True)
 
     def record(connection: Connection) -> bool:
-        known = blobs.get(connection, principal.scope, sha256) is not None
-        blobs.put(connection, principal.scope, sha256, size, context.clock())
+        known = job_inputs.get_blob(connection, principal.scope, sha256) is not None
+        job_inputs.put_blob(connection, principal.scope, sha256, size, context.clock())
         return known
 
     known = await asyncio.wrap_future(context.database.write(record))
@@ -112,7 +112,7 @@ async def _file(request: Request, context: ApiContext, sha256: str) -> Response:
 
     def find(connection: Connection) -> Blob | None:
         scope = principal.scope if principal else _scope_of_token(connection, credential_of(request), sha256)
-        return blobs.get(connection, scope, sha256)
+        return job_inputs.get_blob(connection, scope, sha256)
 
     blob = await context.read(find)
     path = blob_file(context, blob.account_id, sha256) if blob else None

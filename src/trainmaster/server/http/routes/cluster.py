@@ -23,7 +23,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.http.routes.nodes import Amount
-from trainmaster.server.store import attempts, leases, nodes, queue_view
+from trainmaster.server.store import attempts, leases, nodes, queues
 from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
 
@@ -128,7 +128,7 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
         return cluster_resource(
             found,
             free,
-            queue_view.by_status(connection, Scope.everything()),
+            queues.by_status(connection, Scope.everything()),
             leases.current(connection, principal.scope),
             version=context.version,
             now=now,

@@ -31,7 +31,7 @@ from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.submissions import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.storage import BLOBS, blob_path
-from trainmaster.server.store import accounts, blobs
+from trainmaster.server.store import accounts, job_inputs
 
 MAX_SHOWN = 100
 
@@ -210,6 +210,6 @@ def _files(
     connection: Connection, principal: Principal, context: ApiContext, wanted: ValidateDataBody
 ) -> dict[str, Path]:
     for file in wanted.files:
-        if blobs.get(connection, principal.scope, file.sha256) is None:
+        if job_inputs.get_blob(connection, principal.scope, file.sha256) is None:
             raise NotFoundError(f"the file {file.sha256} was not uploaded")
     return {file.path: context.roots.path(BLOBS, blob_path(principal.account_id, file.sha256)) for file in wanted.files}

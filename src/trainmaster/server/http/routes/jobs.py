@@ -47,7 +47,7 @@ from trainmaster.server.http.submissions import (
 )
 from trainmaster.server.http.summaries import Summaries, plain_query
 from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
-from trainmaster.server.store import attempts, blobs, checkpoints, jobs
+from trainmaster.server.store import attempts, checkpoints, job_inputs, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
@@ -144,7 +144,7 @@ async def validate(request: Request) -> Response:
     )
     await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
+    missing = set(await context.read(lambda connection: job_inputs.missing_blobs(connection, principal.scope, shipped)))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}

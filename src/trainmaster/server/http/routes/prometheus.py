@@ -24,7 +24,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.requests import METRICS_PATH
 from trainmaster.server.http.router import StrictRoute, errors
 from trainmaster.server.settings.telemetry import METERS, Histogram, Meters
-from trainmaster.server.store import attempts, nodes, queue_view
+from trainmaster.server.store import attempts, nodes, queues
 from trainmaster.server.store.scope import Scope
 
 _EVERYTHING = Scope.everything()
@@ -52,8 +52,8 @@ def take(connection: Connection) -> Snapshot:
     found = nodes.all(connection, _EVERYTHING)
     every = [(gpu.type, gpu.healthy) for node in found for gpu in node.gpus]
     return Snapshot(
-        jobs=queue_view.count_jobs(connection, _EVERYTHING),
-        waiting_since=queue_view.oldest_waiting(connection, _EVERYTHING),
+        jobs=queues.count_jobs(connection, _EVERYTHING),
+        waiting_since=queues.oldest_waiting(connection, _EVERYTHING),
         nodes=Counter(str(node.state) for node in found),
         gpus=Counter(kind for kind, _ in every),
         gpus_allocated=_allocated(connection, found),

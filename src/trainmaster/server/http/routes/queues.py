@@ -21,9 +21,9 @@ from trainmaster.server.http.requests import parse_optional, read_body
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 from trainmaster.server.scheduling.obstacles import gpus_of
 from trainmaster.server.settings.encryption import Sealer, SealError
-from trainmaster.server.store import queue_view, queues
+from trainmaster.server.store import queues
 from trainmaster.server.store.page_tokens import bad_token
-from trainmaster.server.store.queue_view import QueueCounts
+from trainmaster.server.store.queues import QueueCounts
 from trainmaster.server.store.scope import Scope
 
 
@@ -133,7 +133,7 @@ async def list_queues(principal: Viewer, context: Context) -> Response:
     now = context.clock()
 
     def find(connection: Connection) -> QueueList:
-        counts = queue_view.counts(connection, _EVERYTHING)
+        counts = queues.counts(connection, _EVERYTHING)
         found = queues.all(connection, principal.scope)
         return QueueList(queues=[queue_resource(queue, counts.get(queue.name, QueueCounts()), now) for queue in found])
 
@@ -159,7 +159,7 @@ async def put_queue(
     def change(connection: Connection) -> QueueResource:
         queue = Queue(name=name, weight=wanted.weight, quota_gpus=wanted.quota_gpus)
         queues.put(connection, _EVERYTHING, queue, now)
-        return queue_resource(queue, queue_view.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
+        return queue_resource(queue, queues.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
 
     changed = await context.write(change)
     context.hint("")
@@ -199,7 +199,7 @@ async def show_queue(
     def find() -> QueuePage:
         with context.database.read() as connection:
             found = queues.get(connection, principal.scope, queue)
-            counts = queue_view.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
+            counts = queues.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
         page = context.explainer.look_into(principal.scope, found.name, now=now, page_size=page_size, page_token=after)
         return QueuePage(
             queue=found.name,
