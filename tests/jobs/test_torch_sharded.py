@@ -20,7 +20,7 @@ from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.trees import ANYTHING, TreeError, torch_sharded
+from trainmaster.jobs.trees import ANYTHING, TreeError, torch_tensors
 
 WHOLE = {
     "even": torch.arange(24, dtype=torch.float32).view(6, 4),
@@ -97,7 +97,7 @@ def test_whole_tensors_are_read_sharded(tmp_path: Path) -> None:
 
 def test_files_are_those_of_the_distributed_checkpoint(tmp_path: Path) -> None:
     _save(tmp_path / "root", 2, tmp_path / "saving")
-    reader = HuggingFaceStorageReader(str(tmp_path / "root" / "checkpoint-5" / torch_sharded.DIRECTORY))
+    reader = HuggingFaceStorageReader(str(tmp_path / "root" / "checkpoint-5" / torch_tensors.SHARDED_DIRECTORY))
     known = reader.read_metadata().state_dict_metadata
     assert {name: tuple(found.size) for name, found in known.items()} == {
         f"sharded.{name}": tuple(whole.shape) for name, whole in WHOLE.items()

@@ -1,4 +1,4 @@
-"""The memory that a tree is copied into before it is written: allocated once, used by every save, bounded."""
+"""Bounded memory that trees are copied into before they are written; allocated once and used by every save."""
 
 from __future__ import annotations
 
@@ -21,20 +21,14 @@ class Buffer:
     """A piece of memory; page-locked when the copies into it come from a GPU."""
 
     def __init__(self, size: int, *, pinned: bool) -> None:
-        """Get the memory, all of it at once.
-
-        Raises:
-            MemoryError, OSError: it cannot be had.
-        """
         self._memory = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._memory)
         self.pinned = False
         if pinned:
-            # Touched first: while the driver page-locks memory that nobody has touched yet, no kernel can be launched,
-            # and that takes half a second for each gigabyte. Not PyTorch's own pinned memory: that rounds every
-            # size up to a power of two.
+            # Touched first: while the driver page-locks untouched memory, no kernel can be launched, and that takes
+            # half a second for each gigabyte. PyTorch's own pinned memory rounds every size up to a power of two.
             ctypes.memset(self._address(), 0, size)
             if code := int(_cudart().cudaHostRegister(self._address(), size, 0)):
                 raise MemoryError(f"{size} bytes for copies cannot be page-locked (CUDA error {code})")
@@ -44,7 +38,6 @@ class Buffer:
         return len(self._memory)
 
     def close(self) -> None:
-        """Give the memory back; nobody may use it any more."""
         if self.pinned:
             self.pinned = False
             _cudart().cudaHostUnregister(self._address())
@@ -56,12 +49,14 @@ class Buffer:
 
 
 class Buffers:
-    """A pool of buffers, of at most `limit` bytes together. For several threads."""
+    """A thread-safe pool of buffers, of at most `limit` bytes together.
+
+    Without a limit, the ranks of this machine share half of the memory that is available now.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
-        """Without a limit, the ranks of this machine share half of the memory that is available now."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        self.limit = limit if limit is not None else available_bytes() // (2 * ranks)
+        self.limit = limit if limit is not None else _available_bytes() // (2 * ranks)
         self._free: list[Buffer] = []
         self._held = 0
         self._total = 0
@@ -73,7 +68,7 @@ class Buffers:
         return self._total
 
     def acquire(self, size: int, *, pinned: bool) -> Buffer:
-        """A buffer of at least this size; waits until one is released where the limit is reached.
+        """Take a buffer of at least this size; at the limit, wait until one is released.
 
         A single buffer may be larger than the limit: something has to hold the largest array.
         """
@@ -101,14 +96,13 @@ class Buffers:
             raise
 
     def release(self, buffer: Buffer) -> None:
-        """Give a buffer back for the next one who needs it."""
         with self._changed:
             self._free.append(buffer)
             self._held -= 1
             self._changed.notify_all()
 
     def reserve(self, wanted: Iterable[tuple[int, bool]]) -> None:
-        """Have free buffers of these sizes, page-locked or not, as far as the limit allows. Makes those that lack."""
+        """Make sure that buffers of these sizes, page-locked or not, are free, as far as the limit allows."""
         missing: list[tuple[int, bool]] = []
         with self._changed:
             free = list(self._free)
@@ -128,7 +122,7 @@ class Buffers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give the memory of all free buffers back."""
+        """Free the memory of all buffers that nobody holds."""
         with self._changed:
             while self._free:
                 self._close(self._free.pop())
@@ -138,8 +132,8 @@ class Buffers:
         buffer.close()
 
 
-def available_bytes() -> int:
-    """What this machine, or the control group that we are in, can still give."""
+def _available_bytes() -> int:
+    """Memory that is free on this machine, or in the control group of this process."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     try:

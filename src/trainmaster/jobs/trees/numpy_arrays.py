@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy
 
 from trainmaster.jobs.trees.safetensors import Entry, Memory, Sink
-from trainmaster.jobs.trees.structure import Described
-
-KIND = "numpy"
+from trainmaster.jobs.trees.structure import Described, Node
 
 _FORMAT = {
     "bool": "BOOL",
@@ -30,11 +27,11 @@ _FORMAT = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""What the file format has a word for. All other types are stored as bytes; tree.json knows what they are."""
+"""The types that the file format has a name for. All others are stored as bytes; tree.json has their names."""
 
 
-def describe(value: Any) -> Described | None:
-    """What this is, if it is an array or a scalar of NumPy.
+def describe(value: object) -> Described | None:
+    """Describe an array or a scalar of NumPy; None for all else.
 
     Raises:
         TypeError: its elements are Python objects or records.
@@ -45,11 +42,10 @@ def describe(value: Any) -> Described | None:
         raise TypeError(f"an array of {value.dtype}")
     scalar = {"scalar": True} if isinstance(value, numpy.generic) else {}
     identity = None if scalar else ("numpy", id(value))
-    return Described(kind=KIND, dtype=_spell(value.dtype), shape=value.shape, identity=identity, extra=scalar)
+    return Described(kind="numpy", dtype=_spell(value.dtype), shape=value.shape, identity=identity, extra=scalar)
 
 
 def entry(name: str, value: Any) -> Entry:
-    """How it lies in a file."""
     array = numpy.asarray(value)
     word = _FORMAT.get(_spell(array.dtype))
     if word is None:
@@ -57,31 +53,26 @@ def entry(name: str, value: Any) -> Entry:
     return Entry(name=name, dtype=word, shape=array.shape, nbytes=array.nbytes)
 
 
-def on_gpu(value: Any) -> bool:  # noqa: ARG001 - alike for all libraries
-    """Never."""
+def on_gpu(_value: object) -> bool:
     return False
 
 
 def itemsize(value: Any) -> int:
-    """Bytes of one element."""
     return int(value.dtype.itemsize)
 
 
 def fill(value: Any, view: memoryview) -> None:
-    """Copy the elements to where they shall lie."""
     array = numpy.asarray(value)
     target = numpy.frombuffer(view, dtype=numpy.uint8).view(array.dtype).reshape(array.shape)
     numpy.copyto(target, array)
 
 
-def allocate(node: Mapping[str, Any], template: Any, ferry: Any) -> tuple[Any, Sink]:  # noqa: ARG001 - alike
-    """A new array, and what takes its bytes."""
+def allocate(node: Node, _template: object, _ferry: object) -> tuple[numpy.ndarray[Any, Any], Sink]:
     array = numpy.empty(tuple(node["shape"]), _parse(node["dtype"]))
-    return array, Memory(memoryview(array.reshape(-1).view(numpy.uint8)) if array.nbytes else memoryview(b""))
+    return array, Memory(array.reshape(-1).view(numpy.uint8).data if array.nbytes else memoryview(b""))
 
 
-def finish(node: Mapping[str, Any], template: Any, array: Any) -> Any:  # noqa: ARG001 - alike for all libraries
-    """The leaf itself."""
+def finish(node: Node, _template: object, array: Any) -> Any:
     return array[()] if node.get("scalar") else array
 
 
@@ -97,4 +88,5 @@ def _parse(name: str) -> numpy.dtype[Any]:
     except TypeError:
         import ml_dtypes  # bfloat16 and its like
 
-        return numpy.dtype(getattr(ml_dtypes, name))
+        found: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, name))
+        return found

@@ -1,4 +1,4 @@
-"""Reads a saved tree: every file once, in threads, each piece hashed while it is in the cache."""
+"""Reads a saved tree: every file once, in threads; each piece is hashed while it is in the cache."""
 
 from __future__ import annotations
 
@@ -6,39 +6,43 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.process import Process, SingleProcess
-from trainmaster.jobs.trees import kinds, safetensors
+from trainmaster.jobs.trees import safetensors
+from trainmaster.jobs.trees.arrays import Array, describe_array, library, module_for
 from trainmaster.jobs.trees.buffers import Buffers
 from trainmaster.jobs.trees.safetensors import Sink
-from trainmaster.jobs.trees.structure import ANYTHING, TreeError, Wanted, match
+from trainmaster.jobs.trees.structure import ANYTHING, Node, TreeError, Wanted, match
 from trainmaster.jobs.trees.writer import TREE, VERSION
 
+if TYPE_CHECKING:
+    from trainmaster.jobs.trees.torch_tensors import Ferry
+
 THREADS = max(8, min(16, os.cpu_count() or 1))
-"""Nothing trains meanwhile: every core may compute digests, and a disk likes several requests."""
+"""Nothing trains meanwhile: every core may compute digests, and disks serve several requests at a time."""
 
 
 def read(
     directory: Path,
-    template: Any = ANYTHING,
+    template: object = ANYTHING,
     *,
     partial: bool = False,
     digests: Mapping[str, str] | None = None,
     process: Process | None = None,
     buffers: Buffers | None = None,
 ) -> Any:
-    """The tree that was saved below a directory, in new arrays on the devices of the template.
+    """Read the tree that was saved in a directory into new arrays on the devices of the template.
 
     Args:
-        directory: where it was saved.
+        directory: where the tree was saved.
         template: a tree to be like. Only the type, shape, device and sharding of its arrays count.
         partial: restore only what the template has; where nothing that fits was saved, keep the template's value.
-        digests: of the files, by path; what is read is compared with them.
+        digests: SHA-256 of the files by path, to compare with what is read.
         process: this process among those that read; sharded files are divided between them for the comparison.
         buffers: memory to use on the way to a GPU.
 
@@ -47,7 +51,7 @@ def read(
         CorruptCheckpointError: a file differs from its digest, or is missing.
     """
     document = _document(directory, TREE, digests)
-    wanted, build = match(document, template, kinds.describe, partial=partial)
+    wanted, build = match(document, template, describe_array, partial=partial)
     results: list[Any] = [None] * len(wanted)
     by_file: dict[str, list[int]] = {}
     others: dict[str, list[int]] = {}
@@ -72,18 +76,13 @@ def read(
 
 
 def read_small(directory: Path, stem: str, *, digests: Mapping[str, str] | None = None) -> Any:
-    """What `write_small` saved; raises as `read` does."""
-    wanted, build = match(_document(directory, f"{stem}.json", digests), ANYTHING, kinds.describe, partial=False)
+    """Read what `write_small` saved; raises as `read` does."""
+    wanted, build = match(_document(directory, f"{stem}.json", digests), ANYTHING, describe_array, partial=False)
     name = f"{stem}{safetensors.SUFFIX}"
     return build(_read_file(directory, name, wanted, digests, Buffers()) if wanted else [])
 
 
 def read_text(directory: Path, name: str, digests: Mapping[str, str] | None) -> str:
-    """A small file.
-
-    Raises:
-        CorruptCheckpointError: it is missing, or differs from its digest.
-    """
     try:
         data = (directory / name).read_bytes()
     except OSError as error:
@@ -92,21 +91,22 @@ def read_text(directory: Path, name: str, digests: Mapping[str, str] | None) -> 
     return data.decode()
 
 
-def _document(directory: Path, name: str, digests: Mapping[str, str] | None) -> Mapping[str, Any]:
+def _document(directory: Path, name: str, digests: Mapping[str, str] | None) -> Node:
     text = read_text(directory, name, digests)
     try:
         found = json.loads(text)
-        version, document = found["version"], found["tree"]
+        version = found["version"]
+        document: Node = found["tree"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptCheckpointError(f"{directory / name}: {error}") from error
     if version != VERSION:
         raise TreeError(f"{directory / name}: of version {version}, which this version does not know")
-    return document  # type: ignore[no-any-return]
+    return document
 
 
 def _read_file(
     directory: Path, name: str, wanted: Sequence[Wanted], digests: Mapping[str, str] | None, buffers: Buffers
-) -> list[Any]:
+) -> list[Array]:
     path = directory / name
     if "/" in name or not name.endswith(safetensors.SUFFIX):
         raise CorruptCheckpointError(f"{directory / TREE}: {name!r} is no file of a checkpoint")
@@ -117,14 +117,13 @@ def _read_file(
     try:
         header = safetensors.read_header(descriptor, path)
         with _ferry(wanted, buffers) as ferry:
-            arrays: dict[str, Any] = {}
+            arrays: dict[str, Array] = {}
             sinks: dict[str, Sink] = {}
             for leaf in wanted:
                 key = leaf.node["name"]
                 if key not in arrays:
-                    arrays[key], sinks[key] = kinds.adapter(leaf.node["array"]).allocate(
-                        leaf.node, leaf.template, ferry
-                    )
+                    module = module_for(leaf.node["array"])
+                    arrays[key], sinks[key] = module.allocate(leaf.node, leaf.template, ferry)
                     if arrays[key].nbytes != header.nbytes(key, path):
                         raise safetensors.FormatError(f"{path}: {key} has another size than was expected")
             found = safetensors.read_into(descriptor, header, sinks, hashing=digests is not None, where=path)
@@ -134,19 +133,20 @@ def _read_file(
     finally:
         os.close(descriptor)
     return [
-        kinds.adapter(leaf.node["array"]).finish(leaf.node, leaf.template, arrays[leaf.node["name"]]) for leaf in wanted
+        module_for(leaf.node["array"]).finish(leaf.node, leaf.template, arrays[leaf.node["name"]]) for leaf in wanted
     ]
 
 
 @contextlib.contextmanager
-def _ferry(wanted: Sequence[Wanted], buffers: Buffers) -> Iterator[Any]:
-    """What takes arrays of one file to a GPU; None when none is wanted there."""
-    if not any(kinds.adapter(leaf.node["array"]).on_gpu(leaf.template) for leaf in wanted):
+def _ferry(wanted: Sequence[Wanted], buffers: Buffers) -> Iterator[Ferry | None]:
+    """The ferry that copies the arrays of one file to a GPU; None when none is wanted there."""
+    if not any(module_for(leaf.node["array"]).on_gpu(leaf.template) for leaf in wanted):
         yield None
         return
-    torch_tensors = kinds.adapter("torch")
-    buffer = buffers.acquire(torch_tensors.Ferry.SIZE, pinned=True)
-    ferry = torch_tensors.Ferry(buffer)
+    from trainmaster.jobs.trees.torch_tensors import Ferry
+
+    buffer = buffers.acquire(Ferry.SIZE, pinned=True)
+    ferry = Ferry(buffer)
     try:
         yield ferry
     finally:
@@ -156,29 +156,29 @@ def _ferry(wanted: Sequence[Wanted], buffers: Buffers) -> Iterator[Any]:
 
 def _read_library(
     kind: str, directory: Path, wanted: Sequence[Wanted], digests: Mapping[str, str] | None, process: Process
-) -> list[Any]:
-    """Arrays whose files a library reads itself: their digests are compared first, each process some of them."""
-    if kind == "jax":
-        module, below = kinds.adapter("jax"), kinds.adapter("jax").DIRECTORY
-    else:
-        from trainmaster.jobs.trees import torch_sharded
+) -> Sequence[Array]:
+    """Read arrays whose files a library reads itself. Their digests are compared first, each process some of them."""
+    read_arrays: Callable[[Path, Sequence[Wanted]], Sequence[Array]]
+    with library(kind):
+        if kind == "jax":
+            from trainmaster.jobs.trees import jax_arrays
 
-        module, below = torch_sharded, torch_sharded.DIRECTORY
+            read_arrays, below = jax_arrays.read, jax_arrays.DIRECTORY
+        elif kind == "torch-sharded":
+            from trainmaster.jobs.trees import torch_tensors
+
+            read_arrays, below = torch_tensors.read_sharded, torch_tensors.SHARDED_DIRECTORY
+        else:
+            raise CorruptCheckpointError(f"{directory / TREE}: {kind!r} arrays are in no file of the checkpoint")
     if digests is not None:
         names = sorted(name for name in digests if name.startswith(f"{below}/"))
+        own = names[process.index :: process.count]
         with ThreadPoolExecutor(max_workers=THREADS) as executor:
-            list(
-                executor.map(lambda name: verify_file(directory, name, digests), names[process.index :: process.count])
-            )
-    return module.read(directory, wanted)  # type: ignore[no-any-return]
+            list(executor.map(lambda name: verify_file(directory, name, digests), own))
+    return read_arrays(directory, wanted)
 
 
 def verify_file(directory: Path, name: str, digests: Mapping[str, str]) -> None:
-    """Compare one file with its digest.
-
-    Raises:
-        CorruptCheckpointError: it is missing, or differs.
-    """
     try:
         with open(directory / name, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

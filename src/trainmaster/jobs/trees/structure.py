@@ -1,4 +1,4 @@
-"""The shape of a tree as JSON, and how a saved one is laid over a template. Knows no array library.
+"""The structure of a tree as JSON, and how a saved tree is matched with a template. Knows no array library.
 
 A tree is made of dicts (with str or int keys), lists, tuples, named tuples and, where JAX is in use, whatever
 is registered with it as a node; its leaves are plain values (None, bool, int, float, str) and arrays.
@@ -11,11 +11,13 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-Path = tuple[str | int, ...]
+Path: TypeAlias = tuple[str | int, ...]
+Node: TypeAlias = Mapping[str, Any]
+"""A part of tree.json: a plain value, an array or a container of nodes."""
 
-MAX_TOLD = 10
+MAX_MISMATCHES = 10
 """More mismatches than this are counted, not named."""
 
 
@@ -24,90 +26,88 @@ class TreeError(ValueError):
 
 
 class _Anything:
-    """The type of ANYTHING."""
-
     def __repr__(self) -> str:
         return "ANYTHING"
 
 
 ANYTHING = _Anything()
-"""In a template: take what was saved here as it is, arrays in the memory of the host."""
+"""In a template: take what was saved at this place as it is, with arrays in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What an array library says of one of its arrays."""
+    """An array, as its library describes it."""
 
     kind: str
     dtype: str
     shape: tuple[int, ...]
     identity: object = None
     """Two leaves of the same identity are one array, and saved once."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Node = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An array of a tree that is to be saved."""
+    """An array to save."""
 
     name: str
-    """Unique in the tree; made of the path."""
+    """Unique in the tree; made from the path."""
     value: Any
     described: Described
     node: dict[str, Any]
-    """Its place in the document, for whoever knows the file that it goes to."""
+    """Its place in tree.json, to which the writer adds the array's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """An array that is to be read."""
+    """An array to read."""
 
     path: Path
-    node: Mapping[str, Any]
+    node: Node
     template: Any
-    """The array to be like, or ANYTHING."""
+    """An array like the one wanted, or ANYTHING."""
 
 
-Describe = Callable[[Any], Described | None]
-"""None: this is no array. A TypeError: it is one that cannot be saved."""
+Describe: TypeAlias = Callable[[object], Described | None]
+"""Returns None for what is no array; raises TypeError for an array that cannot be saved."""
+
+Build: TypeAlias = Callable[[Sequence[Any]], Any]
+"""Makes a tree of arrays that were read."""
 
 
-def describe(tree: Any, array: Describe) -> tuple[dict[str, Any], list[Leaf]]:
-    """The tree as a JSON document, and its arrays.
+def describe(tree: object, array: Describe) -> tuple[Node, list[Leaf]]:
+    """Turn a tree into a JSON document and a list of its arrays.
 
     Raises:
-        TreeError: names the path of what cannot be saved.
+        TreeError: something cannot be saved; names its path.
     """
     describing = _Describing(array)
     return describing.node(tree, ()), describing.leaves
 
 
-def match(
-    document: Mapping[str, Any], template: Any, array: Describe, *, partial: bool
-) -> tuple[list[Wanted], Callable[[Sequence[Any]], Any]]:
-    """What has to be read, and a function that makes the tree of what was read, in the same order.
+def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[Wanted], Build]:
+    """List the arrays to read, and return a function that makes the tree of them.
 
     Args:
-        document: what `describe` made.
+        document: as `describe` returned it.
         template: the tree to be like.
         array: tells arrays from other leaves.
-        partial: leave out what the template has not, and keep the template's value where nothing fits.
+        partial: ignore what the template lacks, and keep the template's value where nothing fits.
 
     Raises:
-        TreeError: names what is missing, too many or different, unless `partial`.
+        TreeError: lists what is missing, unexpected or different, unless `partial`.
     """
     matching = _Matching(array, partial=partial)
     build = matching.build(document, template, ())
     if matching.problems:
-        told = matching.problems[:MAX_TOLD]
-        if len(matching.problems) > MAX_TOLD:
-            told.append(f"and {len(matching.problems) - MAX_TOLD} more")
-        raise TreeError("the checkpoint does not fit the template:\n  " + "\n  ".join(told))
+        listed = matching.problems[:MAX_MISMATCHES]
+        if len(matching.problems) > MAX_MISMATCHES:
+            listed.append(f"and {len(matching.problems) - MAX_MISMATCHES} more")
+        raise TreeError("the checkpoint does not fit the template:\n  " + "\n  ".join(listed))
     return matching.wanted, build
 
 
-def spell(path: Path) -> str:
-    """A path for a message."""
+def _spell(path: Path) -> str:
     return "/".join(map(str, path)) or "the tree itself"
 
 
@@ -125,15 +125,15 @@ class _Describing:
         try:
             described = self._array(value)
         except TypeError as error:
-            raise TreeError(f"{spell(path)}: a checkpoint cannot hold {error}") from error
+            raise TreeError(f"{_spell(path)}: a checkpoint cannot hold {error}") from error
         if described is not None:
             return self._array_node(value, described, path)
         children = _children(value)
         if children is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise TreeError(f"{spell(path)}: a checkpoint cannot hold a {kind}")
+            raise TreeError(f"{_spell(path)}: a checkpoint cannot hold a {kind}")
         if id(value) in self._above:
-            raise TreeError(f"{spell(path)}: the tree contains itself")
+            raise TreeError(f"{_spell(path)}: the tree contains itself")
         self._above.add(id(value))
         try:
             return self._container(value, children, path)
@@ -146,7 +146,7 @@ class _Describing:
             return {form: [self.node(child, (*path, key)) for key, child in children]}
         for key, _ in children:
             if type(key) not in (str, int):
-                raise TreeError(f"{spell(path)}: a key must be a string or an integer, not {key!r}")
+                raise TreeError(f"{_spell(path)}: a key must be a string or an integer, not {key!r}")
         return {"dict": [[key, self.node(child, (*path, key))] for key, child in children]}
 
     def _array_node(self, value: Any, described: Described, path: Path) -> dict[str, Any]:
@@ -170,9 +170,6 @@ class _Describing:
         return node
 
 
-Build = Callable[[Sequence[Any]], Any]
-
-
 class _Matching:
     def __init__(self, array: Describe, *, partial: bool) -> None:
         self.wanted: list[Wanted] = []
@@ -180,7 +177,7 @@ class _Matching:
         self._array = array
         self._partial = partial
 
-    def build(self, node: Mapping[str, Any], template: Any, path: Path) -> Build:
+    def build(self, node: Node, template: Any, path: Path) -> Build:
         if template is ANYTHING:
             return self._as_saved(node, path)
         described = None if _plain(template) is not None else self._array(template)
@@ -193,11 +190,11 @@ class _Matching:
         children = _children(template)
         if children is None:
             kind = f"{type(template).__module__}.{type(template).__qualname__}"
-            self.problems.append(f"{spell(path)}: the template has a {kind}, which no checkpoint can hold")
+            self.problems.append(f"{_spell(path)}: the template has a {kind}, which no checkpoint can hold")
             return lambda _: template
         return self._like_container(node, template, children, path)
 
-    def _like_array(self, node: Mapping[str, Any], template: Any, described: Described, path: Path) -> Build:
+    def _like_array(self, node: Node, template: Any, described: Described, path: Path) -> Build:
         same = (
             _family(node.get("array")) == _family(described.kind)
             and node["dtype"] == described.dtype
@@ -207,19 +204,17 @@ class _Matching:
             return self._mismatch(node, template, path)
         return self._want(Wanted(path=path, node=node, template=template))
 
-    def _like_container(
-        self, node: Mapping[str, Any], template: Any, children: list[tuple[Any, Any]], path: Path
-    ) -> Build:
+    def _like_container(self, node: Node, template: Any, children: list[tuple[Any, Any]], path: Path) -> Build:
         form = _form(template)
         if form not in node:
             return self._mismatch(node, template, path)
         saved = _saved_children(node)
         if form != "dict" and len(saved) != len(children) and self._partial:
-            return lambda _: template  # which of the saved ones is meant by which position is anybody's guess
+            return lambda _: template  # the positions of saved and wanted children do not correspond
         if not self._partial:
             wanted_keys = {key for key, _ in children}
             self.problems += [
-                f"{spell((*path, key))}: the checkpoint has it, the template has not"
+                f"{_spell((*path, key))}: the checkpoint has it, the template has not"
                 for key in saved
                 if key not in wanted_keys
             ]
@@ -232,7 +227,7 @@ class _Matching:
         rebuild = _rebuilding(template, [key for key, _ in children])
         return lambda results: rebuild([build(results) for build in builds])
 
-    def _as_saved(self, node: Mapping[str, Any], path: Path) -> Build:
+    def _as_saved(self, node: Node, path: Path) -> Build:
         if "array" in node:
             return self._want(Wanted(path=path, node=node, template=ANYTHING))
         if (value := _value(node)) is not None:
@@ -250,19 +245,18 @@ class _Matching:
 
     def _missing(self, template: Any, path: Path) -> Build:
         if not self._partial:
-            self.problems.append(f"{spell(path)}: the template has it, the checkpoint has not")
+            self.problems.append(f"{_spell(path)}: the template has it, the checkpoint has not")
         return lambda _: template
 
-    def _mismatch(self, node: Mapping[str, Any], template: Any, path: Path) -> Build:
+    def _mismatch(self, node: Node, template: Any, path: Path) -> Build:
         if not self._partial:
-            self.problems.append(
-                f"{spell(path)}: the checkpoint has {_told(node)}, the template {self._tell(template)}"
-            )
+            wanted = self._describe_template(template)
+            self.problems.append(f"{_spell(path)}: the checkpoint has {_describe_node(node)}, the template {wanted}")
         return lambda _: template
 
-    def _tell(self, template: Any) -> str:
+    def _describe_template(self, template: Any) -> str:
         if (plain := _plain(template)) is not None:
-            return _told(plain)
+            return _describe_node(plain)
         described = self._array(template)
         if described is None:
             return f"a {_form(template)} of {len(_children(template) or ())}"
@@ -270,7 +264,7 @@ class _Matching:
 
 
 def _plain(value: Any) -> dict[str, Any] | None:
-    """The node of a plain value. Only the very types: an enum member would come back as something else."""
+    """The node of a plain value, of exactly these types: an enum member would come back as something else."""
     if value is None or type(value) in (bool, int, str):
         return {"value": value}
     if type(value) is float:
@@ -278,14 +272,14 @@ def _plain(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _value(node: Mapping[str, Any]) -> tuple[Any] | None:
+def _value(node: Node) -> tuple[Any] | None:
     if "value" in node:
         return (node["value"],)
     return (float(node["float"]),) if "float" in node else None
 
 
 def _form(value: Any) -> str:
-    """What a container is in the document; nodes of JAX are told apart by their keys alone."""
+    """The name of a container in tree.json; nodes of JAX are stored as dicts."""
     if isinstance(value, list):
         return "list"
     return "tuple" if isinstance(value, tuple) else "dict"
@@ -316,7 +310,7 @@ def _rebuilding(template: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
 
 
 def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
-    """One level of a node that is registered with JAX; None for all else."""
+    """The children of a node that is registered with JAX; None for all else."""
     jax = sys.modules.get("jax")
     if jax is None:
         return None
@@ -334,18 +328,18 @@ def _key(entry: Any) -> str | int:
     return str(entry)
 
 
-def _saved_children(node: Mapping[str, Any]) -> dict[Any, Mapping[str, Any]]:
+def _saved_children(node: Node) -> dict[Any, Node]:
     if "dict" in node:
         return dict(node["dict"])
     return dict(enumerate(node.get("list", node.get("tuple", ()))))
 
 
 def _family(kind: str | None) -> str | None:
-    """A sharded tensor may be read into a whole one, and the other way round."""
+    """Sharded tensors can be read as whole ones, and whole ones as sharded."""
     return "torch" if kind == "torch-sharded" else kind
 
 
-def _told(node: Mapping[str, Any]) -> str:
+def _describe_node(node: Node) -> str:
     if "array" in node:
         return f"{node['array']} {node['dtype']} {node['shape']}"
     if (value := _value(node)) is not None:

@@ -1,21 +1,35 @@
-"""Tensors of PyTorch as leaves, whole or sharded (DTensor). Imported when a tree holds one."""
+"""Tensors of PyTorch as leaves, whole or sharded (DTensor). Imported when a tree holds one.
+
+Each rank writes its part of a DTensor, as FSDP2 has them, and any number of ranks can read them again. Those files are
+in the safetensors form of PyTorch's distributed checkpoint, which reads them: it can put a differently sharded tensor
+together. They are written here because its own writer makes one more copy of everything, holds the GIL meanwhile, and
+talks to the other ranks from whatever thread it runs in.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.trees.buffers import Buffer
 from trainmaster.jobs.trees.safetensors import PIECE, Entry, Memory, Sink
-from trainmaster.jobs.trees.structure import ANYTHING, Described
+from trainmaster.jobs.trees.structure import ANYTHING, Described, Node, Wanted
 
-KIND = "torch"
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 SHARDED = "torch-sharded"
+SHARDED_DIRECTORY = "sharded"
+_THREADS = 8
 
 _FORMAT = {
     torch.bool: "BOOL",
@@ -37,14 +51,14 @@ _FORMAT = {
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-"""What the file format has a word for. All other types are stored as bytes; tree.json knows what they are."""
+"""The types that the file format has a name for. All others are stored as bytes; tree.json has their names."""
 
 
-def describe(value: Any) -> Described | None:
-    """What this is, if it is a tensor.
+def describe(value: object) -> Described | None:
+    """Describe a tensor; None for all else.
 
     Raises:
-        TypeError: it is of a kind whose bytes say too little.
+        TypeError: the tensor's bytes alone do not describe it.
     """
     if not isinstance(value, torch.Tensor):
         return None
@@ -55,17 +69,16 @@ def describe(value: Any) -> Described | None:
         raise TypeError(f"a {type(value).__name__}: unwrap it first")
     if value.layout != torch.strided or value.is_quantized:
         raise TypeError("a sparse or quantized tensor: make it dense first")
-    return Described(kind=KIND, dtype=dtype, shape=tuple(value.shape), identity=_identity(value))
+    return Described(kind="torch", dtype=dtype, shape=tuple(value.shape), identity=_identity(value))
 
 
-def is_sharded(value: Any) -> bool:
-    """Whether this is a DTensor."""
+def is_sharded(value: object) -> TypeGuard[DTensor]:
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def entry(name: str, value: torch.Tensor) -> Entry:
-    """How it lies in a file.
+    """Describe how a tensor lies in a file.
 
     Raises:
         TypeError: it has no data.
@@ -80,17 +93,15 @@ def entry(name: str, value: torch.Tensor) -> Entry:
 
 
 def itemsize(value: torch.Tensor) -> int:
-    """Bytes of one element."""
     return value.element_size()
 
 
-def on_gpu(value: Any) -> bool:
-    """Whether page-locked memory makes its copy faster."""
+def on_gpu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def fill(value: torch.Tensor, view: memoryview) -> None:
-    """Copy the elements to where they shall lie. From a GPU the copy is only begun; `mark` tells when it is done."""
+    """Copy the elements into a view. From a GPU the copy is only begun; `mark` tells when it is done."""
     if value.numel() == 0:
         return
     target = torch.frombuffer(view, dtype=torch.uint8).view(value.dtype).view(value.shape)
@@ -98,22 +109,22 @@ def fill(value: torch.Tensor, view: memoryview) -> None:
 
 
 def mark(values: Iterable[torch.Tensor]) -> list[torch.cuda.Event]:
-    """Events that have come when all copies from and to the GPUs of these tensors are done."""
+    """Record events that complete when all copies from and to the GPUs of these tensors are done."""
     return [torch.cuda.current_stream(device).record_event() for device in {value.device for value in values}]
 
 
-def allocate(node: Mapping[str, Any], template: Any, ferry: Ferry | None) -> tuple[torch.Tensor, Sink]:
-    """A new tensor, and what takes its bytes. What goes to a GPU as a whole is made there."""
-    shape, dtype = tuple(node["shape"]), parse(node["dtype"])
+def allocate(node: Node, template: Any, ferry: Ferry | None) -> tuple[torch.Tensor, Sink]:
+    """Make a new tensor, and what takes its bytes. A tensor that goes to a GPU as a whole is made there."""
+    shape, dtype = tuple(node["shape"]), _parse(node["dtype"])
     if ferry is not None and on_gpu(template) and not is_sharded(template):
         tensor = torch.empty(shape, dtype=dtype, device=template.device)
         return tensor, ferry.to(tensor)
     tensor = torch.empty(shape, dtype=dtype)
-    return tensor, Memory(bytes_of(tensor))
+    return tensor, Memory(_bytes_of(tensor))
 
 
 class Ferry:
-    """Takes the bytes of one file to a GPU: one half of the buffer is under way while the other is filled."""
+    """Copies the bytes of one file to a GPU: one half of the buffer is in flight while the other is filled."""
 
     SIZE = 2 * PIECE
 
@@ -122,11 +133,10 @@ class Ferry:
         self._sent: list[list[torch.cuda.Event]] = [[], []]
 
     def to(self, tensor: torch.Tensor) -> Sink:
-        """What takes the bytes of this tensor."""
         return _Passage(self, tensor)
 
     def next_half(self) -> memoryview:
-        """The half that was sent longer ago; waits until it has arrived."""
+        """Wait for the half that was sent longer ago, and return it."""
         self._halves.reverse()
         self._sent.reverse()
         for event in self._sent[0]:
@@ -134,13 +144,13 @@ class Ferry:
         return self._halves[0]
 
     def send(self, target: torch.Tensor) -> None:
-        """Have the half that was given last copied to where it belongs."""
+        """Copy the half that was returned last to its place."""
         piece = torch.frombuffer(self._halves[0][: target.numel()], dtype=torch.uint8)
         target.copy_(piece, non_blocking=True)
         self._sent[0] = mark([target])
 
     def arrive(self) -> None:
-        """Wait for all that was sent: the buffer may be used by others afterwards."""
+        """Wait for all copies: the buffer may be used by others afterwards."""
         for events in self._sent:
             for event in events:
                 event.synchronize()
@@ -158,36 +168,107 @@ class _Passage:
         self._ferry.send(self._target[begin : begin + length])
 
 
-def finish(node: Mapping[str, Any], template: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - alike
-    """The leaf itself: on the device of the template, and sharded as that is."""
+def finish(_node: Node, template: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Put a tensor on the device of the template, and shard it as the template is."""
     if template is ANYTHING:
         return tensor
     if is_sharded(template):
-        from trainmaster.jobs.trees import torch_sharded
-
-        return torch_sharded.shard_like(template, tensor)
-    return tensor if template.is_meta else tensor.to(template.device)
-
-
-def in_format(dtype: torch.dtype) -> bool:
-    """Whether the file format has a word for this type."""
-    return dtype in _FORMAT
+        return _shard_like(template, tensor)
+    placed: torch.Tensor = tensor if template.is_meta else tensor.to(template.device)
+    return placed
 
 
-def parse(name: str) -> torch.dtype:
-    """The type of a name in tree.json.
+def sharded_part(name: str, value: DTensor) -> tuple[Entry, torch.Tensor, list[int]] | None:
+    """This rank's part of a tensor, and its offsets in the whole; None where another rank writes the same part.
 
     Raises:
-        TypeError: this PyTorch has none of that name.
+        TypeError: its parts would have to be summed first, or the files cannot hold its type.
     """
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in value.placements):
+        raise TypeError("a DTensor that is a partial sum: redistribute it first")
+    if value.dtype not in _FORMAT:
+        raise TypeError(f"a DTensor of {value.dtype}")
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    copies = zip(coordinate, value.placements, strict=True)
+    if any(position != 0 and isinstance(placement, Replicate) for position, placement in copies):
+        return None
+    local = value.to_local()
+    if value.numel() and not local.numel():
+        return None
+    _, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return entry(name, local), local, list(offsets)
+
+
+def sharded_metadata(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """The header metadata of a file with parts that begin at these offsets."""
+    from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
+
+    parts = {name: {SAVED_OFFSETS_KEY: list(each)} for name, each in offsets.items()}
+    return {CUSTOM_METADATA_KEY: json.dumps(parts), "format": "pt"}
+
+
+def read_sharded(directory: Path, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+    """Read tensors like their templates: sharded over whatever mesh, or whole. Each rank reads what it needs itself."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    targets: dict[str, torch.Tensor] = {}
+    for leaf in wanted:
+        # Two leaves may be one array.
+        if leaf.node["name"] not in targets:
+            targets[leaf.node["name"]] = _empty(leaf)
+    reader = HuggingFaceStorageReader(str(directory / SHARDED_DIRECTORY), thread_count=_THREADS)
+    with warnings.catch_warnings():
+        # Each rank reads by itself on purpose: a rank that fails must not leave the others waiting for it.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            load(targets, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # of whatever went wrong; no subclass of Exception
+            raise CorruptCheckpointError(f"{directory / SHARDED_DIRECTORY}: {str(error).splitlines()[-1]}") from error
+    return [_like_template(targets[leaf.node["name"]], leaf.template) for leaf in wanted]
+
+
+def _shard_like(template: DTensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that was saved whole, as a DTensor like the template."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = template.device_mesh, template.placements
+    shape, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
+    part = whole[tuple(slice(begin, begin + size) for begin, size in zip(offsets, shape, strict=True))]
+    local = part.to(mesh.device_type, copy=True, memory_format=torch.contiguous_format)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _empty(leaf: Wanted) -> torch.Tensor:
+    shape, dtype = leaf.node["shape"], _parse(leaf.node["dtype"])
+    if is_sharded(leaf.template):
+        from torch.distributed.tensor import empty
+
+        mesh, placements = leaf.template.device_mesh, leaf.template.placements
+        return empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _like_template(tensor: torch.Tensor, template: Any) -> torch.Tensor:
+    return tensor if template is ANYTHING or is_sharded(tensor) else finish({}, template, tensor)
+
+
+def _parse(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"this PyTorch has no type {name}")
     return dtype
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor of the host; the tensor must outlive it."""
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host; the tensor must outlive it."""
     nbytes = tensor.numel() * tensor.element_size()
     return (
         memoryview((ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr())).cast("B") if nbytes else memoryview(b"")
