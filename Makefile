@@ -1,6 +1,8 @@
 # `make demo` shows Trainmaster at work; `make test` is what CI runs.
 PY := .venv/bin/python
 JOBS ?= 3
+# Where this is set, every process that a test starts would compile all of Trainmaster anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-dev demo check test test-long bench docs clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,10 @@ def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     return seaweed.new_prefix()
 
+
+# Before torch is imported, here or in a process that a test starts: threads of small models spend their time on waiting
+# for one another, and take it from the tests beside them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A suite that is started in the background ignores the signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,7 +27,6 @@ from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.run_directory import worker_stream
 
-TRANSPORTS = ("files", "http")
 PYTHON = sys.executable
 
 

@@ -171,13 +171,16 @@ class RealServer:
 def wait_for(condition: Callable[[], Any], what: str = "it", timeout_s: float = PATIENCE_S) -> Any:
     """The first true value of a condition that becomes true by itself."""
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.01
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:.0f} s for {what}")
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        # Asking costs the server time that it needs for what is waited for.
+        pause_s = min(0.25, pause_s * 1.25)
 
 
 @contextlib.contextmanager

@@ -11,22 +11,30 @@ import pytest
 from case_programs import CASES, ROOT, Run, kubeflow_python, make_index
 
 from real_server import running
+from wheel_index import WheelIndex
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """All clients at once, each in its environment."""
-    ground = tmp_path_factory.mktemp("blackbox")
-    index = make_index(ground / "index")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blackbox")
+
+
+@pytest.fixture(scope="module")
+def index(ground: Path) -> WheelIndex:
+    return make_index(ground / "index")
+
+
+@pytest.fixture(scope="module")
+def runs(ground: Path, index: WheelIndex) -> Iterator[dict[str, Run]]:
+    """Both clients of a server at once, each in its environment."""
     theirs, ours = kubeflow_python(), Path(sys.executable)
     started: dict[str, Run] = {}
     with running(ground / "data") as server:
         at = {"TRAINMASTER_URL": server.url, "TRAINMASTER_API_KEY": server.key}
         source = {"PYTHONPATH": str(ROOT / "src")}
         try:
-            started["kubeflow"] = Run(theirs, "kubeflow", "local", ground / "kubeflow", index)
             started["trainmaster"] = Run(ours, "trainmaster", "local", ground / "trainmaster", index, **at)
             started["facade"] = Run(theirs, "kubeflow", "ours", ground / "facade", index, **at, **source)
             yield started
@@ -36,8 +44,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 
 
 @pytest.fixture(scope="module")
-def kubeflow(runs: dict[str, Run]) -> dict[str, str]:
-    return runs["kubeflow"].outcomes()
+def kubeflow(ground: Path, index: WheelIndex) -> Iterator[dict[str, str]]:
+    run = Run(kubeflow_python(), "kubeflow", "local", ground / "kubeflow", index)
+    try:
+        yield run.outcomes()
+    finally:
+        run.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,7 @@ def test_our_backend_behind_kubeflows_own_client_comes_to_the_same(facade: dict[
     assert facade[case] == (row.facade or row.ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_kubeflow_comes_to_what_the_table_says(kubeflow: dict[str, str], case: str) -> None:
     assert kubeflow[case] == outcomes.ROWS[case].local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from case_programs import CASES, Run, kubeflow_python, make_index
 
 from container_engine import Engine, missing, python_image, running_engine
 from container_servers import ContainerServer
+from wheel_index import WheelIndex
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,29 +48,29 @@ spec:
 """
 
 
+@dataclasses.dataclass
+class World:
+    """An engine with an image, and what the programs of both clients are told of it."""
+
+    ground: Path
+    engine: Engine
+    image: str
+    index: WheelIndex
+    variables: dict[str, str]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """Both clients at once, each in its environment."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     if (reason := missing()) is not None:
         pytest.skip(reason)
     ground = tmp_path_factory.mktemp("blackbox-containers")
     index = make_index(ground / "index")
-    with running_engine() as engine, contextlib.ExitStack() as stack:
+    with running_engine() as engine:
         image = python_image(engine)
         runtime = ground / "runtime.yaml"
         runtime.write_text(RUNTIME.format(image=image))
-        around = {"BLACKBOX_RUNTIME": runtime.as_uri(), "BLACKBOX_INDEX": str(index.directory)}
-        server = ContainerServer(ground, engine, image)
-        stack.callback(server.clean_up)
-        server.start()
-        at = {"TRAINMASTER_URL": server.url, "TRAINMASTER_API_KEY": server.key, **around}
-        ours = Run(Path(sys.executable), "trainmaster", "container", ground / "trainmaster", index, **at)
-        stack.callback(ours.close)
-        stack.callback(_clear, engine, ground)
-        around["BLACKBOX_ENGINE"] = engine.host
-        theirs = Run(kubeflow_python(), "kubeflow", "container", ground / "kubeflow", index, **around)
-        stack.callback(theirs.close)
-        yield {"kubeflow": theirs, "trainmaster": ours}
+        variables = {"BLACKBOX_RUNTIME": runtime.as_uri(), "BLACKBOX_INDEX": str(index.directory)}
+        yield World(ground, engine, image, index, variables)
 
 
 def _clear(engine: Engine, ground: Path) -> None:
@@ -80,13 +82,26 @@ def _clear(engine: Engine, ground: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def kubeflow(runs: dict[str, Run]) -> dict[str, str]:
-    return runs["kubeflow"].outcomes()
+def kubeflow(world: World) -> Iterator[dict[str, str]]:
+    variables = {**world.variables, "BLACKBOX_ENGINE": world.engine.host}
+    with contextlib.ExitStack() as stack:
+        stack.callback(_clear, world.engine, world.ground)
+        run = Run(kubeflow_python(), "kubeflow", "container", world.ground / "kubeflow", world.index, **variables)
+        stack.callback(run.close)
+        yield run.outcomes()
 
 
 @pytest.fixture(scope="module")
-def trainmaster(runs: dict[str, Run]) -> dict[str, str]:
-    return runs["trainmaster"].outcomes()
+def trainmaster(world: World) -> Iterator[dict[str, str]]:
+    with contextlib.ExitStack() as stack:
+        server = ContainerServer(world.ground, world.engine, world.image)
+        stack.callback(server.clean_up)
+        server.start()
+        at = {"TRAINMASTER_URL": server.url, "TRAINMASTER_API_KEY": server.key, **world.variables}
+        home = world.ground / "trainmaster"
+        run = Run(Path(sys.executable), "trainmaster", "container", home, world.index, **at)
+        stack.callback(run.close)
+        yield run.outcomes()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,6 +110,7 @@ def test_ours_comes_to_what_the_table_says_in_containers(trainmaster: dict[str, 
     assert trainmaster[case] == (row.in_containers or row.ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", LOOKED_AT)
 def test_kubeflow_comes_to_what_the_table_says_in_containers(kubeflow: dict[str, str], case: str) -> None:
     assert kubeflow[case] == outcomes.ROWS[case].container

@@ -28,7 +28,7 @@ def run_small_jobs(server: MortalServer, count: int) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("kind_of_database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind_of_database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def test_floods_of_every_kind_delay_nobody(
     ground: Ground, kind_of_database: str, request: pytest.FixtureRequest
 ) -> None:

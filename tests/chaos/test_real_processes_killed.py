@@ -18,7 +18,7 @@ from trainmaster.protocol.processes import identity_of
 NODE_COUNT_2 = {"gpu_count": 0, "node_count": 2}
 
 
-@pytest.mark.parametrize("transport", ["files", "http"])
+@pytest.mark.parametrize("transport", [pytest.param("files", marks=pytest.mark.long), "http"])
 def test_killed_worker_job_goes_on_from_its_checkpoint(ground: Ground, transport: str) -> None:
     server = ground.server("data", "--transport", transport).start()
     saving = ground.counting(6, save_every=2, gate="go", gate_at=5, stray=True)

@@ -10,23 +10,21 @@ from ground import Ground, MortalServer
 
 from real_server import wait_for
 
-POINTS = [
+POINTS = ["store.before_commit:4", "store.after_commit:9", "act.before_submit:5", "act.after:7"]
+MORE_POINTS = [
     "store.before_commit:1",
-    "store.before_commit:4",
     "store.before_commit:7",
     "store.before_commit:12",
     "store.after_commit:5",
-    "store.after_commit:9",
     "store.after_commit:15",
     "act.before:1",
     "act.before:6",
-    "act.before_submit:5",
     "act.after:3",
-    "act.after:7",
 ]
+"""`test_every_crash_point.py` goes through all of them, in one process."""
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*POINTS, *(pytest.param(point, marks=pytest.mark.long) for point in MORE_POINTS)])
 def test_server_killed_loses_nothing_and_doubles_nothing(ground: Ground, point: str) -> None:
     play(ground, ground.server().start(TRAINMASTER_FAILPOINT=point))
 

@@ -83,7 +83,10 @@ def test_killed_leader_is_succeeded_and_its_jobs_run_on(cluster: Cluster, ground
     check(ground, second, {running: "COMPLETED", queued: "COMPLETED"}, database=cluster.database)
 
 
-@pytest.mark.parametrize("point", ["act.before:1", "act.before_submit:1", "act.after:1"])
+FURTHER_POINTS = [pytest.param(point, marks=pytest.mark.long) for point in ("act.before:1", "act.after:1")]
+
+
+@pytest.mark.parametrize("point", ["act.before_submit:1", *FURTHER_POINTS])
 def test_frozen_leader_that_thaws_starts_nothing_twice(cluster: Cluster, ground: Ground, point: str) -> None:
     first, second = (cluster.server(name) for name in ("first", "second"))
     first.start(TRAINMASTER_FAILPOINT=f"{point}:SIGSTOP")

@@ -45,6 +45,7 @@ def test_sl_loop_learns_and_its_resumed_run_repeats_the_losses(recipe: Recipe, t
     assert [row["train_mean_nll"] for row in resumed] == losses[3:]
 
 
+@pytest.mark.long
 def test_sl_basic_trains_evaluates_and_saves(recipe: Recipe, tmp_path: Path) -> None:
     rows = recipe("sl_basic", tmp_path / "sl", max_steps=3, eval_every=2, save_every=2, learning_rate=0.01)
     losses = [row["train_mean_nll"] for row in rows if "train_mean_nll" in row]
@@ -61,6 +62,7 @@ def test_rl_loop_raises_the_reward(recipe: Recipe, tmp_path: Path) -> None:
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
 
 
+@pytest.mark.long
 def test_rl_basic_trains_on_what_it_sampled(recipe: Recipe, tmp_path: Path) -> None:
     rows = recipe("rl_basic", tmp_path / "rl", max_steps=1, max_tokens=4, learning_rate=0.01)
     assert abs(rows[-1]["optim/kl_sample_train_v1"]) < 1e-5

@@ -16,7 +16,7 @@ from stub_engine import BASE_MODEL
 ENVIRONMENTS = Path(os.environ.get("TRAINMASTER_CLIENTS_DIR", Path(__file__).parents[2] / ".venvs"))
 """Where each public client is installed, by name; `make setup-dev` makes them."""
 SCRIPTS = Path(__file__).parent / "client_scripts"
-TINKER = ["tinker", "tinker-0.25.0", "tinker-0.24.1"]
+TINKER = ["tinker", pytest.param("tinker-0.25.0", marks=pytest.mark.long), "tinker-0.24.1"]
 
 
 def start(environment: str, case: str, url: str, **variables: str) -> subprocess.Popen[str]:

@@ -1,4 +1,7 @@
-"""The local contract suite: the same promises over both transports."""
+"""The local contract suite: the same promises over both transports.
+
+CI runs it over HTTP, the harder one; nearly all the other suites report by files.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from local_servers import TRANSPORTS, LocalServer, serving
+from local_servers import LocalServer, serving
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+@pytest.fixture(scope="module", params=["http", pytest.param("files", marks=pytest.mark.long)])
 def transport(request: pytest.FixtureRequest) -> str:
     """How workers report."""
     return str(request.param)

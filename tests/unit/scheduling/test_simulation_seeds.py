@@ -14,15 +14,16 @@ from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.scheduling.virtual_time import Watcher, starts_ahead
 
 SEEDS = 1000
+SEEDS_IN_CI = 200
 CHUNK = 50
-CHUNKS = [range(first, first + CHUNK) for first in range(0, SEEDS, CHUNK)]
 
 
-def span(seeds: range) -> str:
-    return f"{seeds.start}-{seeds.stop - 1}"
+def chunk(first: int) -> object:
+    marks = [] if first < SEEDS_IN_CI else [pytest.mark.long]
+    return pytest.param(range(first, first + CHUNK), id=f"{first}-{first + CHUNK - 1}", marks=marks)
 
 
-@pytest.mark.parametrize("seeds", CHUNKS, ids=span)
+@pytest.mark.parametrize("seeds", [chunk(first) for first in range(0, SEEDS, CHUNK)])
 def test_promises_hold_for_every_seed(seeds: range) -> None:
     for seed in seeds:
         figures = simulate(random_trace(seed), check=True)
