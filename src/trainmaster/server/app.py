@@ -15,6 +15,7 @@ from starlette.routing import Match
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks
 from trainmaster.server.doors.fireworks.door import FireworksDoor
+from trainmaster.server.doors.fireworks.errors import failure_at
 from trainmaster.server.doors.fireworks.unsupported import absent
 from trainmaster.server.doors.tinker import routes as tinker
 from trainmaster.server.doors.tinker.door import TinkerDoor
@@ -51,7 +52,6 @@ from trainmaster.server.http.routes import (
     worker,
 )
 from trainmaster.server.http.routes.webhooks import Trials
-from trainmaster.server.http.status import failure_at
 from trainmaster.server.http.submissions import Submissions
 from trainmaster.server.http.summaries import Summaries
 
@@ -141,6 +141,7 @@ def create_app(context: ApiContext) -> Front:
         context,
         app.state.gate,
         shortcuts,
+        render_error=failure_at,
         on_open=(*((app.state.tinker.open,) if GATEWAY in context.roles else ()), lambda: _build_routes_soon(app)),
         on_close=(app.state.followers.close, app.state.tinker.close),
     )

@@ -154,10 +154,16 @@ def ok_document(document: object) -> Response:
 def failure(error: TrainmasterError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a request that led to `error`."""
     document = {"status": "error", "error": error_document(error), "meta": {"request_id": request_id}}
+    return error_response(document, error, status_of(error), headers)
+
+
+def error_response(
+    document: object, error: TrainmasterError, status: HTTPStatus, headers: Mapping[str, str] | None
+) -> Response:
+    """A document about an error, with the headers that its status calls for."""
     extra = dict(headers or {})
     if (wait_s := retry_after_s(error)) is not None:
         extra["Retry-After"] = str(wait_s)
-    status = status_of(error)
     if status == HTTPStatus.UNAUTHORIZED:
         extra["WWW-Authenticate"] = "Bearer"
     if status == HTTPStatus.REQUEST_TIMEOUT:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster.server.core.errors import TrainmasterError
@@ -23,7 +24,6 @@ from trainmaster.server.http.envelope import REQUEST_ID
 from trainmaster.server.http.errors import InternalError
 from trainmaster.server.http.requests import ALIAS, PREFIX
 from trainmaster.server.http.router import Handler, QuickHandler
-from trainmaster.server.http.status import failure_at
 from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.telemetry import METERS
 
@@ -36,6 +36,8 @@ _RUN = secrets.token_hex(4)
 _numbers = itertools.count(1)
 _SECOND = PREFIX + ALIAS
 _BELOW = f"{PREFIX}/"
+ErrorRenderer = Callable[[str, TrainmasterError, str], Response]
+"""Makes the answer to a failed request from its path, the error and the request's id: doors have forms of their own."""
 NO_ROUTE = "none"
 """The route of a request that led to none: whatever clients make up must not become a name in the metrics."""
 
@@ -50,6 +52,7 @@ class Front:
         gate: Gate,
         shortcuts: Mapping[tuple[str, str], Handler | QuickHandler],
         *,
+        render_error: ErrorRenderer,
         on_open: Sequence[Callable[[], None]],
         on_close: Sequence[Callable[[], None]],
     ) -> None:
@@ -59,6 +62,7 @@ class Front:
         """
         self._app = app
         self._gate = gate
+        self._render_error = render_error
         self._on_open = on_open
         self._on_close = on_close
         self._shortcuts = {key: handler for key, handler in shortcuts.items() if not key[1].endswith("}")}
@@ -125,13 +129,13 @@ class Front:
                     route = ""  # the router will say
                     await self._app(scope, receive, answer)
         except TrainmasterError as error:
-            await failure_at(scope["path"], error, request_id)(scope, receive, answer)
+            await self._render_error(scope["path"], error, request_id)(scope, receive, answer)
         except ClientDisconnect:
             _log.debug("the client left in the middle of its body")
         except Exception:
             _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if not status:
-                await failure_at(scope["path"], InternalError(), request_id)(scope, receive, answer)
+                await self._render_error(scope["path"], InternalError(), request_id)(scope, receive, answer)
         finally:
             if telemetry.ACCESS.isEnabledFor(self._access_level):
                 self._note(scope, status, time.perf_counter() - began)

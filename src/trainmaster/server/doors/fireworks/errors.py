@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from enum import IntEnum
@@ -17,8 +16,8 @@ from trainmaster.server.core.errors import (
     InvalidTransitionError,
     TrainmasterError,
 )
-from trainmaster.server.http.envelope import JSON, failure
-from trainmaster.server.http.errors import retry_after_s, status_of
+from trainmaster.server.http.envelope import error_response, failure
+from trainmaster.server.http.errors import status_of
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 DOMAIN = "trainmaster"
@@ -80,14 +79,7 @@ def failure_at(
     if _RESOURCES.fullmatch(path) is None:
         return failure(error, request_id, headers)
     code, status = _codes_of(error)
-    extra = dict(headers or {})
-    if (wait_s := retry_after_s(error)) is not None:
-        extra["Retry-After"] = str(wait_s)
-    if status == HTTPStatus.UNAUTHORIZED:
-        extra["WWW-Authenticate"] = "Bearer"
-    if status == HTTPStatus.REQUEST_TIMEOUT:
-        extra["Connection"] = "close"  # the rest of the body may still come
-    return Response(json.dumps(status_document(error, code)), status_code=status, headers=extra, media_type=JSON)
+    return error_response(status_document(error, code), error, status, headers)
 
 
 def status_document(error: TrainmasterError, code: Code) -> dict[str, object]:
