@@ -37,16 +37,13 @@ from trainmaster.server.http.routes import (
     controls,
     data,
     events,
-    health,
     jobs,
-    keys,
     logs,
     metrics,
+    monitoring,
     nodes,
-    prometheus,
     queues,
     retention,
-    runtimes,
     usage,
     webhooks,
     worker,
@@ -55,7 +52,7 @@ from trainmaster.server.http.routes.webhooks import Trials
 from trainmaster.server.http.submissions import Submissions
 from trainmaster.server.http.summaries import Summaries
 
-ROOT = (health.router, prometheus.router)
+ROOT = (monitoring.health_router, monitoring.router)
 """What is at the root, whatever the server's roles."""
 _RESOURCES = (
     jobs.submitting,
@@ -74,11 +71,11 @@ _RESOURCES = (
     retention.router,
     blobs.router,
     data.router,
-    runtimes.router,
+    cluster.runtimes_router,
     webhooks.router,
     worker.router,
     accounts.router,
-    keys.router,
+    accounts.keys_router,
 )
 
 

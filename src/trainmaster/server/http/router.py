@@ -16,8 +16,8 @@ from trainmaster.server.core.errors import Problem, SpecError, nearest, shown
 from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.spec.problems import MAX_PROBLEMS
 from trainmaster.server.http.envelope import ErrorEnvelope
+from trainmaster.server.http.followers import EVENT_STREAM
 from trainmaster.server.http.requests import ALIAS, PREFIX
-from trainmaster.server.http.sse import EVENT_STREAM
 
 PlainText = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without control characters."""

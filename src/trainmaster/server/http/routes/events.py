@@ -13,13 +13,11 @@ from sqlalchemy import Connection
 
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.http import sse
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, clean, instant, ok
-from trainmaster.server.http.followers import Piece, followers_of
+from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.router import MAX_OFFSET, JobId, StrictRoute, errors, stream_too
-from trainmaster.server.http.sse import EventStream, wants_events
 from trainmaster.server.store import events, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
@@ -189,11 +187,11 @@ class JobEventSource:
             with self.database.read() as connection:
                 found = events.page(connection, Scope.everything(), self.job_id, after_seq=after, limit=PIECE_EVENTS)
             for event in found:
-                pieces.append(sse.event("event", event_resource(event).model_dump_json(), event.seq))
+                pieces.append(sse_event("event", event_resource(event).model_dump_json(), event.seq))
                 after = event.seq
         ended = sight.status in TERMINAL and after >= sight.last
         if ended:
-            pieces.append(sse.end(str(sight.status)))
+            pieces.append(sse_end(str(sight.status)))
         return Piece(data=b"".join(pieces), cursor=str(after), end=ended)
 
 
@@ -216,6 +214,6 @@ class FeedSource:
             return Piece(data=b"", cursor=cursor)
         with self.database.read() as connection:
             found = events.feed(connection, self.scope, after, PIECE_EVENTS)
-        data = b"".join(sse.event("event", feed_event(id_, event).model_dump_json(), id_) for id_, event in found)
+        data = b"".join(sse_event("event", feed_event(id_, event).model_dump_json(), id_) for id_, event in found)
         # Past the events of others there is nothing to be found again.
         return Piece(data=data, cursor=str(found[-1][0] if found else sight.last))

@@ -19,15 +19,13 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Job
-from trainmaster.server.http import sse
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, ok_json, reported_at
-from trainmaster.server.http.followers import Piece, followers_of
+from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.log_files import Stream
 from trainmaster.server.http.log_reader import Cursor, Entry, LogFilter, LogReader, LogSight, Page
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.http.sse import EventStream, wants_events
 from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
@@ -241,10 +239,10 @@ class LogSource:
                 attempt, offsets = entry.attempt, {}
             for text, end in line_jsons(entry):
                 offsets[entry.file.name] = end
-                events.append(sse.event("log", text, Cursor(attempt=attempt, offsets=offsets).encode()))
+                events.append(sse_event("log", text, Cursor(attempt=attempt, offsets=offsets).encode()))
         if page.complete:
-            events.append(sse.end(sight.status, sight.notice))
-        passing = b"".join(sse.event("progress", open_line_json(entry)) for entry in page.open_lines)
+            events.append(sse_end(sight.status, sight.notice))
+        passing = b"".join(sse_event("progress", open_line_json(entry)) for entry in page.open_lines)
         return Piece(
             data=b"".join(events),
             cursor=page.cursor.encode(),

@@ -19,14 +19,12 @@ from trainmaster.protocol.run_directory import RunDirectory, metrics_stream
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.http import sse
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, clean, number, numbers, ok, reported_at
-from trainmaster.server.http.followers import Piece, followers_of
+from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.http.sse import EventStream
 from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_resources
 from trainmaster.server.storage import RUNS, Roots
 from trainmaster.server.store import checkpoints, jobs
@@ -212,7 +210,7 @@ class MetricsSource:
             attempt, offset = attempt + 1, 0
         complete = not events and sight.ended and sight.status in TERMINAL
         if complete:
-            events.append(sse.end(sight.status))
+            events.append(sse_end(sight.status))
         return Piece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
 
     def _take(self, attempt: int, offset: int, size: int, events: list[bytes]) -> int:
@@ -225,7 +223,7 @@ class MetricsSource:
             offset += len(line)
             records, _ = read_lines(line)
             if records and (report := self._report(attempt, records[0])) is not None:
-                events.append(sse.event("metrics", report.model_dump_json(), f"{attempt}:{offset}"))
+                events.append(sse_event("metrics", report.model_dump_json(), f"{attempt}:{offset}"))
         return offset
 
     def _report(self, attempt: int, record: Mapping[str, Any]) -> MetricsReport | None:
