@@ -49,7 +49,7 @@ from trainmaster.server.http.routes import (
     worker,
 )
 from trainmaster.server.http.routes.webhooks import Trials
-from trainmaster.server.http.submissions import Submissions
+from trainmaster.server.http.routes.submissions import Submissions
 from trainmaster.server.http.summaries import Summaries
 
 ROOT = (monitoring.health_router, monitoring.router)

@@ -29,7 +29,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, Wire, ok
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import StrictRoute, body, errors
-from trainmaster.server.http.submissions import FORWARDING_PARAMETERS, forwarded_tokens
+from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import accounts, job_inputs
 

@@ -37,7 +37,7 @@ from trainmaster.server.http.router import (
     errors,
 )
 from trainmaster.server.http.routes.blobs import blob_file
-from trainmaster.server.http.submissions import (
+from trainmaster.server.http.routes.submissions import (
     FORWARDING_PARAMETERS,
     REPLAYED,
     SubmittedJob,
