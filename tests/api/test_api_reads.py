@@ -15,7 +15,7 @@ from trainmaster.server.core.job import Progress
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.envelope import encoded
-from trainmaster.server.http.summaries import plain_query
+from trainmaster.server.http.routes.jobs import plain_query
 from trainmaster.server.http.wire.jobs import ControlledJob, JobList, JobResource
 from trainmaster.server.http.wire.wait_reasons import MOST_BLOCKERS, PendingResource, pending_document
 from trainmaster.server.scheduling.explain import Blocker, Explanation, PendingCode

@@ -48,9 +48,9 @@ from trainmaster.server.http.routes import (
     webhooks,
     worker,
 )
-from trainmaster.server.http.routes.webhooks import Trials
+from trainmaster.server.http.routes.jobs import Summaries
 from trainmaster.server.http.routes.submissions import Submissions
-from trainmaster.server.http.summaries import Summaries
+from trainmaster.server.http.routes.webhooks import Trials
 
 ROOT = (monitoring.health_router, monitoring.router)
 """What is at the root, whatever the server's roles."""

@@ -19,7 +19,12 @@ from trainmaster.server.http.envelope import Ok
 from trainmaster.server.http.requests import idempotency_of, parse_json, parse_optional, read_body
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
-from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, SubmittedJob, forwarded_tokens, submissions_of
+from trainmaster.server.http.routes.submissions import (
+    FORWARDING_PARAMETERS,
+    SubmittedJob,
+    forwarded_tokens,
+    submissions_of,
+)
 from trainmaster.server.http.wire.jobs import ControlledJob, JobResource, controlled_json
 from trainmaster.server.store import jobs
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -17,14 +19,15 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.configs import Priority
-from trainmaster.server.core.spec.submit import MAX_LABELS, Labels, SubmitJobRequest
+from trainmaster.server.core.spec import SubmitJobRequest
+from trainmaster.server.core.spec.resources import Priority
+from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds
 from trainmaster.server.http.artifacts import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
-from trainmaster.server.http.envelope import Ok, Wire, ok, ok_json
+from trainmaster.server.http.envelope import Ok, Wire, encoded, ok, ok_json
 from trainmaster.server.http.requests import idempotency_of, parse_optional, read_body
 from trainmaster.server.http.router import (
     IDEMPOTENCY_PARAMETER,
@@ -45,11 +48,86 @@ from trainmaster.server.http.routes.submissions import (
     is_large,
     submissions_of,
 )
-from trainmaster.server.http.summaries import Summaries, plain_query
-from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, job_json
-from trainmaster.server.store import attempts, checkpoints, job_inputs, jobs
+from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, Summary, job_json, summary_of
+from trainmaster.server.store import attempts, blobs, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
+
+# Lists of jobs as JSON. What a list says of a job is kept until the job changes, as most of them do not.
+
+_MOST_KEPT = 4096
+_LONGEST_KEPT = 8 << 10
+_LONGEST_QUERY = 1024
+ORDERS = ("created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name")
+
+
+class Summaries:
+    """Makes the pages of lists. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Summary] = {}
+
+    def page(self, connection: Connection, scope: Scope, query: JobQuery, now: float) -> bytes:
+        """One page of a list, as JSON: a `JobList`.
+
+        Raises:
+            SpecError: the token is not one of such a list.
+        """
+        index = job_list.index(connection, scope, query)
+        found = {key: self._kept.get(key) for key in index.versions.items()}
+        missing = [job_id for (job_id, _), summary in found.items() if summary is None]
+        if missing:
+            loaded = {(job.job_id, job.version): summary_of(job) for job in jobs.load(connection, scope, missing)}
+            self._keep(loaded)
+            found |= loaded
+        entries = b",".join([b"{%b}" % summary.members(now) for summary in found.values() if summary is not None])
+        rest = encoded({"next_page_token": index.next_page_token, "total_count": index.total_count})
+        return b'{"jobs":[%b],%b' % (entries, rest[1:])
+
+    def _keep(self, summaries: dict[tuple[str, int], Summary]) -> None:
+        if len(self._kept) + len(summaries) > _MOST_KEPT:
+            self._kept.clear()
+        for key, summary in summaries.items():
+            if len(summary.head) <= _LONGEST_KEPT:
+                self._kept[key] = summary
+
+
+@functools.lru_cache(1024)
+def plain_query(text: bytes, kinds: tuple[str, ...]) -> JobQuery | None:
+    """The list that a query string asks for, where it does so plainly; None leaves it to the route's own checks.
+
+    Args:
+        text: the query string.
+        kinds: those that are listed where it names none.
+    """
+    if len(text) > _LONGEST_QUERY:
+        return None
+    try:
+        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text))
+    except ValueError:
+        return None
+    wanted: dict[str, str] = {}
+    statuses: list[JobStatus] = []
+    for name, value in pairs:
+        if name == "status" and value in JobStatus.__members__:
+            statuses.append(JobStatus[value])
+        elif name in wanted or name not in ("page_size", "page_token", "order_by") or not value.isprintable():
+            return None
+        else:
+            wanted[name] = value
+    size, order_by = wanted.get("page_size", "20"), wanted.get("order_by", "-created_at")
+    if len(size) > 3 or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) <= job_list.MAX_PAGE_SIZE:
+        return None
+    if order_by not in ORDERS:
+        return None
+    return JobQuery(
+        statuses=tuple(statuses),
+        kinds=kinds,
+        order_by=order_by,
+        page_size=int(size),
+        page_token=wanted.get("page_token") or None,
+    )
+
 
 LABEL_PREFIX = "labels."
 EVALUATION = "evaluation"
@@ -144,7 +222,7 @@ async def validate(request: Request) -> Response:
     )
     await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: job_inputs.missing_blobs(connection, principal.scope, shipped)))
+    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
