@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from api_world import COMMAND, WAIT_S, Api, wait_for
 
-from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.http import submissions
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.http.routes import submissions
 
 LARGE = {**COMMAND, "workload": {"kind": "command", "argv": ["x" * 1000] * 100}}
 

@@ -44,18 +44,16 @@ from trainmaster.server.http.routes import (
     nodes,
     queues,
     retention,
+    submissions,
     usage,
     webhooks,
     worker,
 )
-from trainmaster.server.http.routes.jobs import Summaries
-from trainmaster.server.http.routes.submissions import Submissions
-from trainmaster.server.http.routes.webhooks import Trials
 
 ROOT = (monitoring.health_router, monitoring.router)
 """What is at the root, whatever the server's roles."""
 _RESOURCES = (
-    jobs.submitting,
+    submissions.router,
     jobs.listing,
     jobs.router,
     controls.router,
@@ -103,9 +101,9 @@ def create_app(context: ApiContext) -> Front:
     app.state.context = context
     app.state.followers = Followers(context.database)
     app.state.gateway = gateway.Gateway(context)
-    app.state.submissions = Submissions(context)
-    app.state.summaries = Summaries()
-    app.state.trials = Trials(context.subscriptions)
+    app.state.submissions = submissions.Submissions(context)
+    app.state.summaries = jobs.Summaries()
+    app.state.trials = webhooks.Trials(context.subscriptions)
     app.state.gate = Gate(context)
     app.state.tinker = TinkerDoor(context, app.state.gate)
     app.state.fireworks = FireworksDoor(context, app.state.tinker.trainers)
@@ -126,7 +124,7 @@ def create_app(context: ApiContext) -> Front:
     # Routes that are asked for a thousand times a second: there even the router is a cost.
     shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
     if API in context.roles:
-        submit = RawRoute("/jobs", jobs.submit, methods=["POST"]).get_route_handler()
+        submit = RawRoute("/jobs", submissions.submit, methods=["POST"]).get_route_handler()
         for prefix in (PREFIX, PREFIX + ALIAS):
             shortcuts["POST", f"{prefix}/jobs"] = submit
             shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly

@@ -308,6 +308,10 @@ async def _admin(request: Request) -> Principal:
     return require(request, KeyScope.CLUSTER_ADMIN)
 
 
+VIEWERS_ONLY = [Depends(_viewer)]
+"""For `dependencies` of a route that does not care which viewer asks."""
+ADMINS_ONLY = [Depends(_admin)]
+"""For `dependencies` of a route that does not care which administrator asks."""
 Viewer = Annotated[Principal, Depends(_viewer)]
 """Somebody who may read, as a parameter of a route."""
 Manager = Annotated[Principal, Depends(_manager)]

@@ -138,6 +138,12 @@ class ApiContext:
         """Have something written; returns when it is on disk."""
         return await asyncio.wrap_future(self.database.write(work))
 
+    async def change_cluster(self, work: Callable[[Connection], T]) -> T:
+        """Write something about nodes or queues, and have the coordinator look at it."""
+        changed = await self.write(work)
+        self.hint("")
+        return changed
+
 
 async def _context(request: Request) -> ApiContext:
     return context_of(request)

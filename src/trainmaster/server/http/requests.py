@@ -40,6 +40,9 @@ ALIAS = "/modules/scaimind"
 METRICS_PATH = "/metrics"
 """Where Prometheus reads."""
 
+REPLAYED = {"Idempotent-Replayed": "true"}
+"""The header of an answer to a repeated request."""
+
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -132,12 +135,22 @@ def parse_json(body: bytes) -> object:
     raise SpecError([Problem(field="body", message=message)])
 
 
-def parse_optional(model: type[ModelT], body: bytes) -> ModelT:
-    """A body as a model; an empty body stands for all defaults.
+async def read_model(request: Request, model: type[ModelT]) -> ModelT:
+    """The body of a request as a model; an empty body stands for all defaults.
 
     Raises:
         SpecError: it has a wrong shape or value; unknown fields are named with the nearest known one.
     """
+    return _parsed(model, await read_body(request))
+
+
+async def read_command(request: Request, model: type[ModelT]) -> tuple[ModelT, Idempotency | None]:
+    """The body of a command as a model, and what makes a repetition of the command recognisable."""
+    body = await read_body(request)
+    return _parsed(model, body), idempotency_of(request, body)
+
+
+def _parsed(model: type[ModelT], body: bytes) -> ModelT:
     return parse(model, parse_json(body) if body.strip() else {})
 
 

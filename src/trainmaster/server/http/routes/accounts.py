@@ -22,12 +22,11 @@ from trainmaster.server.core.accounts import (
     new_key,
 )
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
-from trainmaster.server.core.spec import parse
-from trainmaster.server.http.auth import Admin, Gate, Principal, Viewer
+from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Principal, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, Wire, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
-from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 from trainmaster.server.store import accounts, keys
 from trainmaster.server.store.keys import ApiKey
@@ -126,10 +125,11 @@ async def list_accounts(
     response_model=Ok[AccountResource],
     responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra=body(NewAccountBody, required=True),
+    dependencies=ADMINS_ONLY,
 )
-async def create_account(request: Request, principal: Admin, context: Context) -> Response:  # noqa: ARG001
+async def create_account(request: Request, context: Context) -> Response:
     """Make an account."""
-    wanted = parse(NewAccountBody, parse_json(await read_body(request)))
+    wanted = await read_model(request, NewAccountBody)
     account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
     context.check_account(account)
     await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
@@ -148,15 +148,11 @@ async def show_account(principal: Viewer, context: Context, account_id: AccountP
     response_model=Ok[AccountResource],
     responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra=body(EditAccountBody, required=True),
+    dependencies=ADMINS_ONLY,
 )
-async def edit_account(
-    request: Request,
-    principal: Admin,  # noqa: ARG001 - it has to be one
-    context: Context,
-    account_id: AccountPath,
-) -> Response:
+async def edit_account(request: Request, context: Context, account_id: AccountPath) -> Response:
     """Say as which of the system's users the jobs of an account run; null for none in particular."""
-    wanted = parse(EditAccountBody, parse_json(await read_body(request)))
+    wanted = await read_model(request, EditAccountBody)
     context.check_account(Account(account_id=account_id, uid=wanted.uid))
 
     def change(connection: Connection) -> Account:
@@ -170,8 +166,9 @@ async def edit_account(
     "/accounts/{account_id}",
     response_model=Ok[AccountResource],
     responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    dependencies=ADMINS_ONLY,
 )
-async def remove_account(principal: Admin, context: Context, account_id: AccountPath) -> Response:  # noqa: ARG001
+async def remove_account(context: Context, account_id: AccountPath) -> Response:
     """Remove an account that has neither jobs nor keys."""
 
     def remove(connection: Connection) -> Account:
@@ -262,7 +259,7 @@ async def show_own_key(principal: Viewer, context: Context) -> Response:
 )
 async def create_key(request: Request, principal: Admin, context: Context) -> Response:
     """Make a key. The answer has it, and nobody is ever shown it again."""
-    wanted = parse(NewKeyBody, parse_json(await read_body(request)))
+    wanted = await read_model(request, NewKeyBody)
     scopes = tuple(scope for scope in KeyScope if scope in wanted.scopes)
     _check_scopes(principal, scopes)
     key = new_key(wanted.prefix)
@@ -287,8 +284,10 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
     return ok(NewKey(**key_resource(stored).model_dump(), key=key), HTTPStatus.CREATED)
 
 
-@keys_router.delete("/keys/{key_id}", response_model=Ok[KeyResource], responses=errors(HTTPStatus.NOT_FOUND))
-async def revoke_key(request: Request, principal: Admin, context: Context, key_id: KeyId) -> Response:  # noqa: ARG001
+@keys_router.delete(
+    "/keys/{key_id}", response_model=Ok[KeyResource], responses=errors(HTTPStatus.NOT_FOUND), dependencies=ADMINS_ONLY
+)
+async def revoke_key(request: Request, context: Context, key_id: KeyId) -> Response:
     """Revoke a key, for good: at once on this server, within 5 s on the others."""
 
     def revoke(connection: Connection) -> ApiKey:

@@ -16,9 +16,8 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, instant, ok
-from trainmaster.server.http.requests import idempotency_of, read_body
+from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, JobId, PlainText, StrictRoute, errors
-from trainmaster.server.http.routes.submissions import REPLAYED
 from trainmaster.server.http.wire.checkpoints import JobCheckpoints, checkpoint_resources
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage

@@ -20,7 +20,7 @@ from trainmaster.server.coordinator.operator_files import RuntimeDocument, Runti
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Free, Node, NodeState, whole
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.auth import Viewer
+from trainmaster.server.http.auth import VIEWERS_ONLY, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
 from trainmaster.server.http.router import StrictRoute, errors
@@ -183,11 +183,8 @@ _looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts
 BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 
 
-@router.get("/backends", response_model=Ok[BackendList], responses=errors())
-async def list_backends(
-    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-) -> Response:
+@router.get("/backends", response_model=Ok[BackendList], responses=errors(), dependencies=VIEWERS_ONLY)
+async def list_backends(context: Context) -> Response:
     """List where jobs can run."""
     default, known = context.commands.default_backend, context.commands.backends
     return ok(
@@ -200,12 +197,13 @@ async def list_backends(
     )
 
 
-@router.get("/backends/{name}", response_model=Ok[BackendResource], responses=errors(HTTPStatus.NOT_FOUND))
-async def show_backend(
-    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-    name: BackendName,
-) -> Response:
+@router.get(
+    "/backends/{name}",
+    response_model=Ok[BackendResource],
+    responses=errors(HTTPStatus.NOT_FOUND),
+    dependencies=VIEWERS_ONLY,
+)
+async def show_backend(context: Context, name: BackendName) -> Response:
     """Show one backend, and the engine that runs its jobs, where there is one."""
     capable = context.commands.backend(name)
     return ok(
@@ -284,25 +282,18 @@ def runtime_list(found: RuntimeFiles) -> RuntimeList:
     )
 
 
-runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"])
+runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependencies=VIEWERS_ONLY)
 
 RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
 @runtimes_router.get("/runtimes", response_model=Ok[RuntimeList], responses=errors())
-async def list_runtimes(
-    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-) -> Response:
+async def list_runtimes(context: Context) -> Response:
     """List the runtimes of this server, for every account the same; built-in ones are the clients'."""
     return ok(runtime_list(await run_in_threadpool(context.runtimes)))
 
 
 @runtimes_router.get("/runtimes/{name}", response_model=Ok[RuntimeResource], responses=errors(HTTPStatus.NOT_FOUND))
-async def show_runtime(
-    principal: Viewer,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-    name: RuntimeName,
-) -> Response:
+async def show_runtime(context: Context, name: RuntimeName) -> Response:
     """Show one runtime."""
     return ok(runtime_resource((await run_in_threadpool(context.runtimes)).get(name)))

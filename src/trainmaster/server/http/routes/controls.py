@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from http import HTTPStatus
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok
-from trainmaster.server.http.requests import idempotency_of, parse_json, parse_optional, read_body
+from trainmaster.server.http.requests import parse_json, read_body, read_command
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
 from trainmaster.server.http.routes.submissions import (
@@ -77,12 +76,9 @@ class RetryBody(Model):
 )
 async def cancel(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """End a job for good. One that runs is CANCELLED once it has stopped; until then `cancel_requested` is true."""
-    document = await read_body(request)
-    wanted = parse_optional(CancelBody, document)
-    command = context.commands.cancel(
-        principal.scope, job_id, message=wanted.reason, idempotency=idempotency_of(request, document)
-    )
-    return await answer(context, principal.scope, await asyncio.wrap_future(command))
+    wanted, idempotency = await read_command(request, CancelBody)
+    command = context.commands.cancel(principal.scope, job_id, message=wanted.reason, idempotency=idempotency)
+    return await answer(context, principal.scope, command)
 
 
 @router.post(
@@ -93,12 +89,9 @@ async def cancel(request: Request, principal: Manager, context: Context, job_id:
 )
 async def pause(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Park a running job: it saves, stops, gives back what it holds, and is PAUSED then."""
-    document = await read_body(request)
-    wanted = parse_optional(PauseBody, document)
-    command = context.commands.pause(
-        principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency_of(request, document)
-    )
-    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
+    wanted, idempotency = await read_command(request, PauseBody)
+    command = context.commands.pause(principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency)
+    return await answer(context, principal.scope, command, shown_as=controlled_json)
 
 
 @router.post(
@@ -109,16 +102,12 @@ async def pause(request: Request, principal: Manager, context: Context, job_id: 
 )
 async def resume(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Queue a paused job again; a service also after its end."""
-    document = await read_body(request)
-    wanted = parse_optional(ResumeBody, document)
+    wanted, idempotency = await read_command(request, ResumeBody)
+    tokens = await forwarded_tokens(request, context)
     command = context.commands.resume(
-        principal.scope,
-        job_id,
-        checkpoint_id=wanted.checkpoint_id,
-        tokens=await forwarded_tokens(request, context),
-        idempotency=idempotency_of(request, document),
+        principal.scope, job_id, checkpoint_id=wanted.checkpoint_id, tokens=tokens, idempotency=idempotency
     )
-    return await answer(context, principal.scope, await asyncio.wrap_future(command), shown_as=controlled_json)
+    return await answer(context, principal.scope, command, shown_as=controlled_json)
 
 
 @router.post(
@@ -130,8 +119,7 @@ async def resume(request: Request, principal: Manager, context: Context, job_id:
 )
 async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
-    document = await read_body(request)
-    wanted = parse_optional(RetryBody, document)
+    wanted, idempotency = await read_command(request, RetryBody)
     resources = wanted.new_resource_config
     command = context.commands.retry(
         principal.scope,
@@ -142,11 +130,9 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
         new_resource_config=None if resources is None else resources.model_dump(mode="json"),
         handle=wanted.handle,
         tokens=await forwarded_tokens(request, context),
-        idempotency=idempotency_of(request, document),
+        idempotency=idempotency,
     )
-    return await answer(
-        context, principal.scope, await asyncio.wrap_future(command), HTTPStatus.CREATED, shown_as=controlled_json
-    )
+    return await answer(context, principal.scope, command, HTTPStatus.CREATED, shown_as=controlled_json)
 
 
 @router.post(

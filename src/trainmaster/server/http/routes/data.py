@@ -16,9 +16,8 @@ from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
-from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.training import BaseModelConfig
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
@@ -27,11 +26,11 @@ from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, Wire, ok
-from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.storage import BLOBS, blob_path
-from trainmaster.server.store import accounts, job_inputs
+from trainmaster.server.store import accounts, blobs
 
 MAX_SHOWN = 100
 
@@ -163,7 +162,7 @@ router = APIRouter(route_class=StrictRoute, tags=["data"])
 )
 async def validate_data(request: Request, principal: Manager, context: Context) -> Response:
     """Read real rows, and show what a model will see of them or what is wrong with which."""
-    wanted = parse(ValidateDataBody, parse_json(await read_body(request)))
+    wanted = await read_model(request, ValidateDataBody)
     if context.data_checks is None:
         raise RefusedError("this server does not look at data")
     if wanted.base_model is not None and wanted.base_model.trust_remote_code and not context.allow_trust_remote_code:
@@ -210,6 +209,6 @@ def _files(
     connection: Connection, principal: Principal, context: ApiContext, wanted: ValidateDataBody
 ) -> dict[str, Path]:
     for file in wanted.files:
-        if job_inputs.get_blob(connection, principal.scope, file.sha256) is None:
+        if blobs.get(connection, principal.scope, file.sha256) is None:
             raise NotFoundError(f"the file {file.sha256} was not uploaded")
     return {file.path: context.roots.path(BLOBS, blob_path(principal.account_id, file.sha256)) for file in wanted.files}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,37 +20,26 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SubmitJobRequest
 from trainmaster.server.core.spec.resources import Priority
 from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds
 from trainmaster.server.http.artifacts import has_output
-from trainmaster.server.http.auth import Manager, Principal, Viewer, guard, require
+from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
-from trainmaster.server.http.envelope import Ok, Wire, encoded, ok, ok_json
-from trainmaster.server.http.requests import idempotency_of, parse_optional, read_body
+from trainmaster.server.http.envelope import Ok, encoded, ok_json
+from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import (
     IDEMPOTENCY_PARAMETER,
     MAX_JOB_ID,
     JobId,
     PlainText,
-    RawRoute,
     StrictRoute,
     body,
     errors,
 )
-from trainmaster.server.http.routes.blobs import blob_file
-from trainmaster.server.http.routes.submissions import (
-    FORWARDING_PARAMETERS,
-    REPLAYED,
-    SubmittedJob,
-    forwarded_tokens,
-    is_large,
-    submissions_of,
-)
 from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, Summary, job_json, summary_of
-from trainmaster.server.store import attempts, blobs, checkpoints, job_list, jobs
+from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
@@ -58,7 +48,7 @@ from trainmaster.server.store.scope import Scope
 _MOST_KEPT = 4096
 _LONGEST_KEPT = 8 << 10
 _LONGEST_QUERY = 1024
-ORDERS = ("created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name")
+Order = Literal["created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name"]
 
 
 class Summaries:
@@ -118,7 +108,7 @@ def plain_query(text: bytes, kinds: tuple[str, ...]) -> JobQuery | None:
     size, order_by = wanted.get("page_size", "20"), wanted.get("order_by", "-created_at")
     if len(size) > 3 or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) <= job_list.MAX_PAGE_SIZE:
         return None
-    if order_by not in ORDERS:
+    if order_by not in get_args(Order):
         return None
     return JobQuery(
         statuses=tuple(statuses),
@@ -133,7 +123,6 @@ LABEL_PREFIX = "labels."
 EVALUATION = "evaluation"
 """The kind of workload that lists leave out unless it is asked for."""
 
-Order = Literal["created_at", "-created_at", "updated_at", "-updated_at", "priority", "-priority", "name", "-name"]
 
 _LABELS_PARAMETER: dict[str, Any] = {
     "name": "labels",
@@ -159,75 +148,12 @@ class EditBody(Model):
     labels: Labels | None = Field(default=None, description="Replaces all labels.")
 
 
-class CheckedJob(Wire):
-    """A job that would be accepted."""
-
-    missing_blobs: list[str] = Field(
-        description="Digests of the files in its `workload.files` that are yet to be uploaded."
-    )
-
-
 class _ListRoute(StrictRoute):
     prefixes: ClassVar[tuple[str, ...]] = (LABEL_PREFIX,)
 
 
-submitting = APIRouter(route_class=RawRoute, tags=["jobs"])
 listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
-
-
-@submitting.post(
-    "/jobs",
-    status_code=HTTPStatus.CREATED,
-    response_model=Ok[SubmittedJob],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={
-        **body(SubmitJobRequest, required=True),
-        "parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS],
-    },
-)
-@guard
-async def submit(request: Request) -> Response:
-    """Submit a job.
-
-    The answer comes when the job is on disk; it is admitted, queued and run from then on, whatever happens.
-    """
-    principal = require(request, KeyScope.MANAGE)
-    submissions = submissions_of(request)
-    document = await read_body(request)
-    wanted = await submissions.read(document, principal.account_id)
-    return await submissions.submit(request, principal, wanted, document=document, large=is_large(document))
-
-
-@submitting.post(
-    "/jobs/validate",
-    response_model=Ok[CheckedJob],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": FORWARDING_PARAMETERS},
-)
-@guard
-async def validate(request: Request) -> Response:
-    """See whether a job would be accepted, without submitting it, and which of its files have to be uploaded first.
-
-    What is refused is refused as by a submission. Nothing is kept.
-    """
-    context = context_of(request)
-    principal = require(request, KeyScope.MANAGE)
-    submissions = submissions_of(request)
-    document = await read_body(request)
-    wanted = await submissions.read(document, principal.account_id)
-    await forwarded_tokens(request, context)
-    check = await submissions.run(
-        lambda: context.commands.check(principal.scope, wanted, created_by=principal.name), large=is_large(document)
-    )
-    await asyncio.wrap_future(check)
-    shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
-
-    def lost() -> set[str]:
-        return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
-
-    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost))))
 
 
 @listing.get("/jobs", response_model=Ok[JobList], responses=errors(), openapi_extra={"parameters": [_LABELS_PARAMETER]})
@@ -299,17 +225,16 @@ async def show_quickly(request: Request) -> Response | None:
 )
 async def edit_job(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Change priority, queue or labels of a job that has not ended."""
-    document = await read_body(request)
-    wanted = parse_optional(EditBody, document)
+    wanted, idempotency = await read_command(request, EditBody)
     edit = context.commands.edit(
         principal.scope,
         job_id,
         priority=wanted.priority,
         queue=wanted.queue,
         labels=wanted.labels,
-        idempotency=idempotency_of(request, document),
+        idempotency=idempotency,
     )
-    return await answer(context, principal.scope, await asyncio.wrap_future(edit))
+    return await answer(context, principal.scope, edit)
 
 
 @router.delete(
@@ -330,18 +255,19 @@ async def delete_job(
     A purge also finds one that was deleted before; by a handle, where no job has it now, the last that had it.
     """
     deletion = context.commands.delete(principal.scope, job_id, purge=purge, idempotency=idempotency_of(request, b""))
-    return await answer(context, principal.scope, await asyncio.wrap_future(deletion))
+    return await answer(context, principal.scope, deletion)
 
 
 async def answer(
     context: ApiContext,
     scope: Scope,
-    outcome: Outcome,
+    command: Future[Outcome],
     status: HTTPStatus = HTTPStatus.OK,
     *,
     shown_as: Callable[[JobView], bytes] = job_json,
 ) -> Response:
-    """A job after a command."""
+    """The job after a command, once the command is on disk."""
+    outcome = await asyncio.wrap_future(command)
     data = await run_in_threadpool(lambda: shown_as(_view(context, scope, lambda _connection: outcome.job)))
     return ok_json(data, status, REPLAYED if outcome.replayed else None)
 

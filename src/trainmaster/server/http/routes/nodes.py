@@ -18,7 +18,7 @@ from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
-from trainmaster.server.http.requests import parse_optional, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import NO_NUL, StrictRoute, body, errors
 from trainmaster.server.store import attempts, events, nodes
 from trainmaster.server.store.attempts import Allocation
@@ -208,7 +208,7 @@ async def node_events(
 )
 async def drain_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node no more work. It is DRAINED when nothing runs there; with `force`, what runs is preempted."""
-    wanted = parse_optional(DrainBody, await read_body(request))
+    wanted = await read_model(request, DrainBody)
     now = context.clock()
 
     def change(connection: Connection) -> NodeResource:
@@ -223,9 +223,7 @@ async def drain_node(request: Request, principal: Admin, context: Context, node_
         )
         return _node(connection, principal.scope, node_id)
 
-    changed = await context.write(change)
-    context.hint("")
-    return ok(changed)
+    return ok(await context.change_cluster(change))
 
 
 @router.post(
@@ -233,31 +231,27 @@ async def drain_node(request: Request, principal: Admin, context: Context, node_
 )
 async def enable_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node work again."""
-    parse_optional(EnableBody, await read_body(request))
+    await read_model(request, EnableBody)
     now = context.clock()
 
     def change(connection: Connection) -> NodeResource:
         nodes.enable(connection, _EVERYTHING, node_id, now)
         return _node(connection, principal.scope, node_id)
 
-    changed = await context.write(change)
-    context.hint("")
-    return ok(changed)
+    return ok(await context.change_cluster(change))
 
 
 @router.patch("/nodes/{node_id}", response_model=Ok[NodeResource], responses=_CHANGING, openapi_extra=body(NodeBody))
 async def change_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Set the labels or capabilities that a node has beside those that its backend reports."""
-    wanted = parse_optional(NodeBody, await read_body(request))
+    wanted = await read_model(request, NodeBody)
     now = context.clock()
 
     def change(connection: Connection) -> NodeResource:
         nodes.give(connection, _EVERYTHING, node_id, now, labels=wanted.labels, capabilities=wanted.capabilities)
         return _node(connection, principal.scope, node_id)
 
-    changed = await context.write(change)
-    context.hint("")
-    return ok(changed)
+    return ok(await context.change_cluster(change))
 
 
 def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:

@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.coordinator.explain import QueueEntry
 from trainmaster.server.core.fields import Matches, Model, Natural
 from trainmaster.server.core.resources import Queue
-from trainmaster.server.http.auth import Admin, Viewer
+from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok
-from trainmaster.server.http.requests import parse_optional, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 from trainmaster.server.scheduling.obstacles import gpus_of
 from trainmaster.server.settings.encryption import Sealer, SealError
@@ -145,15 +145,11 @@ async def list_queues(principal: Viewer, context: Context) -> Response:
     response_model=Ok[QueueResource],
     responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra=body(QueueBody),
+    dependencies=ADMINS_ONLY,
 )
-async def put_queue(
-    request: Request,
-    principal: Admin,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-    name: QueueName,
-) -> Response:
+async def put_queue(request: Request, context: Context, name: QueueName) -> Response:
     """Make a queue, or set its weight and quota."""
-    wanted = parse_optional(QueueBody, await read_body(request))
+    wanted = await read_model(request, QueueBody)
     now = context.clock()
 
     def change(connection: Connection) -> QueueResource:
@@ -161,25 +157,19 @@ async def put_queue(
         queues.put(connection, _EVERYTHING, queue, now)
         return queue_resource(queue, queues.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
 
-    changed = await context.write(change)
-    context.hint("")
-    return ok(changed)
+    return ok(await context.change_cluster(change))
 
 
 @router.delete(
     "/queues/{name}",
     response_model=Ok[Nothing],
     responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    dependencies=ADMINS_ONLY,
 )
-async def delete_queue(
-    principal: Admin,  # noqa: ARG001 - it is what lets the request in
-    context: Context,
-    name: QueueName,
-) -> Response:
+async def delete_queue(context: Context, name: QueueName) -> Response:
     """Remove a queue in which no job waits or runs."""
     now = context.clock()
-    await context.write(lambda connection: queues.remove(connection, _EVERYTHING, name, now))
-    context.hint("")
+    await context.change_cluster(lambda connection: queues.remove(connection, _EVERYTHING, name, now))
     return ok(Nothing())
 
 

@@ -15,10 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.coordinator.retention import FAILED, Collected, Collector
 from trainmaster.server.coordinator.tombstones import Tombstone, Tombstones
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.auth import Admin, Viewer
+from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, Wire, instant, ok
-from trainmaster.server.http.requests import parse_optional, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 
 
@@ -63,10 +63,11 @@ _NAMES = 100
     response_model=Ok[Collection],
     responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra=body(CollectBody),
+    dependencies=ADMINS_ONLY,
 )
-async def collect(request: Request, principal: Admin, context: Context) -> Response:  # noqa: ARG001 - it may
+async def collect(request: Request, context: Context) -> Response:
     """Remove what the settings do not keep any longer, or tell what would go. The leader does so by itself."""
-    wanted = parse_optional(CollectBody, await read_body(request))
+    wanted = await read_model(request, CollectBody)
     return ok(await run_in_threadpool(_collect, context, wanted))
 
 

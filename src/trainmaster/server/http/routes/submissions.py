@@ -1,4 +1,4 @@
-"""Submissions: from the body of a request, and the tokens that it forwards, to a job on disk.
+"""Submit and validate jobs: from the body of a request, and the tokens that it forwards, to a job on disk.
 
 A request at the limits takes a tenth of a second to read and to compile. Large ones are handled in threads, a few at a
 time, so that the event loop answers others meanwhile.
@@ -12,20 +12,23 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
+from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.http.auth import Principal, credential_of
-from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.envelope import Wire, ok
-from trainmaster.server.http.requests import idempotency_of, parse_json
+from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.http.auth import Principal, credential_of, guard, require
+from trainmaster.server.http.context import ApiContext, context_of
+from trainmaster.server.http.envelope import Ok, Wire, ok
+from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body
+from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, body, errors
+from trainmaster.server.http.routes.blobs import blob_file
 from trainmaster.server.http.token_exchange import MAX_TOKEN_LENGTH
+from trainmaster.server.store import blobs
 
 HEADERS = {SCAIDRIVE_TOKEN: "X-ScaiDrive-Token", SCAIATLAS_TOKEN: "X-ScaiAtlas-Token"}
 """The secret that each header becomes."""
@@ -64,7 +67,6 @@ async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, s
 
 T = TypeVar("T")
 
-REPLAYED = {"Idempotent-Replayed": "true"}
 LARGE_BYTES = 32 << 10
 """A body from this size on takes more than a few milliseconds; a thread costs a fraction of one."""
 AT_ONCE = 2
@@ -93,6 +95,14 @@ def submitted_job(job: Job) -> SubmittedJob:
         message=f"job {job.handle or job.job_id} was accepted",
         estimated_wait_seconds=None,
         checkpoint_id=job.resume_checkpoint_id,
+    )
+
+
+class CheckedJob(Wire):
+    """A job that would be accepted."""
+
+    missing_blobs: list[str] = Field(
+        description="Digests of the files in its `workload.files` that are yet to be uploaded."
     )
 
 
@@ -154,3 +164,60 @@ def submissions_of(request: Request) -> Submissions:
     """Those of the application that got the request."""
     submissions: Submissions = request.app.state.submissions
     return submissions
+
+
+router = APIRouter(route_class=RawRoute, tags=["jobs"])
+
+
+@router.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    response_model=Ok[SubmittedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={
+        **body(SubmitJobRequest, required=True),
+        "parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS],
+    },
+)
+@guard
+async def submit(request: Request) -> Response:
+    """Submit a job.
+
+    The answer comes when the job is on disk; it is admitted, queued and run from then on, whatever happens.
+    """
+    principal = require(request, KeyScope.MANAGE)
+    submissions = submissions_of(request)
+    document = await read_body(request)
+    wanted = await submissions.read(document, principal.account_id)
+    return await submissions.submit(request, principal, wanted, document=document, large=is_large(document))
+
+
+@router.post(
+    "/jobs/validate",
+    response_model=Ok[CheckedJob],
+    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": FORWARDING_PARAMETERS},
+)
+@guard
+async def validate(request: Request) -> Response:
+    """See whether a job would be accepted, without submitting it, and which of its files have to be uploaded first.
+
+    What is refused is refused as by a submission. Nothing is kept.
+    """
+    context = context_of(request)
+    principal = require(request, KeyScope.MANAGE)
+    submissions = submissions_of(request)
+    document = await read_body(request)
+    wanted = await submissions.read(document, principal.account_id)
+    await forwarded_tokens(request, context)
+    check = await submissions.run(
+        lambda: context.commands.check(principal.scope, wanted, created_by=principal.name), large=is_large(document)
+    )
+    await asyncio.wrap_future(check)
+    shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
+    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
+
+    def lost() -> set[str]:
+        return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
+
+    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost))))

@@ -28,7 +28,7 @@ from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, Ok, Wire, instant, ok
 from trainmaster.server.http.errors import RateLimitedError
-from trainmaster.server.http.requests import parse_optional, read_body
+from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.store import webhooks
 from trainmaster.server.store.webhooks import Webhook
@@ -172,7 +172,7 @@ async def list_webhooks(principal: Manager, context: Context) -> Response:
 )
 async def create_webhook(request: Request, principal: Manager, context: Context) -> Response:
     """Make a webhook. It is told of what happens from now on; its secret is shown this once."""
-    wanted = parse_optional(CreateWebhookBody, await read_body(request))
+    wanted = await read_model(request, CreateWebhookBody)
     made = await asyncio.wrap_future(
         context.subscriptions.create(principal.scope, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret)
     )
@@ -195,7 +195,7 @@ async def show_webhook(principal: Manager, context: Context, webhook_id: Webhook
 )
 async def change_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Change a webhook; it goes on with the event that is next, at once."""
-    wanted = parse_optional(ChangeWebhookBody, await read_body(request))
+    wanted = await read_model(request, ChangeWebhookBody)
     changed = context.subscriptions.change(
         principal.scope, webhook_id, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret
     )

@@ -34,7 +34,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.server.http.followers import followers_of
-from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.requests import parse_json, read_body, read_model
 from trainmaster.server.http.router import BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, AttemptId, StrictRoute, body, errors
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
@@ -251,7 +251,7 @@ async def get_secrets(worker: Worker, context: Context) -> Response:
 )
 async def claim(request: Request, worker: Worker, node: NodeNumber) -> Response:
     """Claim a node of the attempt, before anything of it runs. Only one claimant ever gets it."""
-    claimant = parse(Claimant, parse_json(await read_body(request)))
+    claimant = await read_model(request, Claimant)
     if node >= worker.nodes:
         raise NotFoundError(f"the attempt has {worker.nodes} nodes")
     granted = await worker.report(lambda: worker.directory.claim(node, claimant.model_dump()))
