@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from api_world import COMMAND, WAIT_S, Api, wait_for
 
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.routes import submissions
 
 LARGE = {**COMMAND, "workload": {"kind": "command", "argv": ["x" * 1000] * 100}}
@@ -52,8 +53,8 @@ def test_others_are_answered_while_large_requests_are_read(
 ) -> None:
     job_id = str(submit(api, "")["job_id"])
     parser = SlowParser()
-    for module in ("submissions", "routes.controls"):
-        monkeypatch.setattr(f"trainmaster.server.http.{module}.parse_submit", parser)
+    for module in ("submissions", "controls"):
+        monkeypatch.setattr(f"trainmaster.server.http.routes.{module}.parse_submit", parser)
     with ThreadPoolExecutor(6) as pool:
         asking = [pool.submit(ask, api, job_id) for _ in range(6)]
         try:

@@ -28,8 +28,8 @@ from trainmaster.server.http.envelope import JSON, Ok, Wire, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
-from trainmaster.server.store import accounts, keys
-from trainmaster.server.store.keys import ApiKey
+from trainmaster.server.store import accounts
+from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
 AccountId = Annotated[str, StringConstraints(pattern=ACCOUNT_ID_PATTERN)]
@@ -239,14 +239,14 @@ def key_resource(key: ApiKey) -> KeyResource:
 @keys_router.get("/keys", response_model=Ok[KeyList], responses=errors())
 async def list_keys(principal: Viewer, context: Context) -> Response:
     """List keys, also revoked ones: those of your account, or of all accounts with `cluster_admin`."""
-    found = await context.read(lambda connection: keys.all(connection, principal.reach))
+    found = await context.read(lambda connection: accounts.all_keys(connection, principal.reach))
     return ok(KeyList(keys=[key_resource(key) for key in found]))
 
 
 @keys_router.get("/keys/current", response_model=Ok[KeyResource], responses=errors())
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
-    own = await context.read(lambda connection: keys.get(connection, _EVERYTHING, principal.key_id))
+    own = await context.read(lambda connection: accounts.get_key(connection, _EVERYTHING, principal.key_id))
     return ok(key_resource(own))
 
 
@@ -278,7 +278,7 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
             accounts.get(connection, _EVERYTHING, stored.account_id)
         except NotFoundError as error:
             raise SpecError([Problem(field="account_id", message=f"{error.message}; make it first")]) from None
-        keys.create(connection, _EVERYTHING, stored)
+        accounts.create_key(connection, _EVERYTHING, stored)
 
     await context.write(create)
     return ok(NewKey(**key_resource(stored).model_dump(), key=key), HTTPStatus.CREATED)
@@ -291,8 +291,8 @@ async def revoke_key(request: Request, context: Context, key_id: KeyId) -> Respo
     """Revoke a key, for good: at once on this server, within 5 s on the others."""
 
     def revoke(connection: Connection) -> ApiKey:
-        keys.revoke(connection, _EVERYTHING, key_id, context.clock())
-        return keys.get(connection, _EVERYTHING, key_id)
+        accounts.revoke_key(connection, _EVERYTHING, key_id, context.clock())
+        return accounts.get_key(connection, _EVERYTHING, key_id)
 
     revoked = await context.write(revoke)
     gate: Gate = request.app.state.gate

@@ -16,8 +16,8 @@ from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
+from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
-from trainmaster.server.core.spec.training import BaseModelConfig
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
@@ -30,7 +30,7 @@ from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.storage import BLOBS, blob_path
-from trainmaster.server.store import accounts, blobs
+from trainmaster.server.store import accounts, job_inputs
 
 MAX_SHOWN = 100
 
@@ -209,6 +209,6 @@ def _files(
     connection: Connection, principal: Principal, context: ApiContext, wanted: ValidateDataBody
 ) -> dict[str, Path]:
     for file in wanted.files:
-        if blobs.get(connection, principal.scope, file.sha256) is None:
+        if job_inputs.get_blob(connection, principal.scope, file.sha256) is None:
             raise NotFoundError(f"the file {file.sha256} was not uploaded")
     return {file.path: context.roots.path(BLOBS, blob_path(principal.account_id, file.sha256)) for file in wanted.files}

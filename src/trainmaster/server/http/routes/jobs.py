@@ -20,7 +20,7 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.resources import Priority
+from trainmaster.server.core.spec.configs import Priority
 from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds

@@ -20,7 +20,8 @@ from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec import SubmitJobRequest, parse_submit
+from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, context_of
 from trainmaster.server.http.envelope import Ok, Wire, ok
@@ -28,7 +29,7 @@ from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_jso
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, body, errors
 from trainmaster.server.http.routes.blobs import blob_file
 from trainmaster.server.http.token_exchange import MAX_TOKEN_LENGTH
-from trainmaster.server.store import blobs
+from trainmaster.server.store import job_inputs
 
 HEADERS = {SCAIDRIVE_TOKEN: "X-ScaiDrive-Token", SCAIATLAS_TOKEN: "X-ScaiAtlas-Token"}
 """The secret that each header becomes."""
@@ -215,7 +216,7 @@ async def validate(request: Request) -> Response:
     )
     await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: blobs.missing(connection, principal.scope, shipped)))
+    missing = set(await context.read(lambda connection: job_inputs.missing_blobs(connection, principal.scope, shipped)))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
