@@ -12,8 +12,7 @@ from api_world import WAIT_S, Api, Served, World, wait_for
 from sqlalchemy import Connection
 
 from trainmaster.client import Client
-from trainmaster.protocol.log_gaps import Gap
-from trainmaster.protocol.run_directory import log_stream
+from trainmaster.protocol.run_directory import Gap, log_stream
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.resources import Share

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from field_tables import Field, broken_reference, fields_of
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
-from trainmaster.protocol.launch import launch_to_json
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.retention import checkpoint_limit
 from trainmaster.server.core.spec.documents import secret_values
@@ -85,7 +85,7 @@ def outcome(document: dict[str, Any]) -> Any:
     record = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
     read_later = (job.resumes_from_best, job.waits_for_nodes, checkpoint_limit(job))
     shown = job_document(job) if job.workload_kind == "trainer_service" else {}
-    return record, read_later, shown, json.dumps(launch_to_json(compile_launch(request))), secret_values(request)
+    return record, read_later, shown, json.dumps(asdict(compile_launch(request))), secret_values(request)
 
 
 def document_for(field: Field) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from field_tables import Field, broken_reference, fields_of
 from pydantic.alias_generators import to_camel
 
 from spec_documents import changed
-from trainmaster.protocol.launch import launch_to_json
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.core.submission import submit
@@ -36,7 +36,7 @@ def outcome(document: dict[str, Any]) -> Any:
         return REFUSED
     job = submit(request, account_id="a", job_id="j", created_by="u", now=0.0, default_backend="local").job
     record = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
-    return record, json.dumps(launch_to_json(compile_launch(request)))
+    return record, json.dumps(asdict(compile_launch(request)))
 
 
 def members(body: type[Body]) -> set[str]:

@@ -20,7 +20,6 @@ CALLERS = {
     "server/coordinator/retention.py",
     "server/coordinator/tombstones.py",
     "protocol/documents.py",
-    "protocol/log_gaps.py",
     "protocol/run_directory.py",
     "server/storage.py",
 }
@@ -67,7 +66,6 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {"open", "os.open", "os.fchown", "os.replace", "os.unlink"},
     ),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
-    "protocol/log_gaps.py": ("what account_files has opened", {"open"}),
     "protocol/hints.py": (_OWN, {".unlink", ".chmod"}),
     "protocol/mpi_nodes.py": (_JOB, {"open"}),
     "protocol/processes.py": ("/proc", {".read_text"}),

@@ -7,23 +7,26 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from trainmaster.protocol.account_files import open_plain
 
 _MOST_OWN_BYTES = 64 << 20
-"""What is read of a document that we wrote ourselves: a request holds all of a job's parameters."""
+"""Limit for documents that we wrote ourselves: a request holds all parameters of a job."""
 
 
 def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The whole JSON lines of a piece of a stream, and how many bytes they took."""
+    """The complete JSON lines in a chunk of a stream, and their length in bytes."""
     end = data.rfind(b"\n") + 1
     return parse_lines(data[:end].split(b"\n")), end
 
 
 def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of some lines. A line that is none (a torn write of a full disk) is skipped."""
+    """The JSON objects in these lines. Anything else (a write torn by a full disk) is skipped."""
     records = []
     for line in lines:
         if not line:
@@ -36,9 +39,9 @@ def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 
 def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None) -> None:
-    """Replace a document in one step: a reader sees the old one or the new one, never a part.
+    """Replace a document atomically: a reader sees the old one or the new one.
 
-    It is its owner's alone: ours, or another user's. A group can read it, where one is named.
+    Only its owner can access it: this process's user, or `uid`. With `gid`, that group can read it.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -50,7 +53,7 @@ def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None =
 def replace_document(
     directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
 ) -> None:
-    """Replace a document of an open directory, as `write_document` does."""
+    """Like `write_document`, in an open directory."""
     temporary = write_new(directory, name, document, uid=uid, gid=gid)
     try:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -63,8 +66,8 @@ def replace_document(
 def write_new(
     directory: int, name: str, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None
 ) -> str:
-    """Write a document under a temporary name, which is returned."""
-    # A name that nobody knows before: others who write there could have put something else in its place.
+    """Write a document under a temporary name; returns that name."""
+    # Unpredictable: others who can write here could otherwise put something else in its place.
     temporary = f".{name}.{os.urandom(8).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
@@ -86,7 +89,7 @@ def write_new(
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document, or None when there is none that can be read. The way to it is ours; it itself may be anything."""
+    """The document at a path; None if there is none, or it is no JSON object. The directories above it are ours."""
     try:
         with open(open_plain(path), "rb") as file:
             return decoded(file.read(_MOST_OWN_BYTES))
@@ -95,7 +98,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def decoded(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in some bytes; None when they hold none."""
+    """The JSON object in these bytes, or None."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -107,10 +110,37 @@ def _encode(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+Record = TypeVar("Record")
+
+
+def from_json(kind: type[Record], document: Mapping[str, Any]) -> Record:
+    """A dataclass from the plain form that `asdict` makes; the inverse of it, by the types of its fields.
+
+    Missing keys get their defaults, and unknown ones are ignored: readers and writers may differ in version.
+    """
+    fields = get_type_hints(kind)
+    return kind(**{name: _value_of(fields[name], document[name]) for name in fields if name in document})
+
+
+def _value_of(kind: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return _value_of(next(each for each in arguments if each is not NoneType), value)
+    if origin is tuple:
+        return tuple(_value_of(arguments[0], each) for each in value)
+    if origin is Mapping:
+        return {key: _value_of(arguments[1], each) for key, each in value.items()}
+    if is_dataclass(kind):
+        return from_json(kind, value)  # type: ignore[arg-type]
+    return kind(value) if issubclass(kind, StrEnum) else value
+
+
 def is_deeper(value: object, most: int) -> bool:
     """Whether a value nests more than `most` objects and lists.
 
-    The server and the trainers must agree about it: the server passes on what it accepts.
+    Shared by server and trainers: the server passes on what it accepts.
     """
     level: list[Any] = [value]
     for _ in range(most + 1):
@@ -122,13 +152,11 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-"""The errors of a full disk."""
 LEAST_FREE_BYTES = 64 << 10
-"""A disk with less is as good as full: more than any document of a worker takes."""
+"""A disk with less free space counts as full: more than any document of a worker needs."""
 
 
 def disk_is_full(path: str | os.PathLike[str]) -> bool:
-    """Whether nothing more can be written where `path` lies."""
     try:
         usage = os.statvfs(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""Calls the function of a job, on each of its ranks. A copy of this file is the program of that step.
+"""Calls the function of a job on each rank. A copy of this file is the program of that step.
 
-It runs with the Python of the job, which may be older than ours and know nothing of us: the standard library of Python
-3.9, and nothing else. The function's module is a file beside it and is imported by its name, so that tracebacks show
-its lines, and processes that it spawns find it.
+It runs with the job's Python, which may be older than ours and not have this package: standard library of Python 3.9
+only. The function's module is a file beside it, imported by name: tracebacks show its lines, and processes that it
+spawns find it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from types import TracebackType
 from typing import Any
 
 RUNNER_FILE = "run_function.py"
-"""What the copy of this file is called."""
+"""The name of the copy."""
 SOURCE_MODULE = "trainmaster_function"
 SOURCE_FILE = f"{SOURCE_MODULE}.py"
-"""The module that defines the function."""
 CALL_FILE = "function.json"
 """The function's `name`, its `arguments`, and which of those are `tuples`."""
 RESULT_FILE = "result.json"
-"""What it returned on rank 0; among the job's results."""
+"""What the function returned on rank 0; one of the job's results."""
 
 WORKSPACE_PATHS = (("/workspace/dataset", "DATASET_PATH"), ("/workspace/model", "MODEL_PATH"))
-"""Where programs for Kubeflow look for what was fetched, and the variables that name it."""
+"""Where programs for Kubeflow look for fetched data, and the variables with its real place."""
 MPI_LAUNCHER = "MPI_LAUNCHER"
-"""Set by a runtime of MPI: what starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
+"""Set by an MPI runtime: the command that starts the processes, such as `mpirun -n $(WORLD_SIZE)`."""
 MPI_PACKAGE = "openmpi"
 MPI_LIBRARY = "libmpi.so.40"
 MLX_MPI_LIBRARY = "MLX_MPI_LIBNAME"
-"""Where MLX looks for MPI, which it would not find in a package."""
+"""Where MLX looks for MPI; it does not find a Python package by itself."""
 MPI_REMEDY = f'packages_to_install=["{MPI_PACKAGE}"] brings one'
 MPI_MODULE = "trainmaster_mpi_nodes"
 MPI_FILE = f"{MPI_MODULE}.py"
-"""The copy of `mpi_nodes`, where a job has several nodes."""
+"""The copy of `mpi_nodes`, for jobs with several nodes."""
 STARTED_BY_MPI = "TRAINMASTER_STARTED_BY_MPI"
-"""The Python that it shall start this file with. Each node has its own, and its own place for the file."""
+"""The Python to start this file with. Each node has its own, and its own path of the file."""
 PROGRAM = ("/bin/sh", "-c", f'exec "${STARTED_BY_MPI}" "$TRAINMASTER_INPUTS_DIR/{RUNNER_FILE}"')
 MPI_VARIABLES = (
     ("PMI_RANK", "RANK"),
@@ -54,11 +53,10 @@ MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
 )
-"""What MPICH and Open MPI call the variables of a rank."""
+"""MPICH's and Open MPI's names for the variables of a rank."""
 
 
 def main() -> None:
-    """Run the function, as one process among those of MPI or without it."""
     by_mpi = STARTED_BY_MPI in os.environ
     if make_room_for_mpi():
         return
@@ -71,7 +69,7 @@ def main() -> None:
 
 
 def end_at_once(error: BaseException) -> None:
-    """After a failure, end without the farewell of MPI: that would wait for the others, who may wait for this one."""
+    """After a failure, exit without MPI's finalizer: it would wait for the other ranks, which may wait for this one."""
     if isinstance(error, SystemExit):
         if not error.code:
             return
@@ -86,12 +84,12 @@ def end_at_once(error: BaseException) -> None:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a failure as Python does, from the function on."""
+    """Print an error as Python does, without the frames of this file."""
     sys.__excepthook__(kind, error.with_traceback(own_frames(trace)), own_frames(trace))
 
 
 def own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this file in front; all of it, where there are no others."""
+    """A traceback without the leading frames of this file; all of it if there are no others."""
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename == __file__:
         found = found.tb_next
@@ -99,9 +97,8 @@ def own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def run() -> None:
-    """Import the function, call it, and keep what it returns."""
     inputs = os.path.dirname(os.path.abspath(__file__))
-    # What was shipped with the job lies in the working directory, and is imported from there as a script would.
+    # Files shipped with the job are in the working directory; they are imported as a script would.
     sys.path[:0] = [os.getcwd(), inputs]
     with open(os.path.join(inputs, CALL_FILE), encoding="utf-8") as file:
         call = json.load(file)
@@ -116,10 +113,10 @@ def run() -> None:
 
 
 def make_room_for_mpi() -> bool:
-    """Where a runtime names an MPI launcher: rank 0 becomes it, and it starts this file again, once for each rank.
+    """If the runtime names an MPI launcher: rank 0 becomes the launcher, which starts this file again for each rank.
 
-    The other ranks have nothing to do then but to let it in, the first one of a node: True. In a process that the
-    launcher started, the variables of the ranks say what it said.
+    The other ranks do nothing but let the launcher in (the first rank of each node): returns True. In a process that
+    the launcher started, set the variables of the rank from MPI's.
     """
     launcher = shlex.split(os.environ.pop(MPI_LAUNCHER, ""))
     if not launcher:
@@ -127,7 +124,7 @@ def make_room_for_mpi() -> bool:
             os.environ.update({ours: os.environ[its] for its, ours in MPI_VARIABLES if its in os.environ})
             for library in files_of_mpi(MPI_LIBRARY):
                 os.environ.setdefault(MLX_MPI_LIBRARY, library)
-            # The launcher mixes what they all write, piece by piece: let a piece be a line.
+            # The launcher interleaves the output of all ranks: flush whole lines.
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
                     stream.reconfigure(line_buffering=True, write_through=False)
@@ -135,7 +132,7 @@ def make_room_for_mpi() -> bool:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return True
     os.environ[STARTED_BY_MPI] = sys.executable
-    # Open MPI can be a package of this Python, or of the one below this environment.
+    # Open MPI may be a package of this Python, or of the one below this environment.
     beside = [os.path.dirname(file) for file in (sys.executable, *files_of_mpi(launcher[0]))]
     os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), *beside))
     cannot_run = f"{launcher[0]}, which starts the processes of MPI, cannot be run here"
@@ -157,7 +154,7 @@ def make_room_for_mpi() -> bool:
 
 
 def files_of_mpi(name: str) -> list[str]:
-    """The files of a name that the package of Open MPI has, where it is installed."""
+    """The files with this name in the Open MPI package, if it is installed."""
     from importlib.metadata import PackageNotFoundError, files
 
     try:
@@ -168,9 +165,9 @@ def files_of_mpi(name: str) -> list[str]:
 
 
 def placed(value: Any) -> Any:
-    """Arguments in which texts that begin with /workspace/dataset or /workspace/model name what was fetched.
+    """Arguments in which paths below /workspace/dataset or /workspace/model are replaced by the real ones.
 
-    These directories are there where the worker could make them; elsewhere variables name the real ones.
+    These directories exist if the worker could create them; otherwise variables name the real ones.
     """
     if isinstance(value, dict):
         return {name: placed(inner) for name, inner in value.items()}
@@ -183,7 +180,7 @@ def placed(value: Any) -> Any:
 
 
 def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[str, Any]:
-    """Arguments in which the lists at these places are tuples; inner ones come before those around them."""
+    """Arguments in which the lists at these paths are tuples. Inner lists come before outer ones."""
     for *way, last in paths:
         inside: Any = arguments
         for step in way:
@@ -193,10 +190,10 @@ def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[s
 
 
 def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with arguments by name; with all of them as one dict, where it takes them only so.
+    """Call a function with keyword arguments; or with all of them as one dict, if it accepts only that.
 
     Raises:
-        TypeError: it takes them neither way.
+        TypeError: it accepts neither.
     """
     if not arguments:
         return function()
@@ -213,7 +210,7 @@ def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def keep(value: Any, name: str, directory: str) -> None:
-    """Write down what a function returned, whole or not at all. What JSON cannot hold is told, and is no failure."""
+    """Write what a function returned, atomically. A value that JSON cannot hold is logged and is no failure."""
     try:
         text = json.dumps(value, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -229,7 +226,7 @@ def keep(value: Any, name: str, directory: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The plain form of a number or an array of a library: they all call it `tolist`."""
+    """Numbers and arrays of numeric libraries have `tolist`."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is none of its types")

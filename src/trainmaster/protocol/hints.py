@@ -1,4 +1,4 @@
-"""Hints: datagrams that say "look now". They carry no state and may be lost; everybody also polls."""
+"""Hints: datagrams that say "look now". They carry no state and may be lost; receivers also poll."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_SUBJECT = 256
 
 
 def send_hint(path: str | None, subject: str) -> None:
-    """Tell whoever listens at `path` that `subject` changed. Never blocks, never fails."""
+    """Tell the listener at `path` that `subject` changed. Never blocks, never fails."""
     if not path:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -24,8 +24,6 @@ def send_hint(path: str | None, subject: str) -> None:
 
 
 class HintListener:
-    """Receives hints on a socket of its own; `fileno` makes it usable in a selector."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         with contextlib.suppress(FileNotFoundError):
@@ -37,11 +35,11 @@ class HintListener:
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """For selectors."""
         return self._socket.fileno()
 
     def drain(self) -> set[str]:
-        """The subjects that were hinted at since the last call; of a flood, the first ones."""
+        """The subjects of the hints since the last call; of a flood, the first ones."""
         subjects: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MOST_AT_ONCE):
@@ -49,7 +47,6 @@ class HintListener:
         return subjects
 
     def close(self) -> None:
-        """Stop listening."""
         self._socket.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()

@@ -1,26 +1,24 @@
-"""A compiled workload: everything that a backend and a worker need to know about what to run.
+"""A compiled workload: all that a backend and a worker know of what to run.
 
-A workload kind compiles a job's spec into a `Launch`; a backend never sees anything else of the
-workload. All values are plain, so that a launch survives a trip through JSON unchanged.
+A workload kind compiles a job's spec into a `Launch`. All values are plain: a launch survives JSON unchanged.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 LOCAL = "local"
-"""The backend whose jobs are processes of the server's machine."""
+"""Jobs are processes on the server's machine."""
 CONTAINER = "container"
-"""The backend whose jobs run in containers of that machine."""
+"""Jobs run in containers on the server's machine."""
 
 PACKAGES_FILE = "packages.json"
-"""Among a launch's inputs: `packages`, which are requirements as pip takes them, and `index_urls`."""
+"""An input of the launch: `packages` (pip requirements) and `index_urls`."""
 ENVIRONMENT_FILE = "environment.json"
-"""In the node's prepared directory: `path`, the Python environment that the ranks run in."""
+"""In the node's prepared directory: `path`, the Python environment of the ranks."""
 
 
 class PullPolicy(StrEnum):
@@ -40,7 +38,7 @@ class Lifetime(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of a machine a container may have; None: as much as there is."""
+    """Limits of a container; None: no limit."""
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None
@@ -48,102 +46,99 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """Containers that run beside a step's own, of the same image. They begin with it, and none outlives it."""
+    """Containers that run beside a step's own, with the same image. They start with it, and none outlives it."""
 
     count: int
     argv: tuple[str, ...]
-    """What each of them runs, as the step does its own; its number comes last."""
+    """The command of each; its index is appended."""
     size: Size
-    """Of each of them."""
+    """Of each container."""
     head: Size
-    """Of the step's own."""
+    """Of the step's own container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command of a launch. All steps but the last prepare; the last is the workload itself."""
+    """One command of a launch. The last step is the workload itself; the others prepare it."""
 
     name: str
-    """Names the step's log files: lower-case letters, digits and dashes."""
+    """Also names the step's log files: lower-case letters, digits and dashes."""
     argv: tuple[str, ...]
-    """Empty: what the image itself runs."""
+    """Empty: the image's own command."""
     args: tuple[str, ...] = ()
-    """Where argv is empty: what the image's entry point is given in place of the image's own arguments."""
+    """With an empty argv: arguments for the image's entry point, instead of the image's own."""
     python: bool = False
-    """Run argv with a Python interpreter in front: the worker's own; for the last step that of the environment which a
-    preparing step made, if one did."""
+    """Run argv with a Python interpreter: the worker's; for the last step, that of the environment made by a preparing
+    step, if any."""
     from_inputs: bool = False
-    """The first of argv is one of the launch's inputs."""
+    """argv[0] is the name of an input."""
     tokens: bool = False
-    """Give it the tokens that were passed on with the job. For our own steps that fetch; the user's never see them."""
+    """Give it the tokens passed on with the job. Only for our own steps that fetch; user code never sees them."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> reference to the sealed secret with its value; given to this step alone."""
+    """Variable -> reference to the sealed secret with its value. Only this step gets them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of this step alone."""
     timeout_s: float | None = None
-    """How long it may take before it is ended; None: as long as it likes."""
+    """The step is ended after this time; None: no limit."""
     image: str | None = None
-    """The container image that it runs in by itself, before all steps without one; None: where the others run."""
+    """The step runs in a container of this image, before all steps without one; None: where the other steps run."""
     outputs: Mapping[str, str] = field(default_factory=dict)
-    """Directory in that image's container -> the path, below the node's prepared directory, of what it leaves there."""
+    """Directory in that container -> path below the node's prepared directory where its content goes."""
     through: tuple[str, ...] = ()
-    """What is started in its place and leads into its container: a worker that is outside of that adds it. It reads the
-    variables of what it starts from its standard input."""
+    """The command that leads into the step's container, set by a worker outside of it. It reads the step's variables
+    from standard input."""
     gang: Gang | None = None
-    """What runs beside it where it has an image of its own; None: it runs by itself."""
+    """Containers beside the step's own, if it has an image; None: it runs alone."""
 
     @property
     def guarded(self) -> bool:
-        """Whether it is a program of ours with tokens or secrets that the job's own code must not see."""
+        """Whether it is our own program with tokens or secrets that user code must not see."""
         return self.python and (self.tokens or bool(self.secrets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobFile:
-    """A file that the client shipped by content, placed into the working directory before any step runs."""
+    """A file that the client uploaded by content; placed into the working directory before any step runs."""
 
     sha256: str
     path: str
-    """Relative to the working directory."""
     executable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A directory of the machine, or a volume of the engine's own, that a container sees too."""
+    """A directory of the machine, or a named volume of the engine, mounted into a container."""
 
     source: str
     """An absolute path on the node, or the name of a volume."""
     target: str
-    """Absolute, in the container."""
     read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerWish:
-    """What a job wants of its containers beyond the image."""
+    """What a job requests for its containers beyond the image."""
 
     pull_policy: str | None = None
-    """When the image is fetched; None: as the backend does."""
+    """None: the backend's default."""
     auto_remove: bool = True
-    """Whether a container goes when it has ended."""
+    """Whether a container is removed when it has ended."""
     shm_mb: int | None = None
-    """How much its /dev/shm may hold; None: the backend's own choice."""
+    """Size of /dev/shm; None: the backend's default."""
     pids: int | None = None
-    """How many processes and threads it may have; None: as many as the engine lets it."""
+    """Most processes and threads; None: the engine's default."""
     runtime: str | None = None
-    """The engine that it must be; None: whichever the backend has."""
+    """The engine it must be; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """When a service counts as ready: `GET path` on its port answers with a status below 400."""
+    """A service is ready when `GET path` on its port answers with a status below 400."""
 
     path: str = "/"
     timeout_s: float = 600.0
     interval_s: float = 0.1
     first_node_only: bool = False
-    """Only node 0 serves; the others of a gang are ready when their ranks run."""
+    """Only node 0 serves; the other nodes are ready when their ranks run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,87 +148,53 @@ class Launch:
     kind: str
     steps: tuple[Step, ...]
     image: str | None = None
-    """The container image that the ranks run in, on a backend that runs images; None: the backend's own choice."""
+    """The image that the ranks run in; None: the backend's default. Only for backends that run images."""
     volumes: tuple[Volume, ...] = ()
     container: ContainerWish = field(default_factory=ContainerWish)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the workload's kind sets. The user's own are secrets."""
+    """Variables set by the workload kind. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> reference to the sealed secret with its value; the worker is given the values apart."""
+    """Variable -> reference to the sealed secret with its value; the worker gets the values separately."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Small text files by their plain names, for every rank to read in the directory of its inputs."""
+    """Small text files by name; every rank can read them."""
     prepared: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> the path, below the node's prepared directory, of what a preparing step leaves there."""
+    """Variable -> path below the node's prepared directory of what a preparing step leaves there."""
     blobs: tuple[BlobFile, ...] = ()
     working_directory: str | None = None
-    """Absolute, on the node; None means a fresh directory inside the run directory."""
+    """Absolute, on the node; None: a new directory inside the run directory."""
     remove_working_directory: bool = False
-    """Whether the fresh directory goes when the attempt has ended."""
+    """Remove the new directory when the attempt has ended."""
     ranks_per_node: int = 1
     lifetime: Lifetime = Lifetime.BATCH
     port_environment: str | None = None
-    """For a service: the variable that receives the port which the worker chose."""
+    """For a service: the variable for the port that the worker chose."""
     readiness: Readiness | None = None
     reports_phases: bool = False
-    """False: the job is TRAINING from its process's start. True: from the first phase it reports."""
+    """False: the job is TRAINING when its processes start. True: from the first phase it reports."""
     can_save: bool | None = None
-    """Whether it saves when asked to stop; None means: once it has told us so through the reporter."""
+    """Whether it saves when asked to stop; None: once it has said so through the reporter."""
     grace_s: float = 30.0
-    """Between being asked to stop and being killed."""
+    """From the request to stop until the kill."""
     retry_exit_codes: tuple[int, ...] = ()
     """Exit codes of the workload that count as transient."""
 
 
-def launch_to_json(launch: Launch) -> dict[str, Any]:
-    """The plain form of a launch, as stored in `request.json`."""
-    return asdict(launch)
-
-
-def launch_from_json(document: Mapping[str, Any]) -> Launch:
-    """The launch of a plain form. Unknown keys are ignored: an older reader meets a newer writer."""
-    known = {name: document[name] for name in Launch.__dataclass_fields__ if name in document}
-    known["steps"] = tuple(map(_step_from, known["steps"]))
-    known["blobs"] = tuple(_from_known(BlobFile, blob) for blob in known.get("blobs", ()))
-    known["volumes"] = tuple(_from_known(Volume, volume) for volume in known.get("volumes", ()))
-    known["container"] = _from_known(ContainerWish, known.get("container", {}))
-    known["retry_exit_codes"] = tuple(known.get("retry_exit_codes", ()))
-    known["lifetime"] = Lifetime(known.get("lifetime", Lifetime.BATCH))
-    if known.get("readiness") is not None:
-        known["readiness"] = _from_known(Readiness, known["readiness"])
-    return Launch(**known)
-
-
-def _step_from(document: Mapping[str, Any]) -> Step:
-    lists = {name: tuple(document.get(name, ())) for name in ("argv", "args", "through")}
-    known = {**document, **lists}
-    if (gang := document.get("gang")) is not None:
-        sizes = {name: _from_known(Size, gang[name]) for name in ("size", "head")}
-        known["gang"] = _from_known(Gang, {**gang, **sizes, "argv": tuple(gang["argv"])})
-    step: Step = _from_known(Step, known)
-    return step
-
-
-def _from_known(kind: type[Any], document: Mapping[str, Any]) -> Any:
-    return kind(**{name: document[name] for name in kind.__dataclass_fields__ if name in document})
-
-
-# What names a job class's run: project, group and name, each one segment of the path of its checkpoints.
+# The identity of a job class's run: project, group and name, each one segment of its checkpoints' path.
 
 POINTERS = ("latest", "best")
-"""Files beside the checkpoints of a run that name one of them. Nothing else may be called like that."""
+"""Files beside a run's checkpoints that name one of them. No segment may have these names."""
 
 SEGMENT_PATTERN = r"(?!(?:latest|best)$)[A-Za-z0-9_][A-Za-z0-9 ._+=@,-]{0,127}"
-"""What is neither a pointer, nor anything that a file system or an object store reads in a way of its own."""
+"""No pointer, and nothing that a file system or an object store treats specially."""
 SEGMENT_SAYS = (
     "has letters, digits, spaces and . _ + = @ , - begins with a letter, a digit or _, and is neither latest nor best"
 )
 
 RUN_FILE = "run.json"
-"""The input of a launch that tells the runner of job classes what to run."""
+"""The input of a launch that tells the job class runner what to run."""
 
 _segment = re.compile(SEGMENT_PATTERN)
 
 
 def is_segment(text: str) -> bool:
-    """Whether a text can be a project, a group or a name."""
     return _segment.fullmatch(text) is not None

@@ -1,18 +1,15 @@
 """MPI over several nodes of a job, without a remote shell. A copy of this file lies beside the function's runner.
 
-Open MPI starts a daemon of its own on each node: it calls an agent, `ssh` as a rule, with the node's name and a
-command. Here the agent is this file. It asks the broker, which runs beside the launcher on node 0, and the broker hands
-the command on to the process that waits on that node: the first rank there.
-
-All of them talk over one port of node 0, in lines of JSON:
+Open MPI starts a daemon on each node by calling an agent (usually `ssh`) with the node's name and a command. Here the
+agent is this file: it asks the broker, which runs beside the launcher on node 0, and the broker passes the command to
+the process that waits on that node, the first rank there. All of them talk over one port of node 0, in JSON lines:
 
     broker  {"nonce"}
-    node    {"node", "nonce", "proof"}              -> {"command", "proof"}, any number of times; null at last
-    agent   {"agent", "nonce", "command", "proof"}  -> {}, once the command was handed on
+    node    {"node", "nonce", "proof"}              -> {"command", "proof"}, any number of times; null at the end
+    agent   {"agent", "nonce", "command", "proof"}  -> {}, once the command was passed on
 
-A proof is made with the token that only ranks of this attempt have, over all that is said, who says it, and what both
-have just thought of: nobody else can have a command run, no command can be had run twice, and no proof of one serves
-as that of another. Standard library of Python 3.9, and nothing else.
+A proof is an HMAC with the token that only ranks of this attempt have, over the role, the message and both nonces:
+nobody else can have a command run, and no message can be replayed. Standard library of Python 3.9 only.
 """
 
 from __future__ import annotations
@@ -36,9 +33,9 @@ _NAME = "node-"
 _PAUSE_S = 0.1
 _HANDSHAKE_S = 30.0
 _PATIENCE_S = 5.0
-"""With a daemon that has been told to end."""
+"""For a daemon that was told to end."""
 _LONGEST_LINE = 1 << 20
-"""Of what a node says; a stranger might send one without end."""
+"""A stranger might send a line without end."""
 _NONCE = re.compile("[0-9a-f]{32}")
 _STRANGER = "whoever listens where the nodes meet is none of this job"
 
@@ -48,22 +45,22 @@ class LauncherError(Exception):
 
 
 def lead(launcher: list[str], program: list[str]) -> int:
-    """On node 0: run the launcher with processes on all nodes; its exit code.
+    """On node 0: run the launcher with processes on all nodes; returns its exit code.
 
     Raises:
         ConnectionError: the nodes cannot meet here.
-        LauncherError: it cannot be run.
+        LauncherError: the launcher cannot be run.
     """
     broker = _Broker()
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     nodes = int(os.environ["WORLD_SIZE"]) // local
     hosts = ",".join(f"{_NAME}{node}:{local}" for node in range(nodes))
     with tempfile.TemporaryDirectory(prefix="mpi-") as directory:
-        # A file of its own, because Open MPI takes an agent apart at its spaces.
+        # A file, because Open MPI splits the agent's command at spaces.
         agent = os.path.join(directory, "agent")
         with open(agent, "w", encoding="utf-8") as file:
             file.write(f'exec {shlex.quote(sys.executable)} {shlex.quote(os.path.abspath(__file__))} "$@"\n')
-        # The names of version 5, and those of versions before it. Every daemon is asked for from here.
+        # The names of version 5 and of earlier versions. The launcher starts every daemon itself.
         settings = {
             "PRTE_MCA_plm_ssh_agent": f"/bin/sh {agent}",
             "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
@@ -71,14 +68,14 @@ def lead(launcher: list[str], program: list[str]) -> int:
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         }
         if broker.listens_at.startswith("127."):
-            # All nodes are on one machine, where Open MPI would mix up their shared memory, which goes by the host's
-            # name. Without it processes of one node talk over the network too, and no node has a faster way of its own.
+            # All nodes are on one machine, where Open MPI would mix up their shared memory, which it names after the
+            # host. Without shared memory, the processes of a node also talk over the network.
             settings |= {
                 "OMPI_MCA_btl": "self,tcp",
                 "OMPI_MCA_btl_tcp_if_include": "lo",
                 "OMPI_MCA_coll": "^han,sm",
             }
-        # It stops the processes everywhere when it is told to stop, and this one waits for that.
+        # The launcher stops the processes on all nodes when told to stop; this process waits for that.
         signal.signal(signal.SIGTERM, lambda *_: None)
         spread = ("--host", hosts, "--map-by", f"ppr:{local}:node")
         try:
@@ -91,7 +88,7 @@ def lead(launcher: list[str], program: list[str]) -> int:
 
 
 def follow() -> None:
-    """On another node: run what the launcher asks for, until it has ended.
+    """On another node: run what the launcher asks for, until the launcher has ended.
 
     Raises:
         ConnectionError: node 0 is gone, or somebody else listens in its place.
@@ -107,7 +104,7 @@ def follow() -> None:
                 raise ConnectionError(_STRANGER)
             if command is None:
                 break
-            # It may stay, or become a daemon: the launcher notices when that ends, and this process need not.
+            # It may stay, or become a daemon: the launcher notices when a daemon ends.
             started.append(subprocess.Popen(["/bin/sh", "-c", command]))
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +112,7 @@ def follow() -> None:
 
 
 def ask(host: str, command: str) -> None:
-    """As the agent: have a command run on a node. On node 0 it becomes that command itself."""
+    """As the agent: have a command run on a node. On node 0, become that command."""
     node = host.rpartition("@")[2].removeprefix(_NAME)
     if node == "0":
         os.execv("/bin/sh", ["/bin/sh", "-c", command])
@@ -125,15 +122,13 @@ def ask(host: str, command: str) -> None:
 
 
 class _Peer:
-    """A connection to the broker."""
-
     def __init__(self) -> None:
         place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         while True:
             with contextlib.suppress(OSError):
                 self._socket = socket.create_connection(place, timeout=_HANDSHAKE_S)
                 break
-            # Node 0 may still prepare itself; if it never comes, the job is stopped.
+            # Node 0 may still be preparing; if it never comes, the job is stopped.
             time.sleep(_PAUSE_S)
         self._lines = self._socket.makefile("rw", encoding="utf-8")
         try:
@@ -151,29 +146,27 @@ class _Peer:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
         self._lines.close()
         self._socket.close()
 
     def send(self, role: str, message: dict[str, str], *said: str) -> None:
-        """Send a message with a proof over what it says."""
+        """Send a message with a proof."""
         proof = _proof(role, *self.nonces, *said)
         _send(self._lines, {**message, "nonce": self.nonces[1], "proof": proof})
 
     def receive(self) -> dict[str, Any]:
-        """The next message."""
         return _receive(self._lines)
 
 
 class _Broker:
-    """Takes connections of nodes and agents, each in a thread of its own."""
+    """Accepts connections of nodes and agents, each in its own thread."""
 
     def __init__(self) -> None:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             self._listener = socket.create_server((host, port))
         except OSError:
-            # Where others know this node by an address that it does not have itself.
+            # Others may know this node by an address that it does not have itself.
             try:
                 self._listener = socket.create_server(("", port))
             except OSError as error:
@@ -184,7 +177,7 @@ class _Broker:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Tell the nodes that all is done."""
+        """Tell the nodes that the launcher has ended."""
         with self._changed:
             for node in self._nodes.values():
                 with contextlib.suppress(OSError):
@@ -198,7 +191,7 @@ class _Broker:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        # Who breaks off, or is none of ours, is hung up on, and that is all.
+        # Connections that break, or are not from this job, are closed.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(_HANDSHAKE_S)
             lines = connection.makefile("rw", encoding="utf-8")
@@ -230,7 +223,7 @@ class _Broker:
 
 
 class _Node:
-    """A node that waits for commands, as the broker sees it."""
+    """The broker's view of a node that waits for commands."""
 
     def __init__(self, name: str, lines: Any, nonces: tuple[str, str]) -> None:
         self.name = name
@@ -239,25 +232,24 @@ class _Node:
         self._orders = 0
 
     def order(self, command: str | None) -> None:
-        """Have it run a command, or end."""
+        """Have it run a command; None: end."""
         proof = _proof("order", *self._nonces, self.name, self._orders, command)
         _send(self._lines, {"command": command, "proof": proof})
         self._orders += 1
 
 
 def _proof(role: str, *said: str | int | None) -> str:
-    """Over a list, so that no two things that are said read the same."""
+    """Over a list, so that different messages never read the same."""
     with open(os.environ["TRAINMASTER_TOKEN_FILE"], "rb") as file:
         return hmac.new(file.read(), json.dumps([role, *said]).encode(), "sha256").hexdigest()
 
 
 def _is_proof(message: dict[str, Any], role: str, *said: Any) -> bool:
-    """Whether a message has the proof of what it says."""
     return hmac.compare_digest(str(message.get("proof")).encode(), _proof(role, *said).encode())
 
 
 def _nonce(said: object) -> str:
-    """What the other one has thought of; a chosen text in its place could make a proof say something else."""
+    """The peer's nonce. Only random hex: a chosen text could make a proof say something else."""
     if not isinstance(said, str) or not _NONCE.fullmatch(said):
         raise ConnectionError(_STRANGER)
     return said

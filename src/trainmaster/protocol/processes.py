@@ -1,4 +1,4 @@
-"""The identity of a process, by which a reused pid is told apart (Linux, by /proc), and the marks a server leaves."""
+"""Process identity, which tells a reused pid apart (Linux, /proc), and the marker files of a server."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from pathlib import Path
 from typing import Any
 
 KILL_LED = signal.SIGALRM
-"""Makes a program that leads into a container kill the container; its own death would not."""
+"""Makes a program that leads into a container kill the container; the program's own death would not."""
 _MAX_PID = 1 << 22
-"""As the kernel has it."""
+"""The kernel's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process of one boot of one machine: a pid alone is used again sooner or later."""
+    """A process of one boot of one machine: pids are reused."""
 
     pid: int
     start_time: int
-    """Clock ticks after boot, as the kernel has them."""
+    """Clock ticks after boot."""
     boot_id: str
 
     def to_json(self) -> dict[str, Any]:
-        """The plain form."""
         return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ProcessIdentity:
-        """The identity of a plain form.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Raises ValueError if the document is no identity."""
         pid, start_time, boot = (document.get(name) for name in ("pid", "start_time", "boot_id"))
         if type(pid) is not int or not 0 < pid <= _MAX_PID or type(start_time) is not int or not isinstance(boot, str):
             raise ValueError("a process has a pid, a start time and a boot")
@@ -43,12 +38,12 @@ class ProcessIdentity:
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
-    """The identity of a running process; None when there is none, or only a zombie is left of it."""
+    """The identity of a running process; None if there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name may hold spaces and parentheses: fields count from the last one.
+    # The command name may contain spaces and parentheses: count fields from its end.
     fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
         return None
@@ -56,7 +51,7 @@ def identity_of(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs (a zombie does not)."""
+    """Whether this very process still runs; a zombie does not."""
     return identity_of(identity.pid) == identity
 
 
@@ -71,12 +66,12 @@ def send_signal(identity: ProcessIdentity, number: int) -> None:
 
 
 def signal_if(pid: int, is_meant: Callable[[], bool], number: int) -> None:
-    """Send a signal to the process that has a pid now, if it is the one that is meant.
+    """Send a signal to the process that has this pid now, if `is_meant` says so.
 
-    A descriptor holds the process before it is looked at: the signal cannot reach whoever gets the pid next.
+    A pidfd is opened before the check: the signal cannot reach a process that gets the pid later.
 
     Raises:
-        ProcessLookupError: there is none, or another one.
+        ProcessLookupError: there is no such process, or it is another one.
         PermissionError: it belongs to another user.
     """
     try:
@@ -103,8 +98,8 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-# Files in a server's data directory that its clients look at too.
+# Files in a server's data directory that its clients read, too.
 KEPT = "kept"
-"""Exists when the server was last started by somebody who keeps it running, and not by a command that needed it."""
+"""The server was last started explicitly, and not by a command that needed one."""
 AT_REST = "at-rest"
-"""Exists when the last server stopped with no unfinished job in its own database. Removed at every start."""
+"""The last server stopped with no unfinished job in its database. Removed at every start."""

@@ -1,4 +1,4 @@
-"""Why an attempt ended or a job changed state. What follows from a reason is in `core.reasons`."""
+"""Why an attempt ended or a job changed state. `core.reasons` says what follows from a reason."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 
 class Reason(StrEnum):
-    """Recorded first; status, budget, fault and advice follow from tables."""
+    """Recorded first; status, retry budget, fault and advice follow from tables."""
 
-    # It went as asked.
+    # As requested.
     SUCCEEDED = "SUCCEEDED"
     CANCELLED = "CANCELLED"
     PAUSED = "PAUSED"
@@ -18,7 +18,7 @@ class Reason(StrEnum):
     PREEMPTED = "PREEMPTED"
     DELETED = "DELETED"
 
-    # The job's own doing: running it again would end the same way.
+    # Caused by the job: running it again would end the same way.
     EXITED_NONZERO = "EXITED_NONZERO"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     BAD_INPUT = "BAD_INPUT"
@@ -28,7 +28,7 @@ class Reason(StrEnum):
     ADMISSION = "ADMISSION"
     LAUNCH_REFUSED = "LAUNCH_REFUSED"
 
-    # Transient: another try may well succeed.
+    # Transient: another attempt may succeed.
     RETRYABLE_EXIT = "RETRYABLE_EXIT"
     KILLED_BY_SIGNAL = "KILLED_BY_SIGNAL"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -39,13 +39,11 @@ class Reason(StrEnum):
     STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
     ENGINE_UNAVAILABLE = "ENGINE_UNAVAILABLE"
 
-    # It never began.
+    # Never started.
     NEVER_STARTED = "NEVER_STARTED"
 
 
 class StopCause(StrEnum):
-    """Why a worker is told to stop its ranks."""
-
     CANCEL = "cancel"
     PAUSE = "pause"
     INACTIVE = "inactive"
@@ -69,11 +67,10 @@ REASON_OF_STOP: Mapping[StopCause, Reason] = MappingProxyType(
         StopCause.PEER: Reason.WORKER_LOST,
     }
 )
-"""The reason of an attempt that was stopped."""
 
 
 class Phase(StrEnum):
-    """What a rank says that it is doing."""
+    """What a rank reports that it is doing."""
 
     PREPARING = "preparing"
     TRAINING = "training"
@@ -83,7 +80,7 @@ class Phase(StrEnum):
 
 
 TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE, Reason.OUT_OF_MEMORY})
-"""Reasons that code inside a job may give for its own failure: nobody else can know."""
+"""Reasons that code inside a job may give for its own failure."""
 
 EXIT_STOPPED = 85
-"""A rank exits with this code after it was asked to stop and has saved what it could."""
+"""The exit code of a rank that was asked to stop and has saved."""

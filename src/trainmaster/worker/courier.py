@@ -32,7 +32,6 @@ from typing import Any
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.hints import HintListener
-from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive, send_signal
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -40,6 +39,7 @@ from trainmaster.protocol.run_directory import (
     CONTROL,
     RENDEZVOUS,
     SEARCH_ONLY,
+    Gap,
     RunDirectory,
     StreamGapError,
     beat_document,

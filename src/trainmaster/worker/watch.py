@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainmaster.protocol.documents import parse_lines, read_document
-from trainmaster.protocol.log_gaps import Gap
 from trainmaster.protocol.request import Control
-from trainmaster.protocol.run_directory import CONTROL, RunDirectory
+from trainmaster.protocol.run_directory import CONTROL, Gap, RunDirectory
 from trainmaster.worker.verdict import Failure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ import pytest
 from spec_documents import COMMAND
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol import function_runner
+from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
-from trainmaster.protocol.launch import Launch, Lifetime, Step, launch_from_json, launch_to_json
+from trainmaster.protocol.launch import Launch, Lifetime, Step
 from trainmaster.server.coordinator.submission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
@@ -45,7 +46,7 @@ def test_function_compiles_to_a_runner_with_its_source_and_its_call() -> None:
     assert compiled.inputs.keys() == {RUNNER_FILE, SOURCE_FILE, CALL_FILE}
     assert compiled.inputs[SOURCE_FILE] == SOURCE
     assert json.loads(compiled.inputs[CALL_FILE]) == {"name": "train", "arguments": {"lr": 0.5}, "tuples": []}
-    assert launch_from_json(json.loads(json.dumps(launch_to_json(compiled)))) == compiled
+    assert from_json(Launch, json.loads(json.dumps(asdict(compiled)))) == compiled
 
 
 def test_runner_is_python_that_old_interpreters_read_and_imports_nothing_of_ours() -> None:
@@ -58,7 +59,7 @@ def test_runner_is_python_that_old_interpreters_read_and_imports_nothing_of_ours
 
 def test_launch_of_an_older_server_has_neither_image_nor_inputs_as_programs() -> None:
     older = {"kind": "command", "steps": [{"name": "main", "argv": ["true"]}]}
-    compiled = launch_from_json(older)
+    compiled = from_json(Launch, older)
     assert (compiled.image, compiled.steps[0].from_inputs) == (None, False)
 
 
@@ -166,7 +167,7 @@ def test_container_runs_its_argv_or_its_images_own_command() -> None:
         workload = {"kind": "container", "image": "image", **given}
         launch = compile_launch(parse_submit({"name": "n", "workload": workload}))
         assert launch.steps == (step,)
-        assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+        assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
     for wrong in ({}, {"image": None}, {"image": "a", "argv": []}):
         with pytest.raises(SpecError):
             parse_submit({"name": "n", "workload": {"kind": "container", **wrong}})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from trainmaster.backends.base import Capabilities, PlacementBy
-from trainmaster.protocol.launch import Lifetime, launch_from_json, launch_to_json
+from trainmaster.protocol.documents import from_json
+from trainmaster.protocol.launch import Launch, Lifetime
 from trainmaster.server.coordinator.submission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, redacted, secret_values
@@ -38,7 +39,7 @@ def test_secrets_are_in_no_document() -> None:
     }
     stored, shown = dump(request), redacted(request)
     launch = compile_launch(request)
-    texts = [json.dumps(stored), json.dumps(shown), json.dumps(launch_to_json(launch)), repr(request)]
+    texts = [json.dumps(stored), json.dumps(shown), json.dumps(asdict(launch)), repr(request)]
     assert not [value for value in VALUES for text in texts if value in text]
     assert stored["workload"]["initializers"]["model"]["access_token"] == "secret:model_initializer_access_token"
     assert shown["workload"]["initializers"]["dataset"]["secret_access_key"] == "***"
@@ -58,7 +59,7 @@ def test_each_is_a_step_with_secrets_of_its_own() -> None:
     assert told["endpoints_of_the_job"] == ["HF_ENDPOINT"]
     assert told["model"]["ignore_patterns"] == list(OTHER_WEIGHTS)
     assert told["dataset"]["ignore_patterns"] is None
-    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+    assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
 
 
 def test_table_with_an_image_of_its_own_is_made_by_a_gang() -> None:
@@ -69,7 +70,7 @@ def test_table_with_an_image_of_its_own_is_made_by_a_gang() -> None:
     assert gang.count == 3
     assert (gang.head.cpu_cores, gang.head.memory_bytes) == (0.5, None)
     assert (gang.size.cpu_cores, gang.size.memory_bytes) == (2.0, 3 << 29)
-    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+    assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
     # Elsewhere the step makes its shards by itself.
     alone = compile_launch(parse_submit(document(dataset={**CACHE, **sizes})))
     assert alone.steps[0].gang is None
@@ -101,15 +102,15 @@ def test_image_of_its_own_is_told_what_to_fetch_as_kubeflow_tells_it() -> None:
         "ROLE_ARN": "role",
     }
     assert sorted(launch.steps[0].secrets) == ["ACCESS_KEY_ID", "SECRET_ACCESS_KEY"]
-    assert launch_from_json(json.loads(json.dumps(launch_to_json(launch)))) == launch
+    assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
 
 
 def test_launch_of_an_older_server_has_steps_without_images() -> None:
     launch = compile_launch(parse_submit(document(dataset=S3)))
-    written = launch_to_json(launch)
+    written = asdict(launch)
     known = ("name", "argv", "python", "from_inputs", "tokens", "secrets")
     written["steps"] = [{name: step[name] for name in known} for step in written["steps"]]
-    assert launch_from_json(json.loads(json.dumps(written))) == launch
+    assert from_json(Launch, json.loads(json.dumps(written))) == launch
 
 
 @pytest.mark.parametrize(("field", "value"), [("timeout_s", 0), ("timeout_s", "5"), ("image", ""), ("image", "a b")])

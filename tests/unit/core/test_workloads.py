@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, changed
+from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import (
     BlobFile,
     Launch,
     Lifetime,
     Readiness,
     Step,
-    launch_from_json,
-    launch_to_json,
 )
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, secret_values
@@ -91,7 +91,7 @@ def test_common_fields_are_passed_on_to_the_launch() -> None:
 def test_launch_of_any_kind_survives_json() -> None:
     workload = {"kind": "service", "argv": ["serve"], "files": [{"path": "a", "sha256": DIGEST}]}
     compiled = launch(workload)
-    assert launch_from_json(json.loads(json.dumps(launch_to_json(compiled)))) == compiled
+    assert from_json(Launch, json.loads(json.dumps(asdict(compiled)))) == compiled
 
 
 def test_environment_of_the_workload_wins_over_the_training_config() -> None:

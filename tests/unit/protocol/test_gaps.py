@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.protocol import log_gaps
-from trainmaster.protocol.log_gaps import Gap
-from trainmaster.protocol.run_directory import RunDirectory, gap_document, log_stream
+from trainmaster.protocol import run_directory
+from trainmaster.protocol.run_directory import Gap, RunDirectory, gap_document, log_stream
 
 LOG = log_stream(0, "main", 0, "out")
 MIB = 1 << 20
@@ -60,7 +59,7 @@ def test_file_system_without_holes_keeps_the_head_and_what_comes_after_the_cut(
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
-    monkeypatch.setattr(log_gaps, "_punch", refuse)
+    monkeypatch.setattr(run_directory, "_punch", refuse)
     directory.append(LOG, 0, b"head\n" + b"m" * MIB)
     rank = os.open(directory.path / LOG, os.O_WRONLY | os.O_APPEND)
     gap = directory.remove(LOG, Gap(start=5, end=MIB // 2, cap_bytes=100), being_written=True)

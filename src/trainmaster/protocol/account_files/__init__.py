@@ -2,12 +2,12 @@
 
 A server that runs as root works there for accounts: it reads reports, lists and serves artifacts, links promoted
 models, lays out files for a user and removes what is old. A job can replace any name that it may write to at any
-moment: by a link to a file of root's, by a pipe that nobody ever writes to, by another directory. So everything here
-goes down from a directory of the server's, one descriptor at a time, and follows no link; what is neither a plain file
-nor a directory is treated as absent. Walks are iterative and hold one descriptor, however deep a tree is.
+moment: by a link to a file of root's, by a pipe that nobody writes to, by another directory. So everything here
+descends from a directory of the server's, one descriptor at a time, and follows no link; what is neither a regular file
+nor a directory counts as absent. Walks are iterative and hold one descriptor, however deep a tree is.
 
 No other module of the server may chown, copy, link, rename, walk or remove files there;
-`tests/unit/test_account_files.py` checks that.
+`tests/unit/test_account_files_callers.py` checks that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Filling a directory that only the server can reach, and giving it to the user of an account."""
+"""The system users that jobs run as, and directories that the server fills and hands over to them."""
 
 from __future__ import annotations
 
@@ -23,28 +23,24 @@ from trainmaster.protocol.account_files.safe_open import (
     split,
 )
 
-# The system's users as whom the processes of jobs run.
-
 _NOBODYS_GROUP = 65534
-"""For a user without an entry in the system's list: a group of the same number may be somebody else's."""
+"""For a uid without a passwd entry: a group with the same number may be somebody else's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A user of this machine."""
-
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
     name: str | None = None
     attempt_group: int | None = None
-    """One of `groups`: that of an attempt, to which its streams belong; None where it has none."""
+    """One of `groups`: the attempt's own, which owns its streams; None if it has none."""
     home: str | None = None
-    """None where there is no such directory."""
+    """None if the directory does not exist."""
 
     @staticmethod
     def of(uid: int) -> User:
-        """The user of a number, whether or not the system's list has it."""
+        """The user with this uid, whether or not it has a passwd entry."""
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
@@ -69,24 +65,20 @@ _COPY_BYTES = 16 << 20
 
 
 class StrangeFileError(ValueError):
-    """A tree holds something else than plain files of its owner."""
+    """A tree contains something else than regular files of its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Giver:
-    """Makes directories for a user. Give it a place where nobody else can write, and move the result from there."""
+    """Makes directories for a user, in a place where nobody else can write; the caller moves the result from there."""
 
     user: User | None
-    """Who gets them; None: they stay the server's."""
+    """The new owner; None: the server."""
     tick: Callable[[], None] = lambda: None
-    """Called again and again meanwhile."""
+    """Called repeatedly during long operations."""
 
     def lay_out(self, top: PathLike, name: str, files: Mapping[str, PathLike], *, link: bool) -> None:
-        """Make a directory with these files of the server's, by their paths in there.
-
-        Raises:
-            OSError: something cannot be read, or written.
-        """
+        """Make a directory with these files of the server's (path in the directory -> source)."""
         make_directories(top, name)
         made = {PurePosixPath(name)}
         for path, content in files.items():
@@ -99,18 +91,17 @@ class Giver:
                     self._put(source, directory, last, link=link)
                 finally:
                     os.close(source)
-        # From the bottom up: what is above is given when nothing is left to do in it.
+        # Bottom up: a directory changes hands when nothing is left to do in it.
         for each in sorted(made, key=lambda each: len(each.parts), reverse=True):
             if each.is_relative_to(name):
                 with directory_below(top, str(each)) as directory:
                     self._give(directory)
 
     def link_tree(self, top: PathLike, name: str, new_name: str) -> int:
-        """Make a directory with the files of another one, linked where the file system can; how many bytes they have.
+        """Make a directory with the files of another one, linked where possible; returns their size in bytes.
 
         Raises:
-            StrangeFileError: the tree holds something else than plain files of its owner.
-            OSError: something cannot be read, or written.
+            StrangeFileError: the tree contains something else than regular files of its owner.
         """
         make_directories(top, new_name)
         with directory_below(top, name) as source, directory_below(top, new_name) as target:
@@ -148,16 +139,15 @@ class Giver:
             status = os.fstat(descriptor)
             if not is_own(status, owner):
                 raise StrangeFileError(f"{name!r}, which is a file of another user")
-            # A link keeps owner and mode: it would give the user a file of another one, perhaps a setuid program.
+            # A link keeps owner and mode: it would give the user somebody else's file, perhaps a setuid program.
             self._put(descriptor, target, name, link=self.user is None or status.st_uid == self.user.uid)
         finally:
             os.close(descriptor)
         return status.st_size
 
     def _put(self, source: int, directory: int, name: str, *, link: bool) -> None:
-        """Link or copy an open file into a directory."""
         if link:
-            # By its descriptor: its name may lead to another file by now.
+            # By descriptor: the name may lead to another file by now.
             with contextlib.suppress(OSError):  # another file system, one without links, or too many of them
                 os.link(by_descriptor(source), name, dst_dir_fd=directory, follow_symlinks=True)
                 return
@@ -171,7 +161,7 @@ class Giver:
             os.close(target)
 
     def _copy(self, source: int, target: int) -> None:
-        """Copy what a file holds now, but for its holes: a file of any size may take no room."""
+        """Copy the current content, but not the holes: a sparse file of any size takes no space."""
         size = os.fstat(source).st_size
         os.ftruncate(target, size)
         start = 0
@@ -192,7 +182,7 @@ class Giver:
 
 
 def _data_from(descriptor: int, offset: int, size: int) -> int:
-    """Where a file has data from an offset on; its size when it has only a hole there."""
+    """Where data starts from an offset on; `size` if there is only a hole."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Opening and making single files and directories, without following links.
+"""Opening and making single files and directories without following links.
 
-Opening a link, a pipe, a socket, a device, or a file in place of a directory fails as if nothing were there.
+Opening a link, a pipe, a socket, a device, or a file in place of a directory fails with FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ OWNERS_ALONE = 0o600
 
 _TOP = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without waiting: opening a pipe would block until somebody opens its other end, and opening a file on which its owner
-has a lease (`F_SETLEASE`) until that is given up, 45 s by default."""
+"""Non-blocking: opening a pipe would wait for its other end, and a file with a lease (`F_SETLEASE`) up to 45 s."""
 _STRANGE = frozenset(
     {
         errno.ELOOP,  # a link
@@ -33,26 +32,18 @@ _STRANGE = frozenset(
         errno.EAGAIN,  # a file with a lease
     }
 )
-"""What opening fails with when something else is there than a file that can be read at once."""
+"""Errors of opening something that is not a file which can be read at once."""
 
 
 def open_below(top: PathLike, name: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the plain file of this name, such as `nodes/0/exit.json`. The way to `top` itself is ours.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Open the regular file with this relative path, such as `nodes/0/exit.json`. The path to `top` is ours."""
     way, last = split(name)
     with directory_below(top, way) as directory:
         return open_plain(last, flags, directory=directory)
 
 
 def open_plain(path: PathLike, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
-    """A descriptor of the plain file at a path, the way to which is ours.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Open the regular file at a path; the directories above it are ours."""
     name = os.fspath(path)
     try:
         descriptor = os.open(name, flags | _FILE, OWNERS_ALONE, dir_fd=directory)
@@ -66,35 +57,28 @@ def open_plain(path: PathLike, flags: int = os.O_RDONLY, *, directory: int | Non
 
 
 def open_inside(directory: int, name: str) -> int:
-    """A descriptor of a plain file below a directory, also by links, as long as these lead to a file below it.
+    """Open a regular file below a directory, also through links that lead to a file below it.
 
-    In a directory of another user's, the file has to be that user's: a hard link may lead to anybody's.
-
-    Raises:
-        FileNotFoundError: there is none.
+    In another user's directory, the file must belong to that user: a hard link may lead to anybody's.
     """
     return _open_real(name, [os.readlink(by_descriptor(directory))], directory=directory)
 
 
 def open_real(path: PathLike, within: Iterable[PathLike]) -> int:
-    """A descriptor of the plain file that a path leads to, also by links, where it lies below one of these directories.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Open the regular file that a path leads to, also through links, if it lies below one of these directories."""
     return _open_real(os.fspath(path), [os.path.realpath(each) for each in within])
 
 
 def _open_real(name: str, within: Iterable[str], *, directory: int | None = None) -> int:
     absent = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     try:
-        # A handle only: opening a device, to which a link may lead, does something.
+        # O_PATH: opening a device, to which a link may lead, has side effects.
         handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
     except (OSError, ValueError):
         raise absent from None
     try:
         status = os.fstat(handle)
-        # Where the file is now, by the handle: its name may lead elsewhere a moment later.
+        # The real path of the open file: its name may lead elsewhere a moment later.
         real = os.readlink(by_descriptor(handle))
         is_inside = any(real.startswith(f"{each.rstrip(os.sep)}{os.sep}") for each in within)
         is_theirs = directory is None or is_own(status, os.fstat(directory))
@@ -109,11 +93,7 @@ def _open_real(name: str, within: Iterable[str], *, directory: int | None = None
 
 @contextlib.contextmanager
 def directory_below(top: PathLike, name: str = "") -> Iterator[int]:
-    """A descriptor of the directory of this name, for the length of a block.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """A descriptor of the directory with this relative path, for the length of the block."""
     directory = os.open(top, _TOP)
     try:
         for part in parts(name):
@@ -126,7 +106,7 @@ def directory_below(top: PathLike, name: str = "") -> Iterator[int]:
 
 
 def status_below(top: PathLike, name: str) -> os.stat_result | None:
-    """Size and times of the plain file of this name; None while there is none."""
+    """The status of the regular file with this path, or None."""
     try:
         descriptor = open_below(top, name)
     except FileNotFoundError:
@@ -138,7 +118,7 @@ def status_below(top: PathLike, name: str) -> os.stat_result | None:
 
 
 def exists(top: PathLike, name: str) -> bool:
-    """Whether there is anything of this name, a broken link included."""
+    """Whether anything has this name, a broken link included."""
     way, last = split(name)
     try:
         with directory_below(top, way) as directory:
@@ -149,10 +129,10 @@ def exists(top: PathLike, name: str) -> bool:
 
 
 def make_directories(top: PathLike, name: str) -> None:
-    """Make a directory, and those on the way, open to their owner alone; those that are there stay as they are.
+    """Make a directory and its parents with mode 0700; existing ones stay as they are.
 
     Raises:
-        FileExistsError: a link or a file is on the way.
+        FileExistsError: a link or a file is in the way.
     """
     directory = os.open(top, _TOP)
     try:
@@ -170,7 +150,7 @@ def make_directories(top: PathLike, name: str) -> None:
 
 
 def claim_directory(top: PathLike, name: str, *, mode: int) -> None:
-    """Make a directory, unless it is there, and see that it is the server's own and has this mode."""
+    """Make a directory, unless it exists, and make it the server's own with this mode."""
     make_directories(top, name)
     with directory_below(top, name) as directory:
         os.fchown(directory, os.geteuid(), -1)
@@ -181,11 +161,6 @@ def claim_directory(top: PathLike, name: str, *, mode: int) -> None:
 
 
 def open_directory(directory: int, name: str) -> int:
-    """A descriptor of a directory in a directory.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
     try:
         return os.open(name, DIRECTORY, dir_fd=directory)
     except OSError as error:
@@ -194,12 +169,11 @@ def open_directory(directory: int, name: str) -> int:
 
 
 def is_own(status: os.stat_result, directory: os.stat_result) -> bool:
-    """Whether a file belongs in a directory: in one of another user's, only that user's files do."""
+    """Whether a file belongs in a directory: in another user's directory, only that user's files do."""
     return directory.st_uid in (os.geteuid(), status.st_uid)
 
 
 def parts(name: str) -> list[str]:
-    """The names that a relative path is made of."""
     found = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in found or name.startswith("/"):
         raise ValueError(f"{name!r} leads out of its directory")
@@ -207,17 +181,17 @@ def parts(name: str) -> list[str]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """The way to something, and its own name."""
+    """A path as its directory and its last name."""
     *way, last = parts(name)
     return "/".join(way), last
 
 
 def by_descriptor(descriptor: int) -> str:
-    """A path of whatever is open there."""
+    """A path to an open file."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def take_strange_for_absent(error: OSError, name: str) -> None:
-    """Raise FileNotFoundError in place of an error that says that something strange is there."""
+    """Raise FileNotFoundError instead of an error that means that something strange is there."""
     if error.errno in _STRANGE:
         raise FileNotFoundError(errno.ENOENT, "it lies behind a link, or is no plain file of ours", name) from error

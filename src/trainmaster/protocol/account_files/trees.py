@@ -1,4 +1,4 @@
-"""Listing, measuring, moving and removing trees, while others may change them."""
+"""Listing, measuring, moving and removing trees that others may be changing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from trainmaster.protocol.account_files.safe_open import (
 )
 
 MOST_COUNTED = 250_000
-"""Entries that are looked at to learn a size or a time; counting a million takes seconds."""
+"""Entries that are counted for a size or a time; counting a million takes seconds."""
 _BATCH = 10_000
 """Names of one directory that are held in memory at a time."""
 _MOST_BATCHES = 1_000
 _LONGEST_WAY = 4093
-"""To a directory: with a slash and a name of one letter, it is the longest path that the kernel takes (PATH_MAX)."""
+"""Of a directory: with a slash and a one-letter name, it reaches the kernel's PATH_MAX."""
 
 
 class Descent:
-    """A place in a tree; holds one descriptor, however deep it is."""
+    """A position in a tree; holds one descriptor at any depth."""
 
     def __init__(self, directory: int) -> None:
         self.descriptor = os.dup(directory)
@@ -42,21 +42,16 @@ class Descent:
         os.close(self.descriptor)
 
     def enter(self, name: str) -> None:
-        """Go into a directory.
-
-        Raises:
-            FileNotFoundError: there is none of this name.
-        """
         inner = open_directory(self.descriptor, name)
         self._above.append(_identity(self.descriptor))
         os.close(self.descriptor)
         self.descriptor = inner
 
     def leave(self) -> None:
-        """Go back to the directory that this one was entered from.
+        """Go back to the parent.
 
         Raises:
-            OSError: this one was moved elsewhere meanwhile.
+            OSError: this directory was moved meanwhile.
         """
         outer = os.open("..", DIRECTORY, dir_fd=self.descriptor)
         if _identity(outer) != self._above.pop():
@@ -67,7 +62,7 @@ class Descent:
 
 
 def directories_in(top: PathLike, name: str = "") -> list[str]:
-    """The names of the directories in a directory; none where it is absent."""
+    """The names of the directories in a directory; empty if it is absent."""
     with (
         contextlib.suppress(FileNotFoundError),
         directory_below(top, name) as directory,
@@ -78,7 +73,6 @@ def directories_in(top: PathLike, name: str = "") -> list[str]:
 
 
 def has_entries(top: PathLike, name: str) -> bool:
-    """Whether there is a directory of this name with anything in it."""
     with (
         contextlib.suppress(FileNotFoundError),
         directory_below(top, name) as directory,
@@ -89,7 +83,7 @@ def has_entries(top: PathLike, name: str) -> bool:
 
 
 def newest_in(top: PathLike, name: str) -> float:
-    """When a directory, or anything directly in it, was last changed; 0 where it is absent."""
+    """When a directory or a direct entry of it last changed; 0 if it is absent."""
     newest = 0.0
     with contextlib.suppress(FileNotFoundError), directory_below(top, name) as directory:
         newest = os.fstat(directory).st_mtime
@@ -101,14 +95,14 @@ def newest_in(top: PathLike, name: str) -> float:
 
 
 def size_of(top: PathLike, name: str) -> int:
-    """The room that a directory takes on the disk: at least, where it has more than `MOST_COUNTED` entries.
+    """The disk space that a directory takes; a lower bound if it has more than `MOST_COUNTED` entries.
 
-    What goes meanwhile does not count, and what cannot be read.
+    Entries that disappear meanwhile, or cannot be read, do not count.
     """
     size = counted = 0
 
     def count(directory: int) -> list[str]:
-        """Add up what is directly in a directory; the names of the directories in there."""
+        """Add up the direct entries of a directory; returns the names of its directories."""
         nonlocal size, counted
         inner = []
         with os.scandir(directory) as entries:
@@ -135,11 +129,11 @@ def size_of(top: PathLike, name: str) -> int:
 
 
 def files_in_order(directory: int, after: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all files below a directory, as names, sorted; only those after a path, where one is given.
+    """The paths of all files below a directory, sorted, each as a tuple of names; only those after `after`.
 
-    Directories are entered, links to directories are not. Whatever else has a name is taken for a file, links and pipes
-    too, and a name that is no text is left out: `open_inside` tells what is a file. A directory is not entered where
-    the paths below would be too long to open anything by them.
+    Links to directories are not followed. Everything that is no directory counts as a file, links and pipes included
+    (`open_inside` tells them apart); names that are not text are left out. A directory is skipped if the paths below it
+    would be too long to open.
     """
     with Descent(directory) as here:
         names: list[str] = []
@@ -166,11 +160,11 @@ def files_in_order(directory: int, after: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def _names_after(directory: int, after: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """The names in a directory, sorted, with whether each is a directory; from the first name of a path on.
+    """The sorted names in a directory from the first name of `after` on, with whether each is a directory.
 
-    A batch of them is in memory at a time, as a directory may hold millions.
+    Holds a batch in memory at a time: a directory may have millions of names.
     """
-    # What comes after a/b may lie in the directory a, and is never the file a.
+    # What follows a/b may lie in the directory a, and is never the file a.
     last, is_last_wanted = (after[0], len(after) > 1) if after else ("", False)
     while True:
         with os.scandir(directory) as entries:
@@ -187,7 +181,7 @@ def _names_after(directory: int, after: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def move(top: PathLike, name: str, new_name: str) -> bool:
-    """Rename something below a directory of ours; False when it is not there."""
+    """Rename something below a directory of ours; False if it is not there."""
     way, last = split(name)
     new_way, new_last = split(new_name)
     try:
@@ -199,11 +193,7 @@ def move(top: PathLike, name: str, new_name: str) -> bool:
 
 
 def remove(top: PathLike, name: str) -> None:
-    """Remove a file, a link or a whole tree; nothing there is fine. Links in a tree are removed, not followed.
-
-    Raises:
-        OSError: something could not be removed.
-    """
+    """Remove a file, a link or a tree, if it exists. Links are removed, not followed."""
     way, last = split(name)
     with contextlib.suppress(FileNotFoundError), directory_below(top, way) as directory:
         if stat.S_ISDIR(os.stat(last, dir_fd=directory, follow_symlinks=False).st_mode):
@@ -213,11 +203,7 @@ def remove(top: PathLike, name: str) -> None:
 
 
 def remove_tree(path: PathLike) -> None:
-    """Remove a directory, the way to which is ours, with all that is in it; nothing there is fine.
-
-    Raises:
-        OSError: something could not be removed.
-    """
+    """Remove a directory, the path to which is ours, with its content, if it exists."""
     way, last = os.path.split(os.path.abspath(path))
     remove(way, last)
 
@@ -243,7 +229,7 @@ def _remove_tree(directory: int, name: str) -> None:
 
 
 def _remove_files(directory: int) -> list[str]:
-    """Remove everything but the directories in a directory; the names of those."""
+    """Remove everything but the directories in a directory; returns their names."""
     for _ in range(_MOST_BATCHES):  # bounded, as somebody may make files as fast as they go
         inner: list[str] = []
         files: list[str] = []

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainmaster.protocol.log_gaps import Gap
-from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.protocol.run_directory import Gap, RunDirectory
 
 BLOCK = 1 << 16
 MAX_LINE_BYTES = 1 << 16
