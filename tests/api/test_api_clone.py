@@ -6,7 +6,7 @@ from typing import Any
 
 from api_world import COMMAND, VAULT, Api, World
 
-from trainmaster.client.types.jobs import request_of
+from trainmaster.client.types import request_of
 
 ENVIRONMENT = {"PASSWORD": "hunter2", "PLAIN": "x"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ import httpx
 import pytest
 from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
 
+from trainmaster.schema.reports import LogPage
 from trainmaster.server.http import log_files
+from trainmaster.server.http.envelope import Ok
 from trainmaster.server.http.log_reader import LogReader, LogSight
-from trainmaster.server.http.routes.logs import LogPage
 
 
 def lines(api: Api, job_id: str, **query: Any) -> list[str]:
@@ -439,7 +439,7 @@ def test_page_is_what_its_schema_says(api: Api, world: World) -> None:
     world.write(job, 'quote " backslash \\ control \x07 line \u2028 separator\nsecond\n', at=1000)
     world.write(job, "\r10%", at=1001, rank=1)
     found = page(api, job_id)
-    assert LogPage.model_validate_json(json.dumps(found)).model_dump(mode="json") == found
+    assert Ok[LogPage](data=found).data == found
     assert found["lines"][0]["message"] == 'quote " backslash \\ control \x07 line \u2028 separator'
 
 

@@ -23,6 +23,7 @@ from trainmaster.protocol.run_directory import (
     metrics_stream,
     worker_stream,
 )
+from trainmaster.schema.jobs import JobResource
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.coordinator.watch import look
@@ -31,7 +32,8 @@ from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import ACTIVE
-from trainmaster.server.http.wire.jobs import JobResource, JobView, job_json
+from trainmaster.server.http.envelope import Ok
+from trainmaster.server.http.wire.jobs import JobView, job_json
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, checkpoints, jobs, nodes
 
@@ -145,7 +147,7 @@ def stored(cluster: Cluster, change: Change | None) -> Job:
         has_output=True,
         now=cluster.now + 10,
     )
-    JobResource.model_validate_json(job_json(view))
+    Ok[JobResource](data=json.loads(job_json(view)))
     for event in change.events:
         event.message.encode()
         json.dumps(event.data, allow_nan=False)

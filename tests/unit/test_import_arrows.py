@@ -13,12 +13,15 @@ import trainmaster
 
 ROOT = Path(trainmaster.__file__).parent
 PYDANTIC = {"pydantic", "pydantic_core", "annotated_types"}
+SCHEMA = {*PYDANTIC, "typing_extensions"}
 
 OURS: dict[str, set[str]] = {
     # libraries without a room
     "plain_yaml": set(),
     # what server, worker and job agree on
     "protocol": set(),
+    # what server and client agree on; its enumerations are the core's
+    "schema": {"server.core"},
     "worker": {"protocol"},
     # the control plane
     "server.core": {"protocol"},
@@ -40,6 +43,7 @@ OURS: dict[str, set[str]] = {
         "plain_yaml",
     },
     "server.http": {
+        "schema",
         "server.coordinator",
         "server.scheduling",
         "server.store",
@@ -104,7 +108,7 @@ OURS: dict[str, set[str]] = {
     "engine": set(),
     "trainer_service": {"engine", "jobs", "protocol"},
     # what people call
-    "client": {"protocol"},
+    "client": {"schema", "protocol"},
     "trainer": {"client", "protocol", "plain_yaml"},
     "cli": {"client", "protocol", "plain_yaml"},
 }
@@ -113,6 +117,7 @@ OURS: dict[str, set[str]] = {
 THEIRS: dict[str, set[str]] = {
     "plain_yaml": {"yaml"},
     "protocol": set(),
+    "schema": {"typing_extensions"},
     "worker": set(),
     "server.core": PYDANTIC,
     "server.scheduling": set(),
@@ -122,7 +127,7 @@ THEIRS: dict[str, set[str]] = {
     "server.store": {"sqlalchemy", "alembic", "psycopg"},
     "backends": {"docker", "pynvml", "requests"},
     "server.coordinator": {"sqlalchemy", "httpx"},
-    "server.http": {"fastapi", "prometheus_client", "starlette", "httpx", "sqlalchemy", "zstandard", *PYDANTIC},
+    "server.http": {"fastapi", "prometheus_client", "starlette", "httpx", "sqlalchemy", "zstandard", *SCHEMA},
     "server.doors.tinker": {"fastapi", "starlette", "httpx", "sqlalchemy", "zstandard", *PYDANTIC},
     "server.doors.fireworks": {"fastapi", "starlette", "sqlalchemy", *PYDANTIC},
     "server.app": {"fastapi", "starlette"},

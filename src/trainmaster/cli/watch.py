@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.cli.exits import say
@@ -66,7 +66,7 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
     return job
 
 
-def pages(client: Client, job_id: str, *, cursor: str | None = None, **filters: Any) -> Iterator[list[LogLine]]:
+def pages(client: Client, job_id: str, *, cursor: str | None = None, **filters: Any) -> Iterator[Sequence[LogLine]]:
     """The log as it is now, page by page."""
     while True:
         page = client.logs(job_id, cursor=cursor, limit=PAGE_LINES, **filters)

@@ -1,4 +1,4 @@
-"""The Python client of a Trainmaster server. Talks HTTP, and imports nothing of the server."""
+"""The Python client of a Trainmaster server. It talks HTTP and shares the types of the answers with the server."""
 
 from __future__ import annotations
 

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from trainmaster.client.connection import Connection
-
-
-class Account(TypedDict):
-    """Somebody who shares the cluster."""
-
-    account_id: str
-    uid: int | None
-    created_at: str
-
-
-class Key(TypedDict):
-    """An API key, without the key."""
-
-    key_id: str
-    account_id: str
-    name: str
-    scopes: list[str]
-    created_at: str
-    created_by: str
-    revoked_at: str | None
-
-
-class NewKey(Key):
-    """An API key that was just made; `key` is never shown again."""
-
-    key: str
+from trainmaster.client.types import Account, Key, NewKey
 
 
 class Admin:

@@ -163,7 +163,7 @@ class Client:
         """Submit a job again, from the start, as a new job; it may be in any state.
 
         `document` is the request of the new job; without it, that of the old one. Values of secrets, which a job shows
-        as `***`, are taken from the old job. `trainmaster.client.types.jobs.request_of` makes a document of a job.
+        as `***`, are taken from the old job. `trainmaster.client.types.request_of` makes a document of a job.
         """
         return cast(Submitted, self._change("POST", _path(job, "clone"), document, headers=self._tokens))
 

@@ -3,102 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from trainmaster.client.connection import Connection
-from trainmaster.client.types import Amount, Node
-
-
-class Queue(TypedDict):
-    """A queue, and what is in it over all accounts."""
-
-    name: str
-    weight: float
-    quota_gpus: int | None
-    depth: int
-    running: int
-    paused: int
-    gpus_held: int
-    oldest_wait_seconds: float | None
-
-
-class QueueEntry(TypedDict):
-    """A job that waits; of another account's neither id, name nor reason is told."""
-
-    position: int
-    job_id: str | None
-    name: str | None
-    priority: int
-    gpus: int
-    wait_seconds: float
-    estimated_wait_seconds: float | None
-    reason: str | None
-
-
-class NodeEvent(TypedDict):
-    """Something that happened to a node."""
-
-    ts: str
-    type: str
-    message: str
-    data: dict[str, Any]
-
-
-class GpuType(TypedDict):
-    """All GPUs of one type."""
-
-    type: str
-    total: int
-    free: int
-    unhealthy: int
-
-
-class Leader(TypedDict):
-    """The server that leads."""
-
-    id: str
-    url: str
-    epoch: int
-    since: str | None
-
-
-class Summary(TypedDict):
-    """What there is, and what of it is used."""
-
-    version: str
-    leader: Leader | None
-    backends: list[str]
-    nodes: dict[str, int]
-    gpus: list[GpuType]
-    cpu_cores: Amount
-    ram_mb: Amount
-    gpu_utilisation: float | None
-    cpu_utilisation: float | None
-    jobs: dict[str, int]
-    queue_depth: int
-
-
-class BackendSummary(TypedDict):
-    """Where jobs can run."""
-
-    name: str
-    default: bool
-    images: bool
-
-
-class Engine(TypedDict):
-    """What runs a backend's jobs, and is no part of the server."""
-
-    name: str | None
-    host: str | None
-    problem: str | None
-
-
-class Backend(BackendSummary):
-    """One backend, with what its jobs run on."""
-
-    engine: Engine | None
+from trainmaster.client.types import (
+    Backend,
+    BackendSummary,
+    Node,
+    NodeEvent,
+    Queue,
+    QueueEntry,
+    RuntimeDocument,
+    RuntimeList,
+    Summary,
+)
 
 
 class Cluster:
@@ -179,29 +98,6 @@ def _node(node: str, route: str = "") -> str:
 
 def _queue(name: str) -> str:
     return f"/v1/queues/{quote(name, safe='')}"
-
-
-class RuntimeDocument(TypedDict):
-    """One runtime, and the file that it is in."""
-
-    name: str
-    kind: str
-    file: str
-    document: dict[str, Any]
-
-
-class RuntimeProblem(TypedDict):
-    """What is wrong with a file."""
-
-    file: str
-    message: str
-
-
-class RuntimeList(TypedDict):
-    """All runtimes, and what cannot be used."""
-
-    runtimes: list[RuntimeDocument]
-    problems: list[RuntimeProblem]
 
 
 class Runtimes:

@@ -3,81 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from trainmaster.client.connection import Connection
+from trainmaster.client.types import CheckedData
 
 PATIENCE_S = 180.0
 """A server takes up to two minutes."""
-
-
-class DataProblem(TypedDict):
-    """What is wrong with a source, or with one of its rows."""
-
-    message: str
-    file: str | None
-    row: int | None
-    column: str | None
-
-
-class TokenCounts(TypedDict):
-    """How long rows are, in tokens."""
-
-    min: int
-    median: int
-    max: int
-
-
-class TokenSegment(TypedDict):
-    """Tokens after one another that are all trained on, or all not."""
-
-    text: str
-    tokens: int
-    trained: bool
-
-
-class DataSample(TypedDict):
-    """One row, as a model will see it."""
-
-    file: str
-    row: int
-    shape: str | None
-    values: str | None
-    length: int | None
-    samples: int
-    cut: bool
-    input_ids: list[int]
-    tokens: list[str]
-    trained: list[bool]
-    segments: list[TokenSegment]
-
-
-class CheckedSource(TypedDict):
-    """One source."""
-
-    path: str
-    ok: bool
-    format: str | None
-    files: int
-    rows: int
-    kept: int
-    complete: bool
-    columns: list[str]
-    tokenized: int
-    tokens: TokenCounts | None
-    cut: int
-    untrained: int
-    problems: list[DataProblem]
-    samples: list[DataSample]
-
-
-class CheckedData(TypedDict):
-    """What was found."""
-
-    ok: bool
-    problem: str | None
-    max_seq_length: int | None
-    sources: list[CheckedSource]
 
 
 class Data:

@@ -8,12 +8,12 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from trainmaster.client.connection import Connection
 from trainmaster.client.errors import NotFoundError, SignatureError
-from trainmaster.client.types import Status
+from trainmaster.client.types import CreatedWebhook, Trial, Webhook
 
 EVENT_HEADER = "X-Trainmaster-Event"
 TIMESTAMP_HEADER = "X-Trainmaster-Timestamp"
@@ -21,36 +21,6 @@ SIGNATURE_HEADER = "X-Trainmaster-Signature"
 TOLERANCE_S = 300.0
 """How old a delivery may be when it arrives: one that somebody recorded is no good for long."""
 SECRET_PREFIX = "whsec_"
-
-
-class Webhook(TypedDict):
-    """A webhook, without its secret."""
-
-    webhook_id: str
-    url: str
-    statuses: list[Status]
-    created_at: str
-    cursor: int
-    failures: int
-    next_try_at: str | None
-    delivered_at: str | None
-    problem: str
-    given_up: int
-
-
-class CreatedWebhook(Webhook):
-    """A webhook that was just made."""
-
-    secret: str
-
-
-class Trial(TypedDict):
-    """How a test delivery went."""
-
-    event_id: str
-    delivered: bool
-    status_code: int | None
-    problem: str
 
 
 class Webhooks:

@@ -15,8 +15,8 @@ from typing import Any
 
 from trainmaster import client as api
 from trainmaster.client import local, login
-from trainmaster.client.cluster import Engine
 from trainmaster.client.server_lookup import URL_VARIABLE
+from trainmaster.client.types import Engine
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.trainer.configs import (

@@ -14,8 +14,7 @@ from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Queue, Share
-from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.explain import PendingCode
+from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.store import nodes, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope

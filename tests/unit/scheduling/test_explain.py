@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Attempt, Job, Progress
 from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState, Queue
-from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.explain import Explanation, PendingCode, explain
+from trainmaster.server.core.states import JobStatus, PendingCode
+from trainmaster.server.scheduling.explain import Explanation, explain
 from trainmaster.server.scheduling.obstacles import Situation
 from trainmaster.server.scheduling.placement import fit
 from trainmaster.server.scheduling.schedule import schedule

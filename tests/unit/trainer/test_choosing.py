@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.client.cluster import Engine
+from trainmaster.client.types import Engine
 from trainmaster.trainer import (
     ContainerBackendConfig,
     KubernetesBackendConfig,

@@ -14,7 +14,7 @@ from trainmaster.cli.output import draw, print_json, table
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.client.admin import Key
+    from trainmaster.client.types import Key
 
 
 accounts_app = typer.Typer(

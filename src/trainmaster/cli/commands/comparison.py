@@ -14,7 +14,7 @@ from trainmaster.cli.human_units import duration, number
 from trainmaster.cli.job_summary import PREPARED_PERCENT, steps, title
 from trainmaster.cli.options import JobArgument, JobsArgument, JsonOption, connect, job_id_of
 from trainmaster.cli.output import draw, print_json, table
-from trainmaster.client.types.jobs import request_of
+from trainmaster.client.types import request_of
 
 if TYPE_CHECKING:
     from trainmaster.client.types import Job

@@ -15,7 +15,7 @@ from trainmaster.cli.output import draw, facts, print_json, waiting
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.client.data import CheckedData, CheckedSource, DataSample
+    from trainmaster.client.types import CheckedData, CheckedSource, DataSample
 
 CUSTOM = "CUSTOM"
 LINES = ("jsonl", "csv")

@@ -15,7 +15,7 @@ from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import print_json
 
 if TYPE_CHECKING:
-    from trainmaster.client.admin import Key
+    from trainmaster.client.types import Key
 
 
 def login(

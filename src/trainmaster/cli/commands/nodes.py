@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from trainmaster.client import Client
-    from trainmaster.client.cluster import NodeEvent
-    from trainmaster.client.types import Amount, Node
+    from trainmaster.client.types import Amount, Node, NodeEvent
 
 
 EVENTS = 10

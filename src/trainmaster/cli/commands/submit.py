@@ -54,7 +54,7 @@ def submit(
     """
     from trainmaster.cli.job_file import changed, load
     from trainmaster.client.file_upload import submit
-    from trainmaster.client.types.jobs import is_job, request_of
+    from trainmaster.client.types import is_job, request_of
 
     document, base = load(file)
     earlier = document["job_id"] if is_job(document) else None
@@ -140,7 +140,7 @@ def clone(
     show --json JOB` has all fields. The copy has the old job's files and secrets.
     """
     from trainmaster.cli.job_file import changed
-    from trainmaster.client.types.jobs import request_of
+    from trainmaster.client.types import request_of
 
     with connect() as client:
         earlier = client.get(job_id_of(client, job))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.states import WAITING
+from trainmaster.server.core.states import WAITING, PendingCode
 from trainmaster.server.scheduling import explain as scheduling
-from trainmaster.server.scheduling.explain import Explanation, PendingCode
+from trainmaster.server.scheduling.explain import Explanation
 from trainmaster.server.scheduling.obstacles import Situation, estimated_waits
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.store import nodes, queues

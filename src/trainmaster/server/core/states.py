@@ -38,6 +38,21 @@ LAUNCHED = RUNNING | {JobStatus.PREPARING}
 """Workers have claimed the attempt."""
 
 
+class PendingCode(StrEnum):
+    """What kind of thing a job waits for."""
+
+    ADMITTING = "ADMITTING"  # its checks are under way
+    BACKOFF = "BACKOFF"  # a time has to pass before the next try
+    STARTING = "STARTING"  # the next pass of the scheduler places it
+    QUOTA = "QUOTA"  # its queue holds all the GPUs that it may
+    IMPOSSIBLE = "IMPOSSIBLE"  # no node could ever run it
+    UNAVAILABLE = "UNAVAILABLE"  # only nodes that take no work, or GPUs out of the pool, could run it
+    ROOM = "ROOM"  # others hold what it needs
+    PREEMPTING = "PREEMPTING"  # others are being stopped for it
+    BEHIND = "BEHIND"  # it would fit, and others come first
+    FAIR_SHARE = "FAIR_SHARE"  # it would fit, and jobs of other queues come first, which hold less than their share
+
+
 class Desired(StrEnum):
     """What the user wants of the job; survives attempts and restarts."""
 

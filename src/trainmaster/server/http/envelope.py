@@ -12,25 +12,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from trainmaster.server.core.errors import TrainmasterError
 from trainmaster.server.http.errors import error_document, retry_after_s, status_of
 
 
 @overload
-def instant(seconds: float) -> datetime: ...
+def instant(seconds: float) -> str: ...
 @overload
 def instant(seconds: None) -> None: ...
-def instant(seconds: float | None) -> datetime | None:
-    """A time of ours: shown as ISO 8601, UTC."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+def instant(seconds: float | None) -> str | None:
+    """A Unix time as ISO 8601, in UTC."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def reported_at(seconds: object) -> datetime | None:
-    """A time that a job or its worker wrote down; None when it is none."""
-    found = number(seconds)
+def reported_at(seconds: object) -> str | None:
+    """A Unix time that a job or its worker reported, as ISO 8601; None when it is not a time."""
     try:
-        return None if found is None else datetime.fromtimestamp(found, UTC)
+        return instant(number(seconds))
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -72,14 +72,8 @@ REQUEST_ID = "X-Request-Id"
 DataT = TypeVar("DataT")
 
 
-class Wire(BaseModel):
-    """A part of an answer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class Ok(BaseModel, Generic[DataT]):
-    """A good answer."""
+    """A good answer. `DataT` is a `TypedDict`, which takes over the configuration."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -87,14 +81,18 @@ class Ok(BaseModel, Generic[DataT]):
     data: DataT
 
 
-class FieldProblem(Wire):
+class _ErrorPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FieldProblem(_ErrorPart):
     """What is wrong with one field."""
 
     field: str
     message: str
 
 
-class TransitionDetails(Wire):
+class TransitionDetails(_ErrorPart):
     """Why a job's state does not allow an action."""
 
     status: str
@@ -102,7 +100,7 @@ class TransitionDetails(Wire):
     allowed_from: list[str]
 
 
-class ErrorBody(Wire):
+class ErrorBody(_ErrorPart):
     """What went wrong. Branch on `code`."""
 
     code: str
@@ -112,7 +110,7 @@ class ErrorBody(Wire):
     next_offset: int | None = Field(default=None, description="With STREAM_GAP: where the stream ends.")
 
 
-class Meta(Wire):
+class Meta(_ErrorPart):
     """About the request."""
 
     request_id: str
@@ -126,13 +124,13 @@ class ErrorEnvelope(BaseModel):
     meta: Meta
 
 
-class Nothing(Wire):
+class Nothing(TypedDict):
     """There is nothing to say but that it worked."""
 
 
-def ok(data: BaseModel, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+def ok(data: Mapping[str, object], status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
     """A good answer with `data`."""
-    return ok_json(data.model_dump_json().encode(), status, headers)
+    return ok_json(encoded(data), status, headers)
 
 
 def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
@@ -142,7 +140,7 @@ def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str]
 
 
 def encoded(document: Mapping[str, object]) -> bytes:
-    """A plain document as the JSON that a model with the same fields would give."""
+    """A document as JSON; numbers that are not finite are null."""
     return to_json(document, inf_nan_mode="null")
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, expected_end, gpus_of
 from trainmaster.server.scheduling.schedule import Plan
@@ -30,21 +29,6 @@ from trainmaster.server.scheduling.shortage import (
 NAMED = 3
 """How many jobs a sentence names."""
 ANOTHERS = "a job of another account"
-
-
-class PendingCode(StrEnum):
-    """What kind of thing a job waits for."""
-
-    ADMITTING = "ADMITTING"  # its checks are under way
-    BACKOFF = "BACKOFF"  # a time has to pass before the next try
-    STARTING = "STARTING"  # the next pass of the scheduler places it
-    QUOTA = "QUOTA"  # its queue holds all the GPUs that it may
-    IMPOSSIBLE = "IMPOSSIBLE"  # no node could ever run it
-    UNAVAILABLE = "UNAVAILABLE"  # only nodes that take no work, or GPUs out of the pool, could run it
-    ROOM = "ROOM"  # others hold what it needs
-    PREEMPTING = "PREEMPTING"  # others are being stopped for it
-    BEHIND = "BEHIND"  # it would fit, and others come first
-    FAIR_SHARE = "FAIR_SHARE"  # it would fit, and jobs of other queues come first, which hold less than their share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

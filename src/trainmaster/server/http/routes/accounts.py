@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 
+from trainmaster.schema.accounts import AccountList, AccountResource, KeyList, KeyResource, NewKey
 from trainmaster.server.core.accounts import (
     ACCOUNT_ID_PATTERN,
     DEFAULT_PREFIX,
@@ -24,7 +24,7 @@ from trainmaster.server.core.accounts import (
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Principal, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import JSON, Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import JSON, Ok, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
@@ -56,21 +56,7 @@ class EditAccountBody(_Body):
     uid: Uid
 
 
-class AccountResource(Wire):
-    """Somebody who shares the cluster."""
-
-    account_id: str
-    uid: int | None
-    created_at: datetime
-
-
-class AccountList(Wire):
-    """Accounts, by name."""
-
-    accounts: list[AccountResource]
-
-
-class NamedAccount(Wire):
+class NamedAccount(_Body):
     """An account, as clients of the Fireworks door look for it."""
 
     name: str = Field(description="`accounts/` and its id.")
@@ -199,30 +185,6 @@ class NewKeyBody(BaseModel):
     ] = DEFAULT_PREFIX
 
 
-class KeyResource(Wire):
-    """A key, without the key."""
-
-    key_id: str
-    account_id: str
-    name: str
-    scopes: list[KeyScope]
-    created_at: datetime
-    created_by: str = Field(description="The id of the key that made it; empty for the first one of a server.")
-    revoked_at: datetime | None
-
-
-class NewKey(KeyResource):
-    """A key that was just made."""
-
-    key: str = Field(description="Shown here and never again.")
-
-
-class KeyList(Wire):
-    """Keys, the oldest first."""
-
-    keys: list[KeyResource]
-
-
 def key_resource(key: ApiKey) -> KeyResource:
     """A key as it is shown."""
     return KeyResource(
@@ -281,7 +243,8 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
         accounts.create_key(connection, _EVERYTHING, stored)
 
     await context.write(create)
-    return ok(NewKey(**key_resource(stored).model_dump(), key=key), HTTPStatus.CREATED)
+    created: NewKey = {**key_resource(stored), "key": key}
+    return ok(created, HTTPStatus.CREATED)
 
 
 @keys_router.delete(

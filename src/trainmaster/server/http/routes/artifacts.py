@@ -6,18 +6,17 @@ import itertools
 import os
 import re
 from collections.abc import AsyncGenerator
-from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from trainmaster.schema.reports import ArtifactPage, ArtifactResource
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.artifacts import (
     Artifact,
@@ -34,32 +33,12 @@ from trainmaster.server.http.artifacts import (
 )
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.errors import UnsatisfiableRangeError
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope as AccountScope
-
-
-class ArtifactResource(Wire):
-    """One file."""
-
-    path: str = Field(description="`output/...` or `checkpoints/<checkpoint_id>/...`; fetch it by this.")
-    kind: Literal["output", "checkpoint"]
-    checkpoint_id: str | None = Field(description="The checkpoint that it is a part of.")
-    size_bytes: int
-    modified_at: datetime
-    etag: str = Field(description="Changes with the content; the header `ETag` of its download.")
-    sha256: str | None = Field(description="As the checkpoint's manifest has it; null where nobody knows.")
-
-
-class ArtifactPage(Wire):
-    """Files by their paths."""
-
-    artifacts: list[ArtifactResource]
-    next_page_token: str | None
-
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
 

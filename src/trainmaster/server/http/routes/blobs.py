@@ -15,11 +15,12 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
+from trainmaster.schema.reports import BlobResource
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, Wire, ok
+from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InvalidTokenError
 from trainmaster.server.http.requests import bounded_pieces
 from trainmaster.server.http.router import BY_EITHER, Sha256, StrictRoute, errors
@@ -27,14 +28,6 @@ from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.scope import Scope
-
-
-class BlobResource(Wire):
-    """A file, known by its content."""
-
-    sha256: str
-    size_bytes: int
-
 
 router = APIRouter(route_class=StrictRoute, tags=["blobs"])
 

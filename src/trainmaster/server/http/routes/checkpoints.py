@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import Connection
 
+from trainmaster.schema.jobs import JobCheckpoints
 from trainmaster.server.coordinator import checkpoints as commands
 from trainmaster.server.coordinator.commands import Outcome
 from trainmaster.server.core.job import Job
@@ -18,7 +19,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, JobId, PlainText, StrictRoute, errors
-from trainmaster.server.http.wire.checkpoints import JobCheckpoints, checkpoint_resources
+from trainmaster.server.http.wire.checkpoints import checkpoint_resource
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope
@@ -131,7 +132,7 @@ def _shown(job: Job, page: CheckpointPage) -> JobCheckpoints:
     return JobCheckpoints(
         job_id=job.job_id,
         deleted_at=instant(job.deleted_at),
-        checkpoints=checkpoint_resources(job, page.checkpoints),
+        checkpoints=[checkpoint_resource(job, each) for each in page.checkpoints],
         next_page_token=page.next_page_token,
         total_count=page.total_count,
         latest_checkpoint_id=job.latest_checkpoint_id,

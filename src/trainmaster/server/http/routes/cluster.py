@@ -7,61 +7,37 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.schema.cluster import (
+    Amount,
+    BackendList,
+    BackendResource,
+    BackendSummary,
+    ClusterResource,
+    EngineResource,
+    GpuTypeResource,
+    LeaderResource,
+    RuntimeList,
+    RuntimeProblem,
+    RuntimeResource,
+)
 from trainmaster.server.coordinator.operator_files import RuntimeDocument, RuntimeFiles
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Free, Node, NodeState, whole
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import VIEWERS_ONLY, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.router import StrictRoute, errors
-from trainmaster.server.http.routes.nodes import Amount
 from trainmaster.server.store import attempts, leases, nodes, queues
 from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
-
-
-class GpuTypeResource(Wire):
-    """All GPUs of one type."""
-
-    type: str
-    total: int
-    free: int = Field(description="On nodes that take work.")
-    unhealthy: int
-
-
-class LeaderResource(Wire):
-    """The server that leads."""
-
-    id: str
-    url: str
-    epoch: int = Field(description="Rises each time that the lead changes hands.")
-    since: datetime | None
-
-
-class ClusterResource(Wire):
-    """What there is, and what of it is used."""
-
-    version: str = Field(description="Of the server that answers.")
-    leader: LeaderResource | None = Field(description="Null: nobody leads now, and nothing is started.")
-    backends: list[str]
-    nodes: dict[NodeState, int] = Field(description="How many are in each state.")
-    gpus: list[GpuTypeResource]
-    cpu_cores: Amount
-    ram_mb: Amount
-    gpu_utilisation: float | None = Field(description="The share of the GPUs that jobs hold; null: there are none.")
-    cpu_utilisation: float | None = Field(description="The share of the cores that jobs asked for and hold.")
-    jobs: dict[JobStatus, int] = Field(description="Those that have not ended, of all accounts.")
-    queue_depth: int = Field(description="Jobs that wait for resources.")
 
 
 def cluster_resource(
@@ -103,7 +79,7 @@ def cluster_resource(
         ),
         gpu_utilisation=round(held / total.total(), 4) if total else None,
         cpu_utilisation=round(cores_held / cores, 4) if cores else None,
-        jobs=dict(jobs),
+        jobs={str(status): count for status, count in jobs.items()},
         queue_depth=jobs.get(JobStatus.QUEUED, 0),
     )
 
@@ -137,36 +113,6 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
         )
 
     return ok(await context.read(find))
-
-
-class BackendSummary(Wire):
-    """Where jobs can run."""
-
-    name: str
-    default: bool = Field(description="Whether it is that of jobs that name none.")
-    images: bool = Field(description="Whether it runs a workload in the image that the workload names.")
-
-
-class BackendList(Wire):
-    """All backends of the server, the default first."""
-
-    backends: list[BackendSummary]
-
-
-class EngineResource(Wire):
-    """What runs a backend's jobs, and is no part of the server."""
-
-    name: str | None = Field(description="`docker` or `podman`; null: none answers.")
-    host: str | None = Field(description="Where it listens.")
-    problem: str | None = Field(description="Why none answers, and what was tried.")
-
-
-class BackendResource(BackendSummary):
-    """One backend, with what its jobs run on."""
-
-    engine: EngineResource | None = Field(
-        description="Asked now. Null: the server itself runs them, or this server cannot tell."
-    )
 
 
 def engine_resource(facts: EngineFacts | None) -> EngineResource | None:
@@ -244,29 +190,6 @@ def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | N
 
 
 # Training runtimes from files of the server, which clients read.
-
-
-class RuntimeResource(Wire):
-    """A training runtime."""
-
-    name: str
-    kind: str = Field(description="`ClusterTrainingRuntime` or `TrainingRuntime`.")
-    file: str = Field(description="The file that it is in.")
-    document: dict[str, Any] = Field(description="As it was written, in the shape of Kubeflow's.")
-
-
-class RuntimeProblem(Wire):
-    """What is wrong with a file."""
-
-    file: str
-    message: str
-
-
-class RuntimeList(Wire):
-    """All training runtimes of the server."""
-
-    runtimes: list[RuntimeResource]
-    problems: list[RuntimeProblem] = Field(description="Files of which something cannot be used.")
 
 
 def runtime_resource(runtime: RuntimeDocument) -> RuntimeResource:

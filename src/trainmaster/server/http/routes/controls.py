@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, StringConstraints
 
+from trainmaster.schema.jobs import ControlledJob, JobResource, SubmittedJob
 from trainmaster.server.core.fields import Flag, Model
 from trainmaster.server.core.spec.configs import ResourceConfig
 from trainmaster.server.core.spec.parse import parse_submit
@@ -18,13 +19,8 @@ from trainmaster.server.http.envelope import Ok
 from trainmaster.server.http.requests import parse_json, read_body, read_command
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
-from trainmaster.server.http.routes.submissions import (
-    FORWARDING_PARAMETERS,
-    SubmittedJob,
-    forwarded_tokens,
-    submissions_of,
-)
-from trainmaster.server.http.wire.jobs import ControlledJob, JobResource, controlled_json
+from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, submissions_of
+from trainmaster.server.http.wire.jobs import controlled_json
 from trainmaster.server.store import jobs
 
 router = APIRouter(route_class=StrictRoute, tags=["controls"])

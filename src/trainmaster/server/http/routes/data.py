@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, Strict, model_validator
 from sqlalchemy import Connection
 
+from trainmaster.schema.data import CheckedData
 from trainmaster.server.coordinator.data_checks import DataCheck
 from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
@@ -25,7 +26,7 @@ from trainmaster.server.core.workloads.base import ShippedFile
 from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, Wire, ok
+from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, body, errors
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
@@ -80,75 +81,6 @@ class ValidateDataBody(Model):
         return DataConfig(sources=self.sources or (), preprocess=self.preprocess or PreprocessConfig())
 
 
-class DataProblem(Wire):
-    """What is wrong with a source, or with one of its rows."""
-
-    message: str
-    file: str | None
-    row: int | None = Field(description="The row of the file, or the line of a jsonl or csv file; from 1.")
-    column: str | None
-
-
-class TokenCounts(Wire):
-    """How long rows are, in tokens."""
-
-    min: int
-    median: int
-    max: int
-
-
-class TokenSegment(Wire):
-    """Tokens after one another that are all trained on, or all not."""
-
-    text: str
-    tokens: int
-    trained: bool
-
-
-class DataSample(Wire):
-    """One row, as a model will see it."""
-
-    file: str
-    row: int
-    shape: str | None = Field(description="messages, prompt and completion, or text.")
-    values: str | None = Field(description="The row as it is, where there is no tokenizer.")
-    length: int | None = Field(description="Tokens before anything was cut off.")
-    samples: int = Field(description="How many sequences it becomes; a long document may become several.")
-    cut: bool = Field(description="Whether its end is cut off at max_seq_length.")
-    input_ids: list[int]
-    tokens: list[str] = Field(description="The text of each token.")
-    trained: list[bool] = Field(description="Of each token, whether it is trained on.")
-    segments: list[TokenSegment]
-
-
-class CheckedSource(Wire):
-    """One source."""
-
-    path: str
-    ok: bool
-    format: str | None
-    files: int
-    rows: int = Field(description="That were read.")
-    kept: int = Field(description="That the filters keep.")
-    complete: bool = Field(description="Whether all of it was read, not just its beginning.")
-    columns: list[str]
-    tokenized: int = Field(description="How many rows were tokenized.")
-    tokens: TokenCounts | None
-    cut: int = Field(description="Of those, how many are longer than max_seq_length.")
-    untrained: int = Field(description="Of those, how many have nothing left to train on.")
-    problems: list[DataProblem]
-    samples: list[DataSample]
-
-
-class CheckedData(Wire):
-    """What was found."""
-
-    ok: bool
-    problem: str | None = Field(description="What is wrong with the tokenizer, if anything.")
-    max_seq_length: int | None
-    sources: list[CheckedSource]
-
-
 router = APIRouter(route_class=StrictRoute, tags=["data"])
 
 
@@ -189,7 +121,7 @@ async def validate_data(request: Request, principal: Manager, context: Context) 
         tokens=await forwarded_tokens(request, context),
         limit=wanted.limit,
     )
-    return ok(CheckedData.model_validate(await context.data_checks.run(account, check)))
+    return ok(Ok[CheckedData].model_validate({"data": await context.data_checks.run(account, check)}).data)
 
 
 def _document(wanted: ValidateDataBody) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import StringConstraints
 from sqlalchemy import Connection
 
+from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, FeedPage
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, clean, instant, ok
+from trainmaster.server.http.envelope import Ok, clean, encoded, instant, ok
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.router import MAX_OFFSET, JobId, StrictRoute, errors, stream_too
 from trainmaster.server.store import events, jobs
@@ -23,61 +23,13 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 
-class EventResource(Wire):
-    """One thing that happened to a job."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    job_id: str
-    seq: int = Field(description="Numbers the events of a job, without gaps.")
-    ts: datetime
-    type: str
-    from_: str | None = Field(alias="from", description="The status before, where it changed.")
-    to: str | None
-    actor: str
-    reason: str | None
-    attempt: int
-    message: str
-    data: dict[str, Any]
-
-
-class FeedEvent(EventResource):
-    """One thing that happened, in the feed of all jobs."""
-
-    id: int = Field(description="The feed's cursor.")
-
-
-class EventPage(Wire):
-    """Events in order."""
-
-    events: list[EventResource]
-    next_cursor: int = Field(description="Send it as `after` to go on.")
-
-
-class FeedPage(Wire):
-    """Events of all jobs in order."""
-
-    events: list[FeedEvent]
-    next_cursor: int = Field(description="Send it as `after` to go on.")
-
-
 def event_resource(event: Event) -> EventResource:
-    """An event as it is shown."""
-    return EventResource(**_fields(event))
-
-
-def feed_event(cursor: int, event: Event) -> FeedEvent:
-    """An event as the feed shows it."""
-    return FeedEvent(**_fields(event), id=cursor)
-
-
-def _fields(event: Event) -> dict[str, Any]:
     return {
         "job_id": event.job_id,
         "seq": event.seq,
         "ts": instant(event.at),
         "type": event.type,
-        "from_": event.from_status,
+        "from": event.from_status,
         "to": event.to_status,
         "actor": event.actor,
         "reason": event.reason,
@@ -85,6 +37,10 @@ def _fields(event: Event) -> dict[str, Any]:
         "message": clean(event.message),
         "data": clean(dict(event.data)),
     }
+
+
+def feed_event(cursor: int, event: Event) -> FeedEvent:
+    return {**event_resource(event), "id": cursor}
 
 
 router = APIRouter(route_class=StrictRoute, tags=["events"])
@@ -187,7 +143,7 @@ class JobEventSource:
             with self.database.read() as connection:
                 found = events.page(connection, Scope.everything(), self.job_id, after_seq=after, limit=PIECE_EVENTS)
             for event in found:
-                pieces.append(sse_event("event", event_resource(event).model_dump_json(), event.seq))
+                pieces.append(sse_event("event", encoded(event_resource(event)).decode(), event.seq))
                 after = event.seq
         ended = sight.status in TERMINAL and after >= sight.last
         if ended:
@@ -214,6 +170,6 @@ class FeedSource:
             return Piece(data=b"", cursor=cursor)
         with self.database.read() as connection:
             found = events.feed(connection, self.scope, after, PIECE_EVENTS)
-        data = b"".join(sse_event("event", feed_event(id_, event).model_dump_json(), id_) for id_, event in found)
+        data = b"".join(sse_event("event", encoded(feed_event(id_, event)).decode(), id_) for id_, event in found)
         # Past the events of others there is nothing to be found again.
         return Piece(data=data, cursor=str(found[-1][0] if found else sight.last))

@@ -15,6 +15,7 @@ from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.schema.jobs import JobList, JobResource
 from trainmaster.server.coordinator.commands import Outcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
@@ -38,7 +39,7 @@ from trainmaster.server.http.router import (
     body,
     errors,
 )
-from trainmaster.server.http.wire.jobs import JobList, JobResource, JobView, Summary, job_json, summary_of
+from trainmaster.server.http.wire.jobs import JobView, Summary, job_json, summary_of
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope

@@ -12,56 +12,23 @@ from json.encoder import encode_basestring
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.schema.reports import LogPage
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, ok_json, reported_at
+from trainmaster.server.http.envelope import Ok, ok_json, reported_at
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
-from trainmaster.server.http.log_files import Stream
 from trainmaster.server.http.log_reader import Cursor, Entry, LogFilter, LogReader, LogSight, Page
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
 from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
-
-
-class LogLine(Wire):
-    """One line that a job wrote."""
-
-    ts: datetime | None = Field(description="When it was seen, to about a tenth of a second.")
-    attempt: int
-    node: int
-    rank: int
-    step: str = Field(description="The step of the workload that wrote it.")
-    stream: Stream
-    message: str = Field(
-        description="Without its line end, as a terminal shows it at last. What is not UTF-8 is replaced."
-    )
-
-
-class OpenLine(LogLine):
-    """The newest state of a line that is still being overwritten, such as a progress bar."""
-
-    open: Literal[True] = True
-
-
-class LogPage(Wire):
-    """Lines in the order in which they were written, as far as that is known."""
-
-    lines: list[LogLine]
-    open_lines: list[OpenLine] = Field(
-        description="At the end of the log of a job that runs: lines that end in a carriage return so far, in their "
-        "newest state. `next_cursor` is before them."
-    )
-    next_cursor: str = Field(description="Send it as `cursor` to go on after the last line; it never expires.")
-    complete: bool = Field(description="There are no more lines, and there will be none.")
-    notice: str | None = Field(description="Why there are no lines, where there were some.")
 
 
 def page_json(page: Page, notice: str | None) -> bytes:
@@ -95,7 +62,7 @@ def page_text(page: Page, *, ranks: bool, times: bool) -> bytes:
 
 
 def _text(entry: Entry, ranks: bool, times: bool) -> str:
-    before = (f"{_moment(entry) or '?'} " if times else "") + (f"[rank {entry.file.rank}] " if ranks else "")
+    before = (f"{reported_at(entry.run.at) or '?'} " if times else "") + (f"[rank {entry.file.rank}] " if ranks else "")
     shown = entry.run.shown()
     return before + (shown.replace("\n", f"\n{before}") if before else shown) + "\n"
 
@@ -104,12 +71,7 @@ def _head(entry: Entry) -> str:
     """A `LogLine` up to its message."""
     file = entry.file
     rest = {"attempt": entry.attempt, "node": file.node, "rank": file.rank, "step": file.step, "stream": file.stream}
-    return f'{json.dumps({"ts": _moment(entry), **rest})[:-1]},"message":'
-
-
-def _moment(entry: Entry) -> str | None:
-    moment = reported_at(entry.run.at)
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+    return f'{json.dumps({"ts": reported_at(entry.run.at), **rest})[:-1]},"message":'
 
 
 router = APIRouter(route_class=StrictRoute, tags=["logs"])

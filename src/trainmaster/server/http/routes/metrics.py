@@ -5,67 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.run_directory import RunDirectory, metrics_stream
+from trainmaster.schema.reports import JobMetrics, MetricSeries, MetricsReport
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, clean, number, numbers, ok, reported_at
+from trainmaster.server.http.envelope import Ok, clean, encoded, number, numbers, ok, reported_at
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_resources
+from trainmaster.server.http.wire.checkpoints import checkpoint_resource
 from trainmaster.server.storage import RUNS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
-Point = tuple[int | None, datetime | None, float | None]
+Point = tuple[int | None, str | None, float | None]
 """Step, time, value."""
-
-
-class MetricSeries(Wire):
-    """One metric over time."""
-
-    name: str
-    points: list[Point] = Field(description="[step, time, value], by step. A value that is no finite number is null.")
-
-
-class JobMetrics(Wire):
-    """How far a job is, and how it got there."""
-
-    job_id: str
-    status: str
-    step: int | None
-    epoch: float | None
-    latest: dict[str, float | None] = Field(description="The last value of each metric.")
-    series: list[MetricSeries]
-    checkpoints: list[CheckpointResource]
-    best_checkpoint_id: str | None
-    notice: str | None = Field(description="Why there are no series, where there were some.")
-
-
-class MetricsReport(Wire):
-    """What a job reported at one moment."""
-
-    ts: datetime | None
-    attempt: int
-    step: int | None
-    total_steps: int | None
-    epoch: float | None
-    percent: float | None
-    eta_seconds: float | None
-    values: dict[str, float | None]
 
 
 router = APIRouter(route_class=StrictRoute, tags=["metrics"])
@@ -101,7 +66,7 @@ async def metrics(
             epoch=number(job.progress.epoch),
             latest=numbers(dict(job.progress.metrics)),
             series=found,
-            checkpoints=checkpoint_resources(job, committed),
+            checkpoints=[checkpoint_resource(job, each) for each in committed],
             best_checkpoint_id=job.best_checkpoint_id,
             notice=await run_in_threadpool(removal_notice, context.roots, job),
         )
@@ -223,7 +188,7 @@ class MetricsSource:
             offset += len(line)
             records, _ = read_lines(line)
             if records and (report := self._report(attempt, records[0])) is not None:
-                events.append(sse_event("metrics", report.model_dump_json(), f"{attempt}:{offset}"))
+                events.append(sse_event("metrics", encoded(report).decode(), f"{attempt}:{offset}"))
         return offset
 
     def _report(self, attempt: int, record: Mapping[str, Any]) -> MetricsReport | None:

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
+from typing_extensions import TypedDict
 
 from trainmaster.protocol.documents import disk_is_full
 from trainmaster.server.core.accounts import KeyScope
@@ -24,7 +25,7 @@ from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import guard, require
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import ErrorEnvelope, Ok, Wire, ok
+from trainmaster.server.http.envelope import ErrorEnvelope, Ok, ok
 from trainmaster.server.http.errors import UnhealthyError
 from trainmaster.server.http.requests import METRICS_PATH
 from trainmaster.server.http.router import OPEN, StrictRoute, errors
@@ -206,17 +207,17 @@ async def _lag_s() -> float:
 # Health checks: whether the server answers, and whether it can work.
 
 
-class Alive(Wire):
+class Alive(TypedDict):
     """The server answers."""
 
-    alive: Literal[True] = True
+    alive: Literal[True]
     version: str
 
 
-class Ready(Wire):
+class Ready(TypedDict):
     """The server can do its work."""
 
-    ready: Literal[True] = True
+    ready: Literal[True]
     version: str
 
 
@@ -230,7 +231,7 @@ PROBE_PATIENCE_S = 10.0
 @health_router.get("/healthz", response_model=Ok[Alive], openapi_extra=OPEN)
 async def alive(context: Context) -> Response:
     """Whether the server answers at all."""
-    return ok(Alive(version=context.version))
+    return ok(Alive(alive=True, version=context.version))
 
 
 @health_router.get(
@@ -256,7 +257,7 @@ async def ready(context: Context) -> Response:
         # Anybody may ask; what the database says is for those who run it.
         _log.warning("not ready: %s", str(error) or "a write was not committed in time")
         raise StoreUnavailableError("the database takes no writes; try again") from None
-    return ok(Ready(version=context.version))
+    return ok(Ready(ready=True, version=context.version))
 
 
 def _full_disks(context: ApiContext) -> list[str]:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field, Strict, StringConstraints
 from sqlalchemy import Connection
 
+from trainmaster.schema.cluster import (
+    Amount,
+    ClusterEventList,
+    ClusterEventResource,
+    GpuResource,
+    NodeList,
+    NodeResource,
+)
 from trainmaster.server.core.fields import Flag, Model, Names
-from trainmaster.server.core.resources import ClusterEvent, Node, NodeState, whole
+from trainmaster.server.core.resources import ClusterEvent, Node, whole
 from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.http.auth import Admin, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import NO_NUL, StrictRoute, body, errors
 from trainmaster.server.store import attempts, events, nodes
@@ -25,68 +32,6 @@ from trainmaster.server.store.attempts import Allocation
 from trainmaster.server.store.scope import Scope
 
 MAX_GRACE_S = 86400.0
-
-
-class GpuResource(Wire):
-    """One accelerator of a node."""
-
-    index: int
-    type: str
-    memory_mb: int
-    healthy: bool
-    problem: str | None = Field(description="Why it is out of the pool; null while it is healthy.")
-    free: bool
-    job_id: str | None = Field(description="Who holds it; null when it is free or held by another account.")
-
-
-class Amount(Wire):
-    """How much there is of something, and how much of it is free."""
-
-    total: int
-    free: int
-
-
-class NodeResource(Wire):
-    """A machine."""
-
-    id: str
-    hostname: str
-    backend: str
-    state: NodeState
-    drain_reason: str | None = Field(description="Why it is drained, as the operator put it.")
-    drain_force: bool = Field(description="It is being drained, and what runs there is preempted.")
-    labels: list[str]
-    capabilities: list[str]
-    given_labels: list[str] = Field(description="Those of the labels that operators gave it.")
-    given_capabilities: list[str] = Field(description="Those of the capabilities that operators gave it.")
-    gpus: list[GpuResource]
-    cpu_cores: Amount
-    ram_mb: Amount
-    storage_mb: Amount
-    slots: Amount = Field(description="How many job nodes it runs at a time.")
-    jobs: list[str] = Field(description="The jobs of your account that run here.")
-    last_heartbeat: datetime
-
-
-class NodeList(Wire):
-    """All nodes."""
-
-    nodes: list[NodeResource]
-
-
-class ClusterEventResource(Wire):
-    """Something that happened to a node."""
-
-    ts: datetime
-    type: str
-    message: str
-    data: dict[str, Any]
-
-
-class ClusterEventList(Wire):
-    """The last events of a node."""
-
-    events: list[ClusterEventResource] = Field(description="The newest first.")
 
 
 class DrainBody(Model):

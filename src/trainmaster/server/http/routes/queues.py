@@ -11,12 +11,13 @@ from pydantic import Field, Strict
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.schema.cluster import EntryResource, QueueList, QueuePage, QueueResource
 from trainmaster.server.coordinator.explain import QueueEntry
 from trainmaster.server.core.fields import Matches, Model, Natural
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok
+from trainmaster.server.http.envelope import Nothing, Ok, ok
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 from trainmaster.server.scheduling.obstacles import gpus_of
@@ -25,25 +26,6 @@ from trainmaster.server.store import queues
 from trainmaster.server.store.page_tokens import bad_token
 from trainmaster.server.store.queues import QueueCounts
 from trainmaster.server.store.scope import Scope
-
-
-class QueueResource(Wire):
-    """A queue."""
-
-    name: str
-    weight: float = Field(description="Its share of the cluster, in proportion to the other queues that have work.")
-    quota_gpus: int | None = Field(description="The most GPUs that its jobs may hold at a time; null: no limit.")
-    depth: int = Field(description="Jobs that wait, of all accounts.")
-    running: int = Field(description="Jobs that hold resources.")
-    paused: int
-    gpus_held: int
-    oldest_wait_seconds: float | None = Field(description="How long the one waits that came first; null: none waits.")
-
-
-class QueueList(Wire):
-    """All queues."""
-
-    queues: list[QueueResource]
 
 
 class QueueBody(Model):
@@ -55,30 +37,6 @@ class QueueBody(Model):
     quota_gpus: Natural | None = Field(
         default=None, description="The most GPUs that its jobs may hold at a time; null: no limit."
     )
-
-
-class EntryResource(Wire):
-    """A job that waits. Of another account's it is shown how much it asks for, and no more."""
-
-    position: int = Field(description="1 is next.")
-    job_id: str | None = Field(description="Null: another account's.")
-    name: str | None
-    priority: int
-    gpus: int = Field(description="What it asks for, over all its nodes.")
-    wait_seconds: float = Field(description="How long it has waited.")
-    estimated_wait_seconds: float | None = Field(description="How long it still will, as far as that can be known.")
-    reason: str | None = Field(description="Why, in brief; null: another account's.")
-
-
-class QueuePage(Wire):
-    """A part of a queue, in the order of the scheduler."""
-
-    queue: str
-    depth: int
-    running: int
-    paused: int
-    entries: list[EntryResource]
-    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
 
 
 def queue_resource(queue: Queue, counts: QueueCounts, now: float) -> QueueResource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
@@ -12,12 +11,13 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.schema.jobs import TombstonePage, TombstoneResource
+from trainmaster.schema.reports import CollectedKind, Collection
 from trainmaster.server.coordinator.retention import FAILED, Collected, Collector
 from trainmaster.server.coordinator.tombstones import Tombstone, Tombstones
-from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
 
@@ -29,26 +29,6 @@ class CollectBody(BaseModel):
 
     dry_run: bool = Field(default=False, description="Only tell what would go.")
     orphans: bool = Field(default=False, description="Also directories of jobs that nobody knows, after a day.")
-
-
-class CollectedKind(Wire):
-    """Things of one kind."""
-
-    what: str = Field(
-        description="`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a"
-        " `session`, of a `training run` or of a `sampler`; or `failed`, with what could not be collected and why."
-    )
-    count: int
-    size_bytes: int = Field(description="The room that they take, as far as that is known.")
-    names: list[str] = Field(description="The first hundred.")
-    removed: bool = Field(description="Whether they are gone; orphans stay unless they are asked for.")
-
-
-class Collection(Wire):
-    """All that was collected."""
-
-    dry_run: bool
-    kinds: list[CollectedKind]
 
 
 router = APIRouter(route_class=StrictRoute)
@@ -84,7 +64,7 @@ def _collect(context: ApiContext, wanted: CollectBody) -> Collection:
     kinds = [_kind(what, found, not wanted.dry_run) for what in dict.fromkeys(each.what for each in found)]
     kinds.append(_kind("orphan", orphans, take_orphans))
     kinds.append(_kind(FAILED, [*gone, *orphans], removed=False))
-    return Collection(dry_run=wanted.dry_run, kinds=[kind for kind in kinds if kind.count])
+    return Collection(dry_run=wanted.dry_run, kinds=[kind for kind in kinds if kind["count"]])
 
 
 def _sweep(collector: Collector) -> None:
@@ -103,25 +83,6 @@ def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
         names=[each.name for each in same[:_NAMES]],
         removed=removed,
     )
-
-
-class TombstoneResource(Wire):
-    """A deleted job whose files are still there."""
-
-    job_id: str
-    handle: str | None = Field(description="Which another job may have since.")
-    name: str
-    kind: str = Field(description="Of its workload.")
-    status: JobStatus = Field(description="How it ended.")
-    deleted_at: datetime
-    size_bytes: int = Field(description="The room that its files take.")
-
-
-class TombstonePage(Wire):
-    """One page of deleted jobs."""
-
-    tombstones: list[TombstoneResource]
-    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
 
 
 def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:

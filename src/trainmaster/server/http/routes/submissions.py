@@ -13,10 +13,10 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
+from trainmaster.schema.jobs import CheckedJob, SubmittedJob
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
@@ -24,7 +24,7 @@ from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, context_of
-from trainmaster.server.http.envelope import Ok, Wire, ok
+from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, body, errors
 from trainmaster.server.http.routes.blobs import blob_file
@@ -74,18 +74,6 @@ AT_ONCE = 2
 """Threads with large requests: they compete with the event loop for the interpreter."""
 
 
-class SubmittedJob(Wire):
-    """A job that was accepted."""
-
-    job_id: str
-    handle: str | None
-    name: str
-    status: str
-    message: str
-    estimated_wait_seconds: float | None
-    checkpoint_id: str | None = Field(description="What it will go on from.")
-
-
 def submitted_job(job: Job) -> SubmittedJob:
     """The answer to a submission."""
     return SubmittedJob(
@@ -96,14 +84,6 @@ def submitted_job(job: Job) -> SubmittedJob:
         message=f"job {job.handle or job.job_id} was accepted",
         estimated_wait_seconds=None,
         checkpoint_id=job.resume_checkpoint_id,
-    )
-
-
-class CheckedJob(Wire):
-    """A job that would be accepted."""
-
-    missing_blobs: list[str] = Field(
-        description="Digests of the files in its `workload.files` that are yet to be uploaded."
     )
 
 

@@ -9,42 +9,18 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
+from trainmaster.schema.reports import Usage, UsageRow
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.http.auth import Viewer, require
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.router import PlainText, StrictRoute, errors
 from trainmaster.server.store import usage
 from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.usage import Used
-
-
-class UsageRow(Wire):
-    """What a group of attempts used."""
-
-    key: str = Field(description="The group; empty for jobs that lack the label, and for the total.")
-    jobs: int
-    attempts: int
-    gpu_seconds: float
-    cpu_seconds: float = Field(description="Allocated cores x time, however busy they were.")
-    wall_seconds: float
-
-
-class Usage(Wire):
-    """What was used in an interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, populate_by_name=True)
-
-    from_: datetime | None = Field(alias="from", description="Null: all time.")
-    to: datetime
-    group_by: str
-    rows: list[UsageRow]
-    total: UsageRow
-    truncated: bool = Field(description="There are more groups than `limit`.")
 
 
 def usage_row(used: Used) -> UsageRow:
@@ -96,14 +72,14 @@ async def show_usage(
 
     def find(connection: Connection) -> Usage:
         rows = usage.by_group(connection, scope, group_by, since=begin, until=end, now=now, limit=limit + 1)
-        return Usage(
-            from_=instant(begin) if since else None,
-            to=instant(end),
-            group_by=group_by,
-            rows=[usage_row(used) for used in rows[:limit]],
-            total=usage_row(usage.total(connection, scope, since=begin, until=end, now=now)),
-            truncated=len(rows) > limit,
-        )
+        return {
+            "from": instant(begin) if since else None,
+            "to": instant(end),
+            "group_by": group_by,
+            "rows": [usage_row(used) for used in rows[:limit]],
+            "total": usage_row(usage.total(connection, scope, since=begin, until=end, now=now)),
+            "truncated": len(rows) > limit,
+        }
 
     return ok(await context.read(find))
 

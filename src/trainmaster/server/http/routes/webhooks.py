@@ -6,13 +6,13 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import Field, StringConstraints
 
+from trainmaster.schema.accounts import CreatedWebhook, Trial, WebhookList, WebhookResource
 from trainmaster.server.coordinator.webhook_delivery import (
     MAX_URL_LENGTH,
     TIMEOUT_S,
@@ -26,7 +26,7 @@ from trainmaster.server.core.fields import Model
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, Ok, Wire, instant, ok
+from trainmaster.server.http.envelope import Nothing, Ok, instant, ok
 from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, body, errors
@@ -89,42 +89,6 @@ class ChangeWebhookBody(Model):
     secret: Secret | None = None
 
 
-class WebhookResource(Wire):
-    """A webhook, without its secret."""
-
-    webhook_id: str
-    url: str
-    statuses: list[str] = Field(description="Of which statuses it tells; empty means all.")
-    created_at: datetime
-    cursor: int = Field(description="The last event of the feed that is dealt with.")
-    failures: int = Field(description="How often the next event was sent in vain.")
-    next_try_at: datetime | None = Field(description="When it is sent again; null when it is not waited for.")
-    delivered_at: datetime | None = Field(description="When the last delivery was taken.")
-    problem: str = Field(description="Why the last delivery failed; empty after one that did not.")
-    given_up: int = Field(description="How many events could not be delivered within a day.")
-
-
-class CreatedWebhook(WebhookResource):
-    """A webhook that was just made."""
-
-    secret: str = Field(description="What deliveries are signed with; shown this once.")
-
-
-class WebhookList(Wire):
-    """All webhooks of an account."""
-
-    webhooks: list[WebhookResource]
-
-
-class Trial(Wire):
-    """How a test delivery went."""
-
-    event_id: str
-    delivered: bool
-    status_code: int | None = Field(description="Of the answer, if it was a good one.")
-    problem: str
-
-
 def webhook_resource(webhook: Webhook) -> WebhookResource:
     """A webhook as it is shown."""
     return WebhookResource(
@@ -143,7 +107,7 @@ def webhook_resource(webhook: Webhook) -> WebhookResource:
 
 def created_webhook(webhook: Webhook, secret: str) -> CreatedWebhook:
     """A new webhook as it is shown once."""
-    return CreatedWebhook(**webhook_resource(webhook).model_dump(), secret=secret)
+    return {**webhook_resource(webhook), "secret": secret}
 
 
 router = APIRouter(route_class=StrictRoute, tags=["webhooks"])

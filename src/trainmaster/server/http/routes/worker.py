@@ -20,18 +20,20 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
+from typing_extensions import TypedDict
 
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import CONTROL, RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.schema.annotations import Doc
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec.parse import parse
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Nothing, Ok, Wire, ok, ok_document
+from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
@@ -102,29 +104,31 @@ class ExitDocument(BaseModel):
     ended_at: float
 
 
-class Granted(Wire):
+class Granted(TypedDict):
     """Whether the claimant has the node."""
 
     granted: bool
 
 
-class NextOffset(Wire):
+class NextOffset(TypedDict):
     """Where a stream ends now."""
 
     next_offset: int
 
 
-class Ownership(Wire):
+class Ownership(TypedDict):
     """Whether an attempt may commit checkpoints of its job."""
 
     owner: bool
 
 
-class SecretValues(Wire):
+class SecretValues(TypedDict):
     """The secrets of a job, for the workers of its attempt alone."""
 
-    environment: dict[str, str] = Field(description="Variables of the job's processes.")
-    tokens: dict[str, str] = Field(description="For what prepares the job; the job's own processes do not see them.")
+    environment: Annotated[dict[str, str], Doc("Variables of the job's processes.")]
+    tokens: Annotated[
+        dict[str, str], Doc("For the steps that prepare the job; the job's own processes do not see them.")
+    ]
 
 
 router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRoute, tags=["worker"])
@@ -240,7 +244,7 @@ async def get_secrets(worker: Worker, context: Context) -> Response:
         job = jobs.get(connection, Scope.everything(), worker.job_id, deleted=True)
         return context.vault.secrets_for(connection, job)
 
-    return ok(SecretValues(**(await context.read(find)).to_json()), headers=NOT_TO_BE_KEPT)
+    return ok((await context.read(find)).to_json(), headers=NOT_TO_BE_KEPT)
 
 
 @router.post(

@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from pydantic import Field
-
 from trainmaster.protocol.reasons import Reason
+from trainmaster.schema.jobs import AttemptResource, FailureResource, Placement
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.envelope import Wire, clean, instant
+from trainmaster.server.http.envelope import clean, instant
 
 
-class GpuUse(Wire):
-    """One GPU that an attempt holds."""
-
-    node_id: str
-    index: int
-
-
-class Placement(Wire):
-    """Where an attempt runs. One node of a gang may be the same machine as another."""
-
-    backend: str
-    nodes: list[str] = Field(description="In the order of node ranks.")
-    gpus: list[GpuUse]
-
-
-class FailureResource(Wire):
-    """Why something ended badly, whose turn it is, and what to do."""
-
-    error_type: str
-    error_message: str
-    fault: str
-    advice: str
-    exit_code: int | None
-    signal: str | None
-    rank: int | None
-    step: str | None = Field(description="The step of the workload that failed.")
-    last_lines: list[str] = Field(description="What the failing rank wrote last.")
-    frame: str | None = Field(description="The last frame of its traceback.")
-
-
-class AttemptResource(Wire):
-    """One try at running a job."""
-
-    number: int
-    placement: Placement
-    resume_checkpoint_id: str | None = Field(description="What it went on from.")
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    stopping: str | None = Field(description="Why it is being stopped, or was.")
-    reason: str | None = Field(description="Why it ended.")
-    message: str | None
-    error: FailureResource | None
-
-
-def placement_of(attempt: Attempt) -> dict[str, Any]:
-    """Where an attempt runs: a `Placement`."""
+def placement_of(attempt: Attempt) -> Placement:
     return {
         "backend": attempt.backend,
         "nodes": [share.node_id for share in attempt.shares],
@@ -69,8 +21,7 @@ def placement_of(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def attempt_document(attempt: Attempt, *, service: bool) -> dict[str, Any]:
-    """An attempt of a job, or of a service, as it is shown: an `AttemptResource`."""
+def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
     return {
         "number": attempt.number,
         "placement": placement_of(attempt),
@@ -85,8 +36,8 @@ def attempt_document(attempt: Attempt, *, service: bool) -> dict[str, Any]:
     }
 
 
-def failure_of(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any] | None:
-    """Why a job failed, as a `FailureResource`; None unless it did."""
+def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
+    """Why a job failed; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
     # A job that was refused before it ever ran has no attempt to tell of.
@@ -96,7 +47,7 @@ def failure_of(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any] | None:
 
 def _failure(
     reason: Reason | None, message: str | None, evidence: Mapping[str, Any], *, service: bool
-) -> dict[str, Any] | None:
+) -> FailureResource | None:
     if reason is None or CONSEQUENCES[reason].fault is Fault.NONE:
         return None
     found = evidence.get("evidence")

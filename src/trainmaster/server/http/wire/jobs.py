@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
-
-from pydantic import Field
 
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
@@ -16,18 +13,11 @@ from trainmaster.server.core.spec.documents import load_stored, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import Desired, JobStatus
 from trainmaster.server.core.workloads import trainer
-from trainmaster.server.http.envelope import Wire, clean, encoded, instant, number, numbers
+from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers
 from trainmaster.server.http.requests import PREFIX
-from trainmaster.server.http.wire.attempts import (
-    AttemptResource,
-    FailureResource,
-    Placement,
-    attempt_document,
-    failure_of,
-    placement_of,
-)
-from trainmaster.server.http.wire.checkpoints import CheckpointResource, checkpoint_document
-from trainmaster.server.http.wire.wait_reasons import PendingResource, pending_document
+from trainmaster.server.http.wire.attempts import attempt_resource, failure_of, placement_of
+from trainmaster.server.http.wire.checkpoints import checkpoint_resource
+from trainmaster.server.http.wire.wait_reasons import pending_resource
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
 
@@ -35,123 +25,6 @@ CONFIGS = ("training_config", "data_config", "resource_config", "output_config",
 _REQUESTS_KEPT = 512
 _LONGEST_KEPT = 64 << 10
 """Characters of a stored request whose JSON is kept."""
-
-
-class ProgressResource(Wire):
-    """How far a job is."""
-
-    step: int | None
-    total_steps: int | None
-    epoch: float | None
-    percent: float | None
-    eta_seconds: float | None
-
-
-class Endpoint(Wire):
-    """Where a service answers."""
-
-    address: str = Field(description="host:port, where it runs.")
-    path: str = Field(description="Where it is reached through this server.")
-
-
-class Links(Wire):
-    """Where more is found."""
-
-    self: str
-    logs: str
-    metrics: str
-    events: str
-
-
-class Output(Wire):
-    """What a job leaves behind."""
-
-    model_uri: str | None = Field(
-        description="The model that it trained, or its output directory; null before it has COMPLETED, or without any."
-    )
-    hub_url: str | None
-
-
-class JobSummary(Wire):
-    """A job, as lists show it."""
-
-    job_id: str
-    handle: str | None
-    name: str
-    labels: dict[str, str]
-    kind: str = Field(description="Of its workload.")
-    parent_job_id: str | None = Field(description="The job that this one is a retry of.")
-    root_job_id: str
-    created_at: datetime
-    created_by: str
-    status: JobStatus
-    status_reason: str | None
-    status_message: str | None
-    error_type: str | None
-    error_message: str | None
-    desired: Desired = Field(description="What was asked of it.")
-    cancel_requested: bool
-    stalled: bool = Field(description="It has not made a step for too long.")
-    backend: str
-    queue: str
-    priority: int
-    attempt: int = Field(description="The number of the latest attempt; 0 before the first.")
-    max_retries: int
-    node_count: int = Field(description="Nodes of the gang.")
-    placement: Placement | None = Field(description="What it holds now.")
-    progress: ProgressResource
-    metrics: dict[str, float | None] = Field(description="The last value of each metric.")
-    latest_checkpoint_id: str | None
-    best_checkpoint_id: str | None
-    endpoint: Endpoint | None = Field(description="Of a service that answers.")
-    queued_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    paused_at: datetime | None
-    updated_at: datetime
-    runtime_seconds: float = Field(description="Over all attempts, with the present one.")
-    gpu_seconds: float
-    version: int = Field(description="Rises with every change.")
-    links: Links
-
-
-class JobResource(JobSummary):
-    """A job, whole."""
-
-    queue_position: int | None = Field(description="1 is next; null when it is not queued.")
-    pending_reason: str | None = Field(description="Why it waits.")
-    pending: PendingResource | None = Field(description="The same in parts, and what would let it run.")
-    estimated_wait_seconds: float | None = Field(description="If nothing new comes; null where it cannot be known.")
-    retries_used: int
-    preemptions_used: int
-    workload: dict[str, Any] | None
-    training_config: dict[str, Any] | None
-    data_config: dict[str, Any] | None
-    resource_config: dict[str, Any]
-    output_config: dict[str, Any]
-    scheduling_config: dict[str, Any]
-    effective_batch_size: int | None = Field(description="Batch size × accumulation steps × ranks.")
-    attempts: list[AttemptResource]
-    checkpoints: list[CheckpointResource]
-    error: FailureResource | None = Field(description="Why it failed, and what to do.")
-    output: Output
-    can_save: bool = Field(description="It has shown or declared that it saves when asked, so it can be paused.")
-    stalled_at: datetime | None
-    last_activity_at: datetime | None = Field(description="When a service was last used.")
-
-
-class ControlledJob(JobResource):
-    """A job after a pause, a resume or a retry."""
-
-    checkpoint_id: str | None = Field(description="What it goes on from; null: from the start.")
-
-
-class JobList(Wire):
-    """One page of jobs."""
-
-    jobs: list[JobSummary]
-    next_page_token: str | None = Field(description="Send it as `page_token`; null on the last page.")
-    total_count: int = Field(description="Over all pages; 10001 means more than 10000.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,14 +130,14 @@ def job_json(view: JobView, **more: str | None) -> bytes:
     before = {
         "queue_position": waiting.queue_position,
         "pending_reason": waiting.explanation.message if waiting.explanation else None,
-        "pending": pending_document(waiting.explanation) if waiting.explanation else None,
+        "pending": pending_resource(waiting.explanation) if waiting.explanation else None,
         "estimated_wait_seconds": None if waiting.estimated_wait_s is None else round(waiting.estimated_wait_s, 3),
         "retries_used": job.retries_used,
         "preemptions_used": job.preemptions_used,
     }
     after = {
-        "attempts": [attempt_document(attempt, service=job.is_service) for attempt in view.attempts],
-        "checkpoints": [checkpoint_document(job, checkpoint) for checkpoint in view.checkpoints],
+        "attempts": [attempt_resource(attempt, service=job.is_service) for attempt in view.attempts],
+        "checkpoints": [checkpoint_resource(job, checkpoint) for checkpoint in view.checkpoints],
         "error": failure_of(job, view.attempts),
         "output": {"model_uri": _model_uri(job, request, has_output=view.has_output), "hub_url": None},
         "can_save": job.can_save,
