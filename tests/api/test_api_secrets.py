@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import httpx
-import job_inputs as randomness
+import secrets as randomness
 import pytest
 import sqlalchemy as sa
 from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
