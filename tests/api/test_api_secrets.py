@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets as randomness
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,6 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import httpx
-import secrets as randomness
 import pytest
 import sqlalchemy as sa
 from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
