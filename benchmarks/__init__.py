@@ -1,1 +1,1 @@
-"""Measurements of Trainmaster on the machine at hand: `python -m benchmarks`. See docs/benchmarks.md."""
+"""Measurements of Trainmaster on the machine at hand: `python -m benchmarks`. See docs/explanation/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""Writes `docs/compatibility.md`: what public clients can ask for, and what becomes of it here.
+"""Writes `docs/reference/compatibility.md`: what public clients can ask for, and what becomes of it here.
 
 The requests are read off the installed clients, each in its environment under `.venvs` (`make setup-dev`); who answers
 is read off the routes. `--check` writes nothing and fails when the page is not up to date.
@@ -21,7 +21,7 @@ from trainmaster.server.doors.tinker.router import By, DoorRoute
 from trainmaster.server.doors.tinker.routes import ROUTES
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 ENVIRONMENTS = ("tinker-0.24.1", "tinker-0.25.0", "tinker")
 """The oldest first; the last has the latest version."""
 FUTURE = "POST /retrieve_future"
@@ -52,8 +52,8 @@ INTRODUCTION = """\
 # What the public clients can do here
 
 This page is made by `scripts/compatibility.py` from the installed `tinker` and `fireworks-ai` and from the routes of
-the server. The first two sections are about `tinker` and the root door ([tinker.md](tinker.md)), the last one about
-[`fireworks-ai`](#fireworks-ai). A test fails when a client can ask for something that has no answer.
+the server. The first two sections are about [`tinker`](../guides/tinker.md), the last one about
+[`fireworks-ai`](#fireworks-ai). A test fails when a client can make a request that has no answer.
 """
 REQUESTS = """
 ## Requests
@@ -184,7 +184,7 @@ def main() -> int:
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(text)
     elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.stderr.write("docs/compatibility.md is out of date: run scripts/compatibility.py\n")
+        sys.stderr.write("docs/reference/compatibility.md is out of date: run scripts/compatibility.py\n")
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What becomes of the public methods of `fireworks.training.sdk` here: a section of `docs/compatibility.md`.
+"""What becomes of the public methods of `fireworks.training.sdk` here: a section of `docs/reference/compatibility.md`.
 
 The methods are read off the installed client; what becomes of each is said here, with the test that calls it.
 """
@@ -14,10 +14,10 @@ from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
 SECTION = """
 ## fireworks-ai
 
-The public classes of `fireworks.training.sdk` {version} that ask a server for something, without their `_async` twins
-([fireworks.md](fireworks.md)). *Works*: the test that is named calls it through that client, against a real server.
+The public classes of `fireworks.training.sdk` {version} that send requests, without their `_async` variants
+([guide](../guides/fireworks.md)). *Works*: the named test calls it through that client, against a real server.
 *Refused*: it fails at once, with the reason. *Not here*: its addresses answer 404 with the reason, and no client tries
-again. *Asks nothing*: the client's own affair.
+again. *Asks nothing*: it sends no request.
 """
 
 WORKS, REFUSED, ABSENT, OWN = "works", "refused", "not here", "asks nothing"

@@ -1,4 +1,4 @@
-"""The page of the built-in trainers' tables: `docs/hyperparameters.md`."""
+"""The page of the built-in trainers' tables: `docs/reference/hyperparameters.md`."""
 
 from __future__ import annotations
 

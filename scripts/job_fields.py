@@ -1,4 +1,4 @@
-"""The page of all fields of a submission, read off the models that check it: `docs/job-fields.md`."""
+"""The page of all fields of a submission, read off the models that check it: `docs/reference/job-fields.md`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTRODUCTION = """\
 
 This page is made from the models that check a submission (`trainmaster.server.core.spec` and
 `trainmaster.server.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do
-is in [jobs.md](jobs.md).
+is in [jobs.md](../guides/jobs.md).
 
 Unknown fields are refused with 422, with the nearest known name. *map* is an object whose values are text;
 numbers and truth values are taken as their text.

@@ -115,7 +115,7 @@ def _class(status: JobStatus) -> str:
 
 def operations_page() -> str:
     """The page for operators as it is, with the settings read off their class."""
-    page = (DOCS / "operations.md").read_text()
+    page = (DOCS / "guides" / "operations.md").read_text()
     begin = page.index(": begin -->\n") + len(": begin -->\n")
     lines = ["| setting | flag | default | meaning |", "|---|---|---|---|"]
     for each in settings():
@@ -126,10 +126,10 @@ def operations_page() -> str:
 
 
 PAGES = {
-    "states.md": states_page,
-    "job-fields.md": job_fields_page,
-    "hyperparameters.md": hyperparameters_page,
-    "operations.md": operations_page,
+    "reference/states.md": states_page,
+    "reference/job-fields.md": job_fields_page,
+    "reference/hyperparameters.md": hyperparameters_page,
+    "guides/operations.md": operations_page,
 }
 
 

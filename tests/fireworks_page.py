@@ -1,4 +1,4 @@
-"""`docs/fireworks.md` as tests read it: the rows of its tables, and the tests that they name."""
+"""`docs/guides/fireworks.md` as tests read it: the rows of its tables, and the tests that they name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "fireworks.md").read_text()
+PAGE = (TESTS.parent / "docs" / "guides" / "fireworks.md").read_text()
 
 
 @dataclass(frozen=True, kw_only=True)

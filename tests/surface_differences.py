@@ -1,6 +1,6 @@
 """Where names, defaults and values of `trainmaster.trainer` are not those of the real package, and why.
 
-The surfaces of both are held against it, and docs/kubeflow-differences.md shows it.
+The surfaces of both are held against it, and docs/reference/kubeflow-differences.md shows it.
 """
 
 from __future__ import annotations

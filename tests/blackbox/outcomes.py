@@ -11,7 +11,7 @@ from pathlib import Path
 
 from surface_differences import BESIDE, SURFACE, Difference
 
-PAGE = Path(__file__).parents[2] / "docs" / "kubeflow-differences.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kubeflow-differences.md"
 
 NOT_FOUND = "LookupError and ValueError and RuntimeError"
 NAME_REFUSED = "ValueError and RuntimeError"

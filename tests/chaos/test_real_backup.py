@@ -1,4 +1,4 @@
-"""A backup of a server that runs, made and restored by the commands of docs/operations.md."""
+"""A backup of a server that runs, made and restored by the commands of docs/guides/operations.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ground import Ground
 
 from real_server import PATIENCE_S
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text()
 OF_THE_SYSTEM = ("systemctl", "pkill", "chown")
 """What these do, the test does itself."""
 

@@ -178,7 +178,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
 def test_example_of_the_docs_does_what_they_say(
     tm: Callable[..., Result], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "job-classes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "job-classes.md").read_text()
     module, outside, imports = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (place / "fit.py").write_text(module)

@@ -40,7 +40,7 @@ def service_server(ground: Path) -> Iterator[RealServer]:
 
 @pytest.fixture(scope="module")
 def compatibility() -> ModuleType:
-    """The script that writes `docs/compatibility.md`."""
+    """The script that writes `docs/reference/compatibility.md`."""
     spec = importlib.util.spec_from_file_location("compatibility", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` says what the installed clients can ask for, and nothing that they ask for is unanswered."""
+"""docs/reference/compatibility.md lists every request that the installed clients can make; each one has an answer."""
 
 from __future__ import annotations
 

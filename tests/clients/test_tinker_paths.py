@@ -1,6 +1,6 @@
 """Every request that a `tinker` client can make, made of a server and a trainer that run; and what is no request.
 
-What becomes of each is on the page `docs/compatibility.md`, and this holds the server to it.
+What becomes of each is on the page `docs/reference/compatibility.md`, and this holds the server to it.
 """
 
 from __future__ import annotations

@@ -520,7 +520,7 @@ def test_server_that_is_away_for_a_moment_breaks_neither_a_wait_nor_logs(
 
 
 def test_examples_of_the_page_run_as_written(server: RealServer, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "trainer-client.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "trainer-client.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     examples = [each for each in examples if "ContainerBackendConfig" not in each]  # which needs an engine
     assert len(examples) == 2

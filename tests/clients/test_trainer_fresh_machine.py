@@ -18,7 +18,7 @@ from trainmaster.client import local
 from trainmaster.trainer import ContainerBackendConfig, CustomTrainer, CustomTrainerContainer, ServerBackendConfig
 from trainmaster.trainer.options import TrainerArgs
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainer-client.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "trainer-client.md"
 TRAIN_AND_LEAVE = """\
 from trainmaster.trainer import CustomTrainer, TrainerClient
 

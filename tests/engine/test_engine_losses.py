@@ -1,4 +1,4 @@
-"""Every loss, its gradient and its metrics against plain float64 arithmetic, written from docs/losses.md."""
+"""Every loss, its gradient and its metrics against plain float64 arithmetic, written from docs/reference/losses.md."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_policy_loss_takes_one_target_at_a_position() -> None:
 
 
 def test_documented_losses_and_defaults_are_those_of_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "losses.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| −Σ [^|]*\|([^|]*)\|$", page, re.MULTILINE)
     documented = {name: dict(re.findall(r"`(\w+)` ([\d.]+)", options)) for name, options in rows}
     assert {name: {key: float(value) for key, value in each.items()} for name, each in documented.items()} == {

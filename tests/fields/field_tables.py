@@ -3,7 +3,7 @@ shows it.
 
 A table is a YAML file of parts; a part has the fields of one object:
 
-    - part: scheduling_config       # as docs/fields.md shall call it
+    - part: scheduling_config       # as docs/reference/fields.md shall call it
       path: scheduling_config.      # where the object lies in the request; left out for the request itself
       base: command                 # the request that a field is changed in: a name that the table's test knows
       fields:

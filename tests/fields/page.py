@@ -1,5 +1,7 @@
-"""docs/fields.md: every field of every request, its effect, and the test that shows it. `python tests/fields/page.py`
-writes it."""
+"""docs/reference/fields.md: every field of every request, its effect, and the test that shows it.
+
+`python tests/fields/page.py` writes it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from field_tables import fields_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fields.md"
 TABLES = {
     "job": "A job: `POST /v1/jobs`, and the job file",
     "trainer_job": "A trainer: `TrainerJobConfig` of the Fireworks door, as its client sends it",
@@ -23,7 +25,7 @@ INTRODUCTION = """\
 This page is made from the tables in `tests/fields` by `make docs`. Its tests fail when a field is in no row, when
 changing a field changes nothing, or when the test that a row names is not there. Types and defaults are in
 [job-fields.md](job-fields.md); the fields of a `TrainerJobConfig` by their names in Python are in
-[fireworks.md](fireworks.md#fields-of-a-trainer).
+[fireworks.md](../guides/fireworks.md#fields-of-a-trainer).
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/fields.md is what the tables say."""
+"""docs/reference/fields.md is what the tables say."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trainmaster.training.data.row_selection import predicate
 from trainmaster.training.data_check import check
 from trainmaster.training.fetching import Access
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
 BLOCK = re.compile(r"^```(\w+) ([\w. ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILES = {name: text for kind, name, text in BLOCK.findall(PAGE) if kind == "json"}
 EXAMPLES = [(name, text) for kind, name, text in BLOCK.findall(PAGE) if kind == "yaml"]

@@ -37,7 +37,7 @@ from trainmaster.server.store.database import Database
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-TRAINING_PAGES = sorted((DOCS / "training").glob("*.md"))
+TRAINING_PAGES = sorted((DOCS / "guides" / "training").glob("*.md"))
 EXAMPLES = {"sft": "sft", "lora": "lora", "full-finetune": "full_finetune", "continued-pretrain": "pretrain"}
 """Page of a training type -> the example that it shows."""
 
@@ -81,17 +81,17 @@ def test_commands_that_pages_name_exist(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text()))
-    others = {"docs/job-fields.md"}  # reached from docs/jobs.md
+    others = {"docs/reference/job-fields.md"}  # reached from docs/guides/jobs.md
     assert {name_of(page) for page in PAGES} - {"README.md"} - others <= linked
 
 
 def test_every_command_is_described() -> None:
-    described = set(re.findall(r"^\| `trainmaster ([a-z]+)", (DOCS / "cli.md").read_text(), re.MULTILINE))
+    described = set(re.findall(r"^\| `trainmaster ([a-z]+)", (DOCS / "reference" / "cli.md").read_text(), re.MULTILINE))
     assert described == set(commands)
 
 
 def test_options_that_the_command_page_names_exist() -> None:
-    for row in re.finditer(r"^\| `trainmaster ([a-z]+).*$", (DOCS / "cli.md").read_text(), re.MULTILINE):
+    for row in re.finditer(r"^\| `trainmaster ([a-z]+).*$", (DOCS / "reference" / "cli.md").read_text(), re.MULTILINE):
         assert set(re.findall(r"--[a-z-]+", row[0])) <= options(row[1]), f"`trainmaster {row[1]}` has not all of these"
 
 
@@ -106,15 +106,15 @@ def test_job_files_of_training_pages_are_accepted(page: Path) -> None:
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_training_pages_show_the_examples(page: str) -> None:
     example = ROOT / "examples" / f"{EXAMPLES[page]}.yaml"
-    text = (DOCS / "training" / f"{page}.md").read_text()
+    text = (DOCS / "guides" / "training" / f"{page}.md").read_text()
     assert f"`examples/{example.name}`" in text
-    assert job_files(DOCS / "training" / f"{page}.md")[0] == parse_yaml(example.read_text(), example.name)
+    assert job_files(DOCS / "guides" / "training" / f"{page}.md")[0] == parse_yaml(example.read_text(), example.name)
 
 
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_hyperparameters_that_training_pages_name_have_these_defaults(page: str) -> None:
     table = hyperparameters_of(TrainingType(page.upper().replace("-", "_")))
-    text = (DOCS / "training" / f"{page}.md").read_text().partition("## Hyperparameters that matter")[2]
+    text = (DOCS / "guides" / "training" / f"{page}.md").read_text().partition("## Hyperparameters that matter")[2]
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|", text.partition("## The result")[0], re.MULTILINE)
     assert rows
     for cell, defaults in rows:
@@ -126,18 +126,18 @@ def test_hyperparameters_that_training_pages_name_have_these_defaults(page: str)
 
 
 def test_every_setting_of_the_server_is_described() -> None:
-    described = set(re.findall(r"--[a-z-]+", (DOCS / "operations.md").read_text()))
+    described = set(re.findall(r"--[a-z-]+", (DOCS / "guides" / "operations.md").read_text()))
     assert options("serve") <= described
 
 
 def test_routes_of_the_rest_page_are_those_of_the_server(openapi: dict[str, Any]) -> None:
-    described = set(ROUTE.findall((DOCS / "rest.md").read_text()))
+    described = set(ROUTE.findall((DOCS / "reference" / "rest.md").read_text()))
     served = {(method.upper(), path) for path, methods in openapi["paths"].items() for method in methods}
     assert described == served
 
 
 def test_every_field_of_a_job_is_described(openapi: dict[str, Any]) -> None:
-    described = set(re.findall(r"`(\w+)`", (DOCS / "rest.md").read_text()))
+    described = set(re.findall(r"`(\w+)`", (DOCS / "reference" / "rest.md").read_text()))
     assert set(openapi["components"]["schemas"]["JobResource"]["properties"]) <= described
 
 

@@ -1,4 +1,4 @@
-"""docs/fireworks.md: every field of a trainer has its row, and every test that it names is there and is about it."""
+"""docs/guides/fireworks.md has a row for every field of a trainer, and the tests that it names are about that field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which room may import which: the arrows of docs/architecture.md."""
+"""Which room may import which: the arrows of docs/explanation/architecture.md."""
 
 from __future__ import annotations
 

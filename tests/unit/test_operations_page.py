@@ -12,7 +12,7 @@ import pytest
 
 from trainmaster.server.settings.resolution import resolve
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text()
 
 
 def block(language: str, containing: str) -> str:

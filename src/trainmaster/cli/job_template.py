@@ -133,7 +133,7 @@ def rows_of(training_type: TrainingType) -> str:
 
 def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
     page = training_type.lower().replace("_", "-")
-    yield _Line(text=f"# {training_type}: {TYPES[training_type.lower()]} (docs/training/{page}.md).")
+    yield _Line(text=f"# {training_type}: {TYPES[training_type.lower()]} (docs/guides/training/{page}.md).")
     yield _Line(text=f"#   trainmaster data check {file}           reads rows, and shows what the model will see")
     yield _Line(text=f"#   trainmaster submit {file} --follow      trains")
     yield _Line(text="# A line that begins with # and a name shows a default, or an example where there is none.")

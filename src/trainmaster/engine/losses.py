@@ -1,7 +1,7 @@
 """The losses that a request can name: functions of the log-probabilities of its target tokens.
 
 Every loss is a sum over tokens, never a mean: what it should be divided by is said when the gradients are used. The
-formulas are in docs/losses.md.
+formulas are in docs/reference/losses.md.
 """
 
 from __future__ import annotations

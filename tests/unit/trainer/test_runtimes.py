@@ -293,7 +293,7 @@ def test_built_in_runtimes_are_whole() -> None:
 
 
 def test_page_shows_a_file_that_is_good_and_every_built_in_runtime() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "runtimes.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "runtimes.md").read_text()
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     found = read(parse_yaml(shown, "page"))
     assert (found.name, found.packages, found.resources) == ("vision", ("einops>=0.8",), {"gpu": 4})

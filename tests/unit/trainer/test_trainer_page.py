@@ -1,4 +1,4 @@
-"""docs/trainer-client.md tells of every option and every field of a configuration, with its default."""
+"""docs/guides/trainer-client.md tells of every option and every field of a configuration, with its default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from trainmaster.trainer import configs, options
 from trainmaster.trainer.types import TrainJob
 
-PAGE = (Path(__file__).parents[3] / "docs" / "trainer-client.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "trainer-client.md").read_text()
 CONFIGS = [
     each
     for each in vars(configs).values()

@@ -141,7 +141,7 @@ BUILT_IN = (
         versions=(ShapeVersion(version="1", accelerator_count=1, max_context_length=32768),),
     ),
 )
-"""What every server has; a file of the same name takes the place of one. No cores are booked: see docs/fireworks.md."""
+"""Shapes of every server; a file of the same name replaces one. They book no cores: see docs/guides/fireworks.md."""
 
 
 class Shapes:

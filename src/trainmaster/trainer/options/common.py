@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 JobDocument = dict[str, Any]
-"""A submission, as docs/job-fields.md has it."""
+"""A submission, as docs/reference/job-fields.md has it."""
 
 
 class Option(ABC):
