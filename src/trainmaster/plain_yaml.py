@@ -28,30 +28,30 @@ class YamlError(ValueError):
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The document of a text; `name` is what errors call it.
+    """The document of a text that errors call `name`.
 
     Raises:
         YamlError: it is not valid.
     """
-    return _told(lambda: yaml.load(text, _Loader), name)
+    return _explained(lambda: yaml.load(text, _Loader), name)
 
 
 def parse_yaml_documents(text: str, name: str) -> list[Any]:
-    """The documents of a text, which `---` parts; an empty one is None.
+    """The documents of a text, which `---` separates; an empty one is None.
 
     Raises:
         YamlError: it is not valid.
     """
-    return _told(lambda: list(yaml.load_all(text, _Loader)), name)
+    return _explained(lambda: list(yaml.load_all(text, _Loader)), name)
 
 
-def _told(parse: Callable[[], Parsed], name: str) -> Parsed:
+def _explained(parse: Callable[[], Parsed], name: str) -> Parsed:
     try:
         return parse()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        raise YamlError(f"{where}: {_plainly(error.problem or error.context or 'is not valid YAML')}") from error
+        raise YamlError(f"{where}: {_reworded(error.problem or error.context or 'is not valid YAML')}") from error
     except yaml.reader.ReaderError as error:
         character = f"character {error.character:#x}" if isinstance(error.character, int) else "byte"
         raise YamlError(f"{name} holds a {character} at position {error.position}, which no YAML may hold") from error
@@ -61,7 +61,7 @@ def _told(parse: Callable[[], Parsed], name: str) -> Parsed:
         raise YamlError(f"{name} is nested too deeply") from error
 
 
-_PLAIN_WORDS = (
+_MESSAGES = (
     (r"found character '\\t' that cannot start any token", "there is a tab; YAML wants spaces"),
     (r"found a tab character.*", "there is a tab; YAML wants spaces"),
     (r"found character '(.+)' that cannot start any token", r"a value cannot begin with \1; put it in quotes"),
@@ -79,23 +79,23 @@ _PLAIN_WORDS = (
         r"the tag \1 is not supported; put it in quotes to mean the text",
     ),
 )
-"""What the parser says, and what we say instead."""
+"""Patterns of the parser's messages, and our words for them."""
 
 
-def _plainly(problem: str) -> str:
-    for said, instead in _PLAIN_WORDS:
-        if (found := re.fullmatch(said, problem)) is not None:
+def _reworded(problem: str) -> str:
+    for pattern, instead in _MESSAGES:
+        if (found := re.fullmatch(pattern, problem)) is not None:
             return found.expand(instead)
     return problem
 
 
 def dump_yaml(document: Any) -> str:
-    """A plain document as YAML that `parse_yaml`, and any other reader, takes for the same document."""
+    """A plain document as YAML that every reader, 1.1 or 1.2, reads back as the same document."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's idea of a word, a number and a truth value."""
+    """Reads words, numbers and truth values as YAML 1.2 has them."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag in (f"{_TAG}null", f"{_TAG}merge")]
@@ -113,11 +113,11 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that YAML 1.1 or 1.2 would take for something else; shared parts are written out."""
+    """Quotes every text that YAML 1.1 or 1.2 would take for something else, and writes no aliases."""
 
     yaml_implicit_resolvers = {first: [*pairs] for first, pairs in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as the base has it
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class has it
         return True
 
 

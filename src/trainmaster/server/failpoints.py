@@ -15,19 +15,18 @@ _armed: Callable[[str], None] | None = None
 
 
 def reach(point: str) -> None:
-    """Say that the code has come to a point."""
     if _armed is not None:
         _armed(point)
 
 
 def arm(action: Callable[[str], None] | None) -> None:
-    """Have an action called with the name of each point that is reached; None disarms."""
+    """Call an action with the name of each point that is reached; None disarms."""
     global _armed
     _armed = action
 
 
 def arm_from_environment() -> None:
-    """Arm what `TRAINMASTER_FAILPOINT="point:n"` says: kill this process when it reaches the point for the n-th time.
+    """Kill this process when it reaches the point of `TRAINMASTER_FAILPOINT="point:n"` for the n-th time.
 
     `point:n:SIGSTOP` sends another signal than SIGKILL.
 

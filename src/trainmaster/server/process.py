@@ -31,11 +31,10 @@ from trainmaster.server.coordinator.webhook_subscriptions import check_webhook
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError, SpecError, TrainmasterError
 from trainmaster.server.http.token_exchange import TokenExchange
-from trainmaster.server.settings import listener as listening
 from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.declared import Declared
 from trainmaster.server.settings.encryption import keys_of
-from trainmaster.server.settings.listener import BoundedProtocol
+from trainmaster.server.settings.listener import CIPHERS, BoundedProtocol, check_listener, open_listener, url_of
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.store.database import check_url
 
@@ -52,10 +51,10 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
     """Run a server until SIGTERM or SIGINT; running jobs are left running.
 
     Args:
-        settings: the server's own.
-        declared: what the settings file says of the cluster.
+        settings: the server's settings.
+        declared: the cluster's tables of the settings file.
         file: the settings file, if there is one.
-        kept: somebody keeps it running, so that no command starts another one while it is down.
+        kept: a service manager restarts it, so that no command starts another server while it is down.
 
     Raises:
         DataDirectoryInUseError: another server has the data directory.
@@ -76,8 +75,8 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
         mark = settings.data_dir / KEPT
         mark.touch() if kept else mark.unlink(missing_ok=True)
         (settings.data_dir / AT_REST).unlink(missing_ok=True)
-        listener = stack.enter_context(listening.listening(settings))
-        url = listening.url_of(settings, listener)
+        listener = stack.enter_context(open_listener(settings))
+        url = url_of(settings, listener)
         app = stack.enter_context(
             running(settings, declared, file=file, url=url, holder=_name_of_lock(settings.data_dir))
         )
@@ -97,7 +96,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
                 backlog=4096,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
-                ssl_ciphers=listening.CIPHERS,
+                ssl_ciphers=CIPHERS,
             ),
             on_ready=(app.open, lambda: _announce(settings, url)),
             on_stop=app.close,
@@ -109,9 +108,9 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
 
 
 def problems(settings: Settings, declared: Declared) -> list[str]:
-    """What keeps a server with these settings from starting, as far as it can be told without changing anything."""
+    """What would keep a server with these settings from starting, as far as reading alone can tell."""
     checks: list[tuple[str, Callable[[], object]]] = [
-        ("", lambda: listening.check(settings)),
+        ("", lambda: check_listener(settings)),
         ("database_url: ", lambda: check_url(settings.database)),
         ("", lambda: keys_of(settings)),
         ("backends: ", lambda: check_names(settings.backends)),
@@ -158,7 +157,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A stop that was asked for is a good end: the signal is not raised again, which would cut the rest short."""
+        """Handle SIGTERM and SIGINT without raising them again after the shutdown, as uvicorn does."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -168,20 +167,20 @@ class _Server(uvicorn.Server):
 
 
 def _allow_open_files() -> None:
-    """Every follower of a log holds one; the usual limit of 1,024 is for programs that have few."""
+    """Raise the limit of open files: every follower of a log holds one, and the usual limit is 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _shorten_collections() -> None:
-    """Leave what exists by now out of garbage collections, and have fewer of them: each one stops every thread."""
+    """Leave present objects out of garbage collections and have fewer of them: each one stops every thread."""
     gc.freeze()
     gc.set_threshold(10_000)
 
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """The data directory belongs to one server at a time; the kernel frees it when the server dies."""
+    """Lock the data directory for this server; the kernel releases the lock when the process dies."""
     with open(data_dir / "lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,16 +193,16 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _name_of_lock(data_dir: Path) -> str:
-    """A name that only the server which has locked the data directory can have.
+    """A name for the lease that only the server which has locked the data directory can use.
 
-    So a server leads at once where its predecessor was killed: whoever held the lease by this name is dead.
+    A server that follows a killed one leads at once: the holder of a lease by this name is dead.
     """
     status = os.stat(data_dir / "lock")
     return f"{socket.gethostname()}:{boot_id()}:{status.st_dev}:{status.st_ino}"
 
 
 def _announce(settings: Settings, url: str) -> None:
-    """Say that the server answers: to clients by a file, to people and scripts by a line."""
+    """Tell clients by a file, and people and scripts by a line, that the server answers."""
     identity = identity_of(os.getpid())
     write_document(
         settings.data_dir / "server.json",

@@ -1,4 +1,4 @@
-"""Roots: every path that Trainmaster keeps is (root, relative), and this is the one place that resolves it."""
+"""Roots: Trainmaster stores every path as a root and a relative path, and this module alone resolves them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ RUNS = "runs"
 ARTIFACTS = "artifacts"
 BLOBS = "blobs"
 URI = "uri"
-"""Not one of ours: a path there is a whole URI, such as `s3://bucket/key`, and its files are others' to remove."""
+"""Not a directory of ours: the path is a whole URI, such as `s3://bucket/key`, and we never remove its files."""
 
 
 class OutsideRootError(ValueError):
-    """A path leads outside its root."""
+    """The path leads outside its root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A file or directory: the name of a root and a path below it."""
+    """The name of a root and the path of a file or directory below it."""
 
     root: str
     path: str
 
     @property
     def uri(self) -> str:
-        """How a location is shown to users."""
         return self.path if self.root == URI else f"{self.root}:{self.path}"
 
 
 class Roots:
-    """Named directories. Object stores will be roots with the same verbs."""
+    """Named directories."""
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
         self._directories = {name: path.absolute() for name, path in directories.items()}
@@ -43,7 +42,7 @@ class Roots:
             path.mkdir(parents=True, exist_ok=True)
 
     def path(self, root: str, relative: str) -> Path:
-        """The local path of a location.
+        """The local path of a file below a root.
 
         Raises:
             OutsideRootError: `relative` is absolute or climbs out of its root.
@@ -67,7 +66,7 @@ class Roots:
         raise OutsideRootError(f"{absolute} lies in none of the configured roots")
 
     def remove(self, location: Location) -> None:
-        """Remove a file or a whole directory; nothing there is fine."""
+        """Remove a file or a whole directory, if it exists."""
         account_files.remove(self._directories[location.root], self._below(location))
 
     def move(self, location: Location, path: str) -> bool:
@@ -75,7 +74,7 @@ class Roots:
         return account_files.move(self._directories[location.root], self._below(location), path)
 
     def size_of(self, location: Location) -> int:
-        """The room that a directory takes on the disk, as far as it can be read; 0 when it is not there."""
+        """The disk space of a directory, as far as it can be read; 0 when it does not exist."""
         return account_files.size_of(self._directories[location.root], self._below(location))
 
     def _below(self, location: Location) -> str:
@@ -83,25 +82,23 @@ class Roots:
 
 
 def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
-    """Where an attempt's files lie on the server's side."""
     return RunDirectory(roots.path(RUNS, f"{job_id}/{attempt}"))
 
 
 def checkpoints_path(job_id: str) -> str:
-    """Where the checkpoints of a job lie below the artifacts' root, one directory each."""
+    """The directory of a job's checkpoints below the artifacts' root."""
     return f"{job_id}/checkpoints"
 
 
 def class_checkpoints_path(account_id: str, *, confined: bool) -> str:
-    """Where the checkpoints of an account's job classes lie: below it by project, group, name and checkpoint.
+    """The directory of the checkpoints of an account's job classes, which has one below by project, group and name.
 
-    Users of the machine pass through `classes` to their own directory. Root of a container can open its account's
-    directory and leave setuid programs there, so accounts that run in containers alone (`confined`) have theirs below a
+    Users of the machine pass through `classes` to their own directory. Root in a container can open its account's
+    directory and leave setuid programs there, so accounts that run only in containers (`confined`) have theirs below a
     directory that stays closed.
     """
     return f"{'confined-classes' if confined else 'classes'}/{account_id}"
 
 
 def blob_path(account_id: str, sha256: str) -> str:
-    """Where a shipped file lies below its root."""
     return f"{account_id}/{sha256}"

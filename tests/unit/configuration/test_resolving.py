@@ -11,9 +11,9 @@ import typer
 
 from trainmaster.cli.commands import server
 from trainmaster.server.settings.reference import example, meanings, settings, shown, shown_tables
-from trainmaster.server.settings.resolution import Resolved, SettingSource, resolve
+from trainmaster.server.settings.resolution import Resolved, SettingsError, SettingSource, line_of, resolve
 from trainmaster.server.settings.settings import NamedPath, Role, Settings, TransportKind
-from trainmaster.server.settings.values import HIDDEN, SettingsError, kinds_of, line_of, read_text, read_toml, toml_of
+from trainmaster.server.settings.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
 
 FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 

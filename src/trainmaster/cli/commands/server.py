@@ -131,8 +131,7 @@ def serve(
 
     Every setting can also come from a file or a variable; `trainmaster config` shows them all.
     """
-    from trainmaster.server.settings.resolution import forget_variables, resolve
-    from trainmaster.server.settings.values import SettingsError
+    from trainmaster.server.settings.resolution import SettingsError, forget_variables, resolve
 
     flags = {
         "data_dir": data_dir,
@@ -181,8 +180,7 @@ def config(
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
     from trainmaster.server.settings import reference
-    from trainmaster.server.settings.resolution import resolve
-    from trainmaster.server.settings.values import SettingsError
+    from trainmaster.server.settings.resolution import SettingsError, resolve
 
     if example:
         typer.echo(reference.example(), nl=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, is_account_id
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.settings.values import in_words, kinds_of, read_toml, unknown
+from trainmaster.server.settings.values import Complain, in_words, kinds_of, read_table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ABOUT_NAMES = (
@@ -47,7 +47,7 @@ class DeclaredAccount:
     """`[accounts.NAME]`."""
 
     uid: int | None = field(default=None, metadata={"minimum": 0, "maximum": 2**31 - 1})
-    """The system's user as whom its jobs run here; not set means that none is."""
+    """The system user that runs its jobs on this machine; not set means none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +57,16 @@ class DeclaredWebhook:
     url: str
     """Where events are sent."""
     secret: str = field(repr=False, metadata={"secret": True})
-    """What they are signed with."""
+    """The secret that signs them."""
     account: str = DEFAULT_ACCOUNT
-    """Whose jobs it tells of."""
+    """The account whose events are sent."""
     statuses: tuple[JobStatus, ...] = ()
-    """Of which statuses it tells; empty means all."""
+    """Only events of these statuses are sent; empty means all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """All of it, by name."""
+    """The entries of all tables, by name."""
 
     queues: Mapping[str, DeclaredQueue] = field(default_factory=dict)
     nodes: Mapping[str, DeclaredNode] = field(default_factory=dict)
@@ -79,26 +79,22 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
 )
 """The tables of a settings file, and what an entry of each may say."""
 
-Complain = Callable[[tuple[str, ...], str], None]
-"""Called with the path of a key and what is wrong there."""
-
 
 def read_declared(document: Mapping[str, object], base: Path, complain: Complain) -> Declared:
-    """The tables of a settings file."""
     found: dict[str, dict[str, Any]] = {}
     for table, model in TABLES.items():
+        found[table] = {}
         entries = document.get(table, {})
         if not isinstance(entries, Mapping):
             complain((table,), f"must be a table: write [{table}.NAME]")
             continue
-        found[table] = {}
         for name, entry in entries.items():
             path = (table, name)
             if not _may_be_called(table, name):
                 complain(path, _ABOUT_NAMES)
             elif not isinstance(entry, Mapping):
                 complain(path, f"must be a table: write [{table}.{name}]")
-            elif (value := _entry(model, path, entry, base, complain)) is not None:
+            elif (value := _read_entry(model, path, entry, base, complain)) is not None:
                 found[table][name] = value
                 if isinstance(value, DeclaredWebhook) and not is_account_id(value.account):
                     complain((*path, "account"), _ABOUT_NAMES)
@@ -108,32 +104,19 @@ def read_declared(document: Mapping[str, object], base: Path, complain: Complain
 def _may_be_called(table: str, name: str) -> bool:
     match table:
         case "nodes":
-            return True  # as backends call them
+            return True  # backends choose the names of nodes
         case "accounts":
             return is_account_id(name)
         case _:
             return _NAME.fullmatch(name) is not None
 
 
-def _entry(
+def _read_entry(
     model: type[T], path: tuple[str, ...], entry: Mapping[str, object], base: Path, complain: Complain
 ) -> T | None:
-    fields = {each.name: each for each in dataclasses.fields(model)}  # type: ignore[arg-type]
-    kinds = kinds_of(model)
-    values: dict[str, Any] = {}
-    wrong = False
-    for key, raw in entry.items():
-        if key not in fields:
-            complain((*path, key), unknown("key", key, fields))
-            wrong = True
-            continue
-        try:
-            values[key] = read_toml(fields[key], kinds[key], raw, base)
-        except ValueError as error:
-            complain((*path, key), str(error))
-            wrong = True
-    for name, each in fields.items():
-        if name not in entry and each.default is dataclasses.MISSING:
-            complain(path, f"needs {name}: {in_words(kinds[name])}")
-            wrong = True
-    return None if wrong else model(**values)
+    """An entry of a table; None where a value that it needs is missing or wrong."""
+    values = read_table(model, path, entry, base, complain, noun="key")
+    required = {each.name for each in dataclasses.fields(model) if each.default is dataclasses.MISSING}  # type: ignore[arg-type]
+    for name in sorted(required - entry.keys()):
+        complain(path, f"needs {name}: {in_words(kinds_of(model)[name])}")
+    return model(**values) if required <= values.keys() else None

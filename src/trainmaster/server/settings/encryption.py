@@ -1,8 +1,8 @@
-"""Sealing: secrets are stored encrypted, each bound to the row that holds it.
+"""Encryption of stored secrets, each bound to the row that holds it.
 
 A sealed value is `v1.<key id>.<base64 of nonce and ciphertext>`: AES-256-GCM, with the row's identity as associated
-data, so that a value that is copied into another row does not open there. New values are sealed with one key; old
-keys are kept for opening, which is how a key is replaced.
+data, so that a value that is copied into another row does not open there. One key seals new values; old keys only
+open, so that a key can be replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_FILE = "secret-key"
-"""Lies beside the database, so that servers which share an SQLite file share the key."""
+"""Beside the database, so that servers which share an SQLite file share the key."""
 KEY_BYTES = 32
 HOW_TO_MAKE_A_KEY = "make one with `openssl rand -base64 32`"
 
@@ -41,7 +41,7 @@ class SealError(TrainmasterError):
 
 
 def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
-    """The key that the settings name, or None where it lies in a file, and the old ones.
+    """The key in the settings, or None where a file holds it, and the old keys.
 
     Raises:
         SealError: a key is malformed, or none is set where several servers need the same.
@@ -58,22 +58,19 @@ def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
 
 
 class Sealer:
-    """Seals and opens with the keys of one server. Safe to use from several threads."""
+    """Seals and opens with the keys of one server. Thread-safe."""
 
     def __init__(self, key: bytes, old_keys: Sequence[bytes] = ()) -> None:
         self.key_id = key_id_of(key)
-        """Of the key that seals."""
         self._keys = {key_id_of(each): each for each in (*old_keys, key)}
         self._signing_keys = [hmac.digest(each, b"trainmaster signature", "sha256") for each in (key, *old_keys)]
         self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
 
     @classmethod
     def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
-        """The sealer of a server: with the key of its settings, or with one in a file that the first start makes.
+        """The sealer with the key of the settings, or with the key in a file, which the first start makes.
 
-        Args:
-            settings: say which keys there are.
-            may_make_key: says whether nothing is sealed yet that a new key could not open; asked when there is no file.
+        `may_make_key` is asked when there is no file: whether nothing is sealed yet that a new key could not open.
 
         Raises:
             SealError: a key is malformed or missing, or none is set where several servers need the same.
@@ -90,16 +87,16 @@ class Sealer:
         return cls(parse_key(_key_in(path), str(path)), old)
 
     def seal(self, value: str, *, about: str) -> str:
-        """The value as it may be stored, in the row that `about` names."""
+        """Encrypt a value for the row that `about` names."""
         nonce = os.urandom(_NONCE_BYTES)
         hidden = _cipher(self._keys[self.key_id]).encrypt(nonce, value.encode("utf-8", "surrogatepass"), about.encode())
         return f"{_FORMAT}.{self.key_id}.{base64.b64encode(nonce + hidden).decode()}"
 
     def open(self, sealed: str, *, about: str) -> str:
-        """The value that was sealed for the row that `about` names.
+        """Decrypt the value of the row that `about` names.
 
         Raises:
-            SealError: it was sealed with a key that this server does not have, for another row, or it was changed.
+            SealError: another key or another row's name sealed it, or it was changed.
         """
         form, _, rest = sealed.partition(".")
         key_id, _, body = rest.partition(".")
@@ -121,41 +118,36 @@ class Sealer:
         return value.decode("utf-8", "surrogatepass")
 
     def sign(self, text: str) -> str:
-        """A signature of a text, which any server with the same key checks."""
         return hmac.digest(self._signing_keys[0], text.encode(), "sha256").hex()
 
     def signed(self, text: str, signature: str) -> bool:
-        """Whether a signature is one of a text, by the key of now or an older one."""
-        given = signature.encode()
+        """Whether the present key or an old one made the signature of a text."""
         own = [hmac.digest(key, text.encode(), "sha256").hex().encode() for key in self._signing_keys]
-        return any(hmac.compare_digest(each, given) for each in own)
+        return any(hmac.compare_digest(each, signature.encode()) for each in own)
 
     def fingerprints(self, data: bytes) -> tuple[str, ...]:
-        """What data is known again by, first with the key of now, then with older ones.
-
-        Without the key nobody can try out which data a fingerprint belongs to.
-        """
+        """Keyed hashes of data, by the present key first, then by old ones; without a key nobody can guess the data."""
         return tuple(hmac.digest(key, data, "sha256").hex() for key in self._fingerprint_keys)
 
 
 @functools.lru_cache(maxsize=64)
 def _cipher(key: bytes) -> AESGCM:
-    # Imported by the first secret: a server that keeps none need not carry the library.
+    # Imported with the first secret: a server without secrets does not load the library.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
 
 
 def key_id_of(key: bytes) -> str:
-    """What tells keys apart; nothing of the key can be read from it."""
+    """A name for a key that reveals nothing of it."""
     return hashlib.sha256(b"trainmaster key id:" + key).hexdigest()[:8]
 
 
 def parse_key(text: str, where: str) -> bytes:
-    """The key of its text form: 32 bytes in base64.
+    """The key from its text form: 32 bytes in base64. Errors name the place, never the text.
 
     Raises:
-        SealError: it is none; the message says where it was found, and never what.
+        SealError: it is no key.
     """
     with contextlib.suppress(ValueError, binascii.Error):
         key = base64.b64decode(text.strip(), validate=True)
@@ -165,13 +157,13 @@ def parse_key(text: str, where: str) -> bytes:
 
 
 def key_file(settings: Settings) -> Path:
-    """Where the key lies, if the settings name none."""
+    """The file of the key, if the settings name none."""
     beside = settings.database_file
     return (beside.parent if beside else settings.data_dir) / KEY_FILE
 
 
 def _key_in(path: Path) -> str:
-    """The key of a file, which is made when it is missing."""
+    """The key in a file, which is made when it is missing."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

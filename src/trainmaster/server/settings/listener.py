@@ -18,7 +18,7 @@ CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2, the oldest version that is accepted. Of TLS 1.2, uvicorn's default has only CBC with SHA-1."""
 
 
-def check(settings: Settings) -> None:
+def check_listener(settings: Settings) -> None:
     """Check that others on the network cannot read the traffic.
 
     Raises:
@@ -41,7 +41,7 @@ def check(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[socket.socket]:
+def open_listener(settings: Settings) -> Iterator[socket.socket]:
     """A socket on the configured port; for port 0, the previous one if free: workers and clients may still use it."""
     remembered = settings.data_dir / "port"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -91,17 +91,14 @@ class BoundedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the first request."""
         super().connection_made(transport)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         self._relax()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes; close the connection when the headers are too large."""
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -112,15 +109,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect()  # blank lines have stopped uvicorn's own keep-alive timer
 
     def on_message_begin(self) -> None:
-        """Count the bytes of a new request's headers."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         if self._deadline is None:
             self._expect()
 
     def on_headers_complete(self) -> None:
-        """Stop the timer; the route that reads the body limits its size."""
-        self._in_head = False
+        self._in_head = False  # the route that reads the body limits its size
         self._relax()
         super().on_headers_complete()
 

@@ -47,8 +47,6 @@ _TABLES = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDescription:
-    """One setting in words."""
-
     name: str
     type: str
     default: object
@@ -59,7 +57,6 @@ class SettingDescription:
 
 
 def settings() -> Iterator[SettingDescription]:
-    """Every setting, in the order of the fields."""
     kinds, words = kinds_of(Settings), meanings(Settings)
     for each in dataclasses.fields(Settings):
         default = "~/.trainmaster" if each.name == "data_dir" else each.default
@@ -75,19 +72,24 @@ def settings() -> Iterator[SettingDescription]:
 
 
 def shown(resolved: Resolved) -> Iterator[tuple[SettingDescription, object, SettingOrigin]]:
-    """Every setting with its value, as it may be shown, and where that comes from."""
+    """Every setting with its value, secrets hidden, and where the value comes from."""
     for each in settings():
         value = getattr(resolved.settings, each.name)
         yield each, _masked(each, value), resolved.origins[each.name]
 
 
 def shown_tables(resolved: Resolved) -> dict[str, dict[str, Mapping[str, object]]]:
-    """What the file says of the cluster, as it may be shown."""
-    shown: dict[str, dict[str, Mapping[str, object]]] = {}
-    for table in TABLES:
-        entries = getattr(resolved.declared, table)
-        shown[table] = {name: _entry(entry) for name, entry in entries.items()}
-    return shown
+    """The file's tables of the cluster, secrets hidden."""
+    return {
+        table: {
+            name: {
+                each.name: HIDDEN if each.metadata.get("secret") else getattr(entry, each.name)
+                for each in dataclasses.fields(entry)
+            }
+            for name, entry in getattr(resolved.declared, table).items()
+        }
+        for table in TABLES
+    }
 
 
 def example() -> str:
@@ -109,13 +111,6 @@ def meanings(model: type[Any]) -> Mapping[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
                 found[name] = " ".join(text.split())
     return found
-
-
-def _entry(entry: Any) -> dict[str, object]:
-    return {
-        each.name: HIDDEN if each.metadata.get("secret") else getattr(entry, each.name)
-        for each in dataclasses.fields(entry)
-    }
 
 
 def _masked(each: SettingDescription, value: object) -> object:

@@ -1,11 +1,17 @@
-"""Resolution of settings from their sources: defaults, file, environment variables and flags."""
+"""Resolution of settings from their sources: defaults, file, environment variables and flags.
+
+pydantic-settings 2.16 was tried. It would replace `_read_variables` and the parsing of TOML, 30 lines. It ignores
+unknown variables, validates only the source that wins, does not say which source or line a value or a problem comes
+from, takes the text '7071' in a file for a number, and leaves relative paths alone; all of that would stay here, as
+sources and validators of its kind.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +22,8 @@ from trainmaster.server import failpoints
 from trainmaster.server.settings.declared import TABLES, Declared, read_declared
 from trainmaster.server.settings.settings import HOME_VARIABLE, Settings, default_data_dir
 from trainmaster.server.settings.values import (
-    SettingProblem,
-    SettingsError,
     kinds_of,
-    line_of,
+    read_table,
     read_text,
     read_toml,
     unknown,
@@ -29,7 +33,7 @@ from trainmaster.server.settings.values import (
 PREFIX = "TRAINMASTER_"
 CONFIG_VARIABLE = "TRAINMASTER_CONFIG"
 FILE_NAME = "config.toml"
-"""In the data directory; taken when no other file is named."""
+"""In the data directory; read when no other file is named."""
 
 _OF_OTHERS = frozenset(
     {
@@ -43,9 +47,10 @@ _OF_OTHERS = frozenset(
         *(value for value in vars(in_job).values() if isinstance(value, str) and value.startswith(PREFIX)),
     }
 )
-"""Variables with our prefix that are no settings: those of clients, of jobs and of tests."""
+"""Variables with our prefix that are no settings: those of clients, jobs and tests."""
 
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
+_KINDS = kinds_of(Settings)
 
 
 class SettingSource(StrEnum):
@@ -59,11 +64,27 @@ class SettingSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOrigin:
-    """Where the value of a setting comes from."""
-
-    source: SettingSource
+    source: SettingSource = SettingSource.DEFAULT
     place: str = ""
     """`FILE:LINE`, a variable or a flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingProblem:
+    place: str
+    """`FILE:LINE: KEY`, a variable, or a flag."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class SettingsError(ValueError):
+    """The settings are not valid; the server does not start."""
+
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,47 +107,70 @@ def resolve(
     """The settings of a server.
 
     Args:
-        flags: what was asked for by hand, by the names of the fields; None stands for what was not.
+        flags: values from the command line, by the names of the fields; None stands for a flag that was not given.
         config: the file; by default $TRAINMASTER_CONFIG, or `config.toml` in the data directory if it is there.
         environment: by default that of this process.
         defaults: other defaults than those of the fields.
 
     Raises:
-        SettingsError: something is unknown or wrong; all that is wrong is in it.
+        SettingsError: something is unknown or wrong; the error has every problem.
     """
-    return _Resolving(flags or {}, os.environ if environment is None else environment, defaults or {}).run(config)
+    return _Resolver(flags or {}, os.environ if environment is None else environment, defaults or {}).run(config)
 
 
 def variable_of(name: str) -> str:
-    """The variable that sets a setting."""
     return PREFIX + name.upper()
 
 
 def forget_variables() -> None:
-    """Take the variables that set settings out of this process: what it starts is not to inherit them."""
+    """Remove the variables of settings from this process, so that what it starts does not inherit them."""
     for name in _FIELDS:
         os.environ.pop(variable_of(name), None)
 
 
-class _Resolving:
+def line_of(text: str, path: Sequence[str]) -> int | None:
+    """The line of a TOML text where a key or a table begins; None when that cannot be told."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            table = _keys(stripped)
+            if table[: len(path)] == tuple(path):
+                return number
+        elif "=" in stripped and (table + _keys(stripped.partition("=")[0] + "= 0"))[: len(path)] == tuple(path):
+            return number
+    return None
+
+
+def _keys(line: str) -> tuple[str, ...]:
+    """The keys that one line of TOML names, from the outermost in."""
+    try:
+        document: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return ()
+    keys: list[str] = []
+    while isinstance(document, dict) and len(document) == 1:
+        ((key, document),) = document.items()
+        keys.append(key)
+    return tuple(keys)
+
+
+_Found = dict[str, tuple[Any, SettingOrigin]]
+
+
+class _Resolver:
     def __init__(
         self, flags: Mapping[str, object], environment: Mapping[str, str], defaults: Mapping[str, object]
     ) -> None:
         self._environment = environment
-        self._kinds = kinds_of(Settings)
         self._problems: list[SettingProblem] = []
-        self._declared = Declared()
         home = environment.get(HOME_VARIABLE)
-        origin = (
-            SettingOrigin(source=SettingSource.ENVIRONMENT, place=HOME_VARIABLE)
-            if home
-            else SettingOrigin(source=SettingSource.DEFAULT)
-        )
-        self._by_default: dict[str, tuple[Any, SettingOrigin]] = {
+        origin = SettingOrigin(source=SettingSource.ENVIRONMENT, place=HOME_VARIABLE) if home else SettingOrigin()
+        self._by_default: _Found = {
             "data_dir": (Path(home or default_data_dir()).absolute(), origin),
-            **{name: (value, SettingOrigin(source=SettingSource.DEFAULT)) for name, value in defaults.items()},
+            **{name: (value, SettingOrigin()) for name, value in defaults.items()},
         }
-        self._by_file: dict[str, tuple[Any, SettingOrigin]] = {}
+        self._by_file: _Found = {}
         self._by_variable = self._read_variables()
         self._by_flag = self._read_flags(flags)
 
@@ -135,8 +179,7 @@ class _Resolving:
         expected = self._data_dir()
         file = Path(named).expanduser().absolute() if named else expected / FILE_NAME
         text = self._text_of(file, missing_ok=not named)
-        if text is not None:
-            self._read_file(file, text)
+        declared = Declared() if text is None else self._read_file(file, text)
         if not named and self._data_dir() != expected:
             self._complain(
                 self._by_file["data_dir"][1].place,
@@ -145,20 +188,25 @@ class _Resolving:
             )
         if self._problems:
             raise SettingsError(self._problems)
-        found = self._by_default | self._by_file | self._by_variable | self._by_flag
-        origins = dict.fromkeys(_FIELDS, SettingOrigin(source=SettingSource.DEFAULT))
+        found = self._found()
         return Resolved(
             settings=Settings(**{name: value for name, (value, _) in found.items()}),
-            origins=origins | {name: origin for name, (_, origin) in found.items()},
-            declared=self._declared,
+            origins=dict.fromkeys(_FIELDS, SettingOrigin()) | {name: origin for name, (_, origin) in found.items()},
+            declared=declared,
             file=None if text is None else file,
         )
+
+    def _found(self) -> _Found:
+        return self._by_default | self._by_file | self._by_variable | self._by_flag
+
+    def _data_dir(self) -> Path:
+        return Path(self._found()["data_dir"][0])
 
     def _complain(self, place: str, message: str) -> None:
         self._problems.append(SettingProblem(place=place, message=message))
 
-    def _read_variables(self) -> dict[str, tuple[Any, SettingOrigin]]:
-        found: dict[str, tuple[Any, SettingOrigin]] = {}
+    def _read_variables(self) -> _Found:
+        found: _Found = {}
         names = {variable_of(name): name for name in _FIELDS}
         for variable, text in sorted(self._environment.items()):
             if not variable.startswith(PREFIX) or not text:
@@ -169,25 +217,25 @@ class _Resolving:
                 continue
             name = names[variable]
             try:
-                value = read_text(_FIELDS[name], self._kinds[name], text, Path.cwd())
+                value = read_text(_FIELDS[name], _KINDS[name], text, Path.cwd())
                 found[name] = (value, SettingOrigin(source=SettingSource.ENVIRONMENT, place=variable))
             except ValueError as error:
                 self._complain(variable, str(error))
         return found
 
-    def _read_flags(self, flags: Mapping[str, object]) -> dict[str, tuple[Any, SettingOrigin]]:
-        found: dict[str, tuple[Any, SettingOrigin]] = {}
+    def _read_flags(self, flags: Mapping[str, object]) -> _Found:
+        found: _Found = {}
         for name, given in flags.items():
             if given is None or given == []:
                 continue
             flag = _FIELDS[name].metadata["flag"]
             try:
                 if isinstance(given, str):
-                    value = read_text(_FIELDS[name], self._kinds[name], given, Path.cwd())
+                    value = read_text(_FIELDS[name], _KINDS[name], given, Path.cwd())
                 else:
                     raw = [str(each) for each in given] if isinstance(given, list) else given
                     raw = str(raw) if isinstance(raw, Path) else raw
-                    value = read_toml(_FIELDS[name], self._kinds[name], raw, Path.cwd())
+                    value = read_toml(_FIELDS[name], _KINDS[name], raw, Path.cwd())
                 if isinstance(value, str) and without_password(value) != value:
                     raise ValueError(
                         "must hold no password: everybody on this machine can read it in the list of processes; "
@@ -197,10 +245,6 @@ class _Resolving:
             except ValueError as error:
                 self._complain(flag, str(error))
         return found
-
-    def _data_dir(self) -> Path:
-        found = self._by_default | self._by_file | self._by_variable | self._by_flag
-        return Path(found["data_dir"][0])
 
     def _text_of(self, file: Path, *, missing_ok: bool) -> str | None:
         try:
@@ -212,28 +256,22 @@ class _Resolving:
             self._complain(str(file), "is not valid TOML: it is no UTF-8")
         return None
 
-    def _read_file(self, file: Path, text: str) -> None:
+    def _read_file(self, file: Path, text: str) -> Declared:
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             self._complain(str(file), f"is not valid TOML: {error}")
-            return
+            return Declared()
 
         def place(path: tuple[str, ...]) -> str:
             line = line_of(text, path)
             return str(file) if line is None else f"{file}:{line}"
 
-        for key, raw in document.items():
-            if key in TABLES:
-                continue
-            if key not in _FIELDS:
-                self._complain(f"{place((key,))}: {key}", unknown("setting", key, [*_FIELDS, *TABLES]))
-                continue
-            try:
-                value = read_toml(_FIELDS[key], self._kinds[key], raw, file.parent)
-                self._by_file[key] = (value, SettingOrigin(source=SettingSource.FILE, place=place((key,))))
-            except ValueError as error:
-                self._complain(f"{place((key,))}: {key}", str(error))
-        self._declared = read_declared(
-            document, file.parent, lambda path, message: self._complain(f"{place(path)}: {'.'.join(path)}", message)
-        )
+        def complain(path: tuple[str, ...], message: str) -> None:
+            self._complain(f"{place(path)}: {'.'.join(path)}", message)
+
+        own = {key: raw for key, raw in document.items() if key not in TABLES}
+        values = read_table(Settings, (), own, file.parent, complain, noun="setting", others=TABLES)
+        for key, value in values.items():
+            self._by_file[key] = (value, SettingOrigin(source=SettingSource.FILE, place=place((key,))))
+        return read_declared(document, file.parent, complain)

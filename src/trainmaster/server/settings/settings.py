@@ -58,7 +58,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NamedPath:
-    """A name, and what lies on this machine under it: written `NAME=PATH`."""
+    """A name for a path of this machine, written `NAME=PATH`."""
 
     name: str
     path: Path
@@ -69,8 +69,8 @@ class NamedPath:
 
 ALL_ROLES = frozenset(Role)
 DEFAULT_RATE_LIMIT_PER_S = 500.0
-"""Where others can reach the server: enough for a training loop that drives a service, and half of what a small
-machine answers, so that a loop gone wild leaves the rest to others."""
+"""The default where others can reach the server: enough for a training loop that drives a service, and half of what a
+small machine answers, so that a runaway loop leaves the rest to others."""
 HOME_VARIABLE = "TRAINMASTER_HOME"
 SIMULATED_GPUS_VARIABLE = "TRAINMASTER_SIMULATED_GPUS"
 
@@ -240,48 +240,43 @@ class Settings:
 
     @property
     def database(self) -> str:
-        """The database's URL."""
         return self.database_url or f"sqlite:///{self.data_dir / 'trainmaster.db'}"
 
     @property
     def database_file(self) -> Path | None:
-        """Where an SQLite database lies; None for any other."""
+        """The file of an SQLite database; None for any other."""
         path = self.database.partition(":///")[2].partition("?")[0]
         return Path(path) if path and self.database.startswith("sqlite") else None
 
     @property
     def runs(self) -> Path:
-        """Where run directories lie."""
         return self.runs_root or self.data_dir / "runs"
 
     @property
     def artifacts(self) -> Path:
-        """Where checkpoints and results lie."""
         return self.artifacts_root or self.data_dir / "artifacts"
 
     @property
     def cache(self) -> Path:
-        """Where what jobs fetch is kept."""
+        """The directory of models and data that jobs have fetched."""
         return self.cache_root or self.data_dir / "cache"
 
     @property
     def shapes(self) -> Path:
-        """Where training shapes lie."""
         return self.shapes_dir or self.data_dir / "shapes"
 
     @property
     def runtimes(self) -> Path:
-        """Where training runtimes lie."""
         return self.runtimes_dir or self.data_dir / "runtimes"
 
     @property
     def readable_roots(self) -> tuple[Path, ...]:
-        """Where paths that jobs name on the server may lie."""
+        """The directories that jobs may name paths in."""
         return self.data_roots or (Path.home(),)
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody but this machine can reach the server."""
+        """Whether only this machine can reach the server."""
         if self.behind_proxy:
             return False
         with contextlib.suppress(ValueError):
@@ -290,12 +285,12 @@ class Settings:
 
     @property
     def private_webhooks(self) -> bool:
-        """Whether webhooks may lead to addresses that are not public."""
+        """Whether webhooks may go to private addresses."""
         return self.is_private if self.webhook_private_addresses is None else self.webhook_private_addresses
 
     @property
     def private_sources(self) -> bool:
-        """Whether URLs of models and data may lead to addresses that are not public."""
+        """Whether URLs of models and data may lead to private addresses."""
         return self.is_private if self.private_urls is None else self.private_urls
 
     @property
@@ -307,7 +302,7 @@ class Settings:
 
     @property
     def blobs(self) -> Path:
-        """Where shipped files lie; servers that share the artifacts share these too."""
+        """The directory of uploaded files; servers that share the artifacts share it too."""
         return self.artifacts_root / "blobs" if self.artifacts_root else self.data_dir / "blobs"
 
 

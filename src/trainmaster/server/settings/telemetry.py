@@ -19,7 +19,7 @@ from typing import Any
 from trainmaster.server.settings.settings import LogFormat, Settings
 
 ACCESS = logging.getLogger("trainmaster.server.http.access")
-"""The logger with a line for each request."""
+"""Logs one line for each request."""
 
 _JOB = re.compile(r"\b(job-[a-z0-9]{12})\b(?:\.([0-9]+)\b)?")
 _CHATTY = ("alembic", "httpx", "httpcore")
@@ -40,7 +40,7 @@ def configure(settings: Settings) -> None:
 
 
 def access_level(settings: Settings) -> int:
-    """The level of the lines for each request: programs that read logs want them, people rarely."""
+    """The level of the line for each request: programs that read logs want it, people rarely do."""
     return logging.INFO if settings.log_format is LogFormat.JSON else logging.DEBUG
 
 
@@ -50,23 +50,17 @@ def belong_to(request: Mapping[str, Any]) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people."""
-
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base calls it so
-        """The line, with the request's id, key and account behind it."""
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by the base class
         line = super().formatMessage(record).translate(_VISIBLE)
         fields = {**(_request.get() or {}), **getattr(record, "fields", {})}
         return f"{line} [{' '.join(f'{name}={value}' for name, value in fields.items())}]" if fields else line
 
 
 class JsonLines(logging.Formatter):
-    """An object on each line, for programs."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         message = record.getMessage()
         line: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -90,46 +84,39 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 
 class Histogram:
-    """Counts of values by upper bound."""
-
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Of the values up to each bound and above the one before; the last is for those above all."""
+        """Counts of values by upper bound, each above the bound before; the last is for values above all bounds."""
         self.total = 0.0
-        """The sum of all values."""
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class Meters:
-    """All counters."""
-
     def __init__(self) -> None:
         self.submissions = 0
-        """Jobs that were stored."""
+        """Jobs stored."""
         self.commit_sizes = Histogram(SIZES)
         """Closures in each transaction of the database's writer."""
         self.passes_s = Histogram(LATENCIES_S)
         """How long each pass of the coordinator took."""
         self.placements = 0
-        """Attempts that were opened."""
+        """Attempts opened."""
         self.preemptions = 0
-        """Attempts that were asked to make room."""
+        """Attempts asked to stop for others."""
         self.webhooks_delivered = 0
         self.webhooks_failed = 0
         self.requests: dict[tuple[str, str, int], int] = {}
         """Answers by method, route and status."""
         self.latencies_s: dict[tuple[str, str], Histogram] = {}
-        """Until an answer began, by method and route."""
+        """Time until the answer began, by method and route."""
 
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
-        """Count an answer."""
         key = (method, route, status)
         self.requests[key] = self.requests.get(key, 0) + 1
         latencies = self.latencies_s.get((method, route))

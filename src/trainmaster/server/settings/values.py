@@ -1,79 +1,21 @@
-"""Values of settings: read by the type of their field, from TOML and from text; and the problems with them."""
+"""Values of settings: read by the type of their field, from TOML and from text, and written as TOML."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
-import tomllib
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from trainmaster.server.core.errors import LONGEST_ECHO, nearest
 from trainmaster.server.settings.settings import NamedPath
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingProblem:
-    """One thing that is wrong."""
-
-    place: str
-    """`FILE:LINE: KEY`, a variable, or a flag."""
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
-
-
-class SettingsError(ValueError):
-    """The settings are not valid; the server does not start."""
-
-    def __init__(self, problems: Sequence[SettingProblem]) -> None:
-        super().__init__("; ".join(map(str, problems)))
-        self.problems = tuple(problems)
-
-
-def unknown(noun: str, name: str, known: Iterable[str]) -> str:
-    """What to say about a name that is not known.
-
-    >>> unknown("setting", "prot", ["port", "host"])
-    "unknown setting; did you mean 'port'?"
-    """
-    near = difflib.get_close_matches(name.casefold(), {each.casefold(): each for each in known}, n=1)
-    found = {each.casefold(): each for each in known}.get(near[0]) if near else None
-    return f"unknown {noun}" + (f"; did you mean '{found}'?" if found else "; `trainmaster config` lists what there is")
-
-
-def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line of a TOML text where a key or a table begins; None when that cannot be told."""
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if stripped.startswith("["):
-            table = _keys(stripped)
-            if table[: len(path)] == tuple(path):
-                return number
-        elif "=" in stripped and (table + _keys(stripped.partition("=")[0] + "= 0"))[: len(path)] == tuple(path):
-            return number
-    return None
-
-
-def _keys(line: str) -> tuple[str, ...]:
-    """The keys that one line of TOML names, from the outermost in."""
-    try:
-        document: Any = tomllib.loads(line)
-    except tomllib.TOMLDecodeError:
-        return ()
-    keys: list[str] = []
-    while isinstance(document, dict) and len(document) == 1:
-        ((key, document),) = document.items()
-        keys.append(key)
-    return tuple(keys)
-
+HIDDEN = "***"
+"""Shown in place of a secret."""
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -85,17 +27,50 @@ _WORDS: Mapping[Any, str] = {
     NamedPath: "NAME=PATH",
     str: "a text",
 }
-_LONGEST_ECHO = 64
-HIDDEN = "***"
-"""Shown in the place of what is secret."""
-_PASSWORD = re.compile(r"((?<=://)[^:/@\s]*:)[^@\s]*(?=@)|([?&]password=)[^&\s]*")
 _PLURALS: Mapping[Any, str] = {int: "whole numbers", Path: "paths", NamedPath: "NAME=PATH", str: "texts"}
+_PASSWORD = re.compile(r"((?<=://)[^:/@\s]*:)[^@\s]*(?=@)|([?&]password=)[^&\s]*")
+
+Complain = Callable[[tuple[str, ...], str], None]
+"""Called with the path of a key and what is wrong there."""
 
 
 def kinds_of(model: type[Any]) -> Mapping[str, Any]:
     """The type of each field of a dataclass."""
     hints = get_type_hints(model)
     return {field.name: hints[field.name] for field in dataclasses.fields(model)}
+
+
+def read_table(
+    model: type[Any],
+    path: tuple[str, ...],
+    table: Mapping[str, object],
+    base: Path,
+    complain: Complain,
+    *,
+    noun: str,
+    others: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The values that a table of a TOML file has for the fields of a dataclass.
+
+    Unknown keys and wrong values are left out and complained about. `noun` is what an unknown key is called, and
+    `others` are known names that are no fields.
+    """
+    fields, kinds = {field.name: field for field in dataclasses.fields(model)}, kinds_of(model)
+    values: dict[str, Any] = {}
+    for key, raw in table.items():
+        if key not in fields:
+            complain((*path, key), unknown(noun, key, [*fields, *others]))
+            continue
+        try:
+            values[key] = read_toml(fields[key], kinds[key], raw, base)
+        except ValueError as error:
+            complain((*path, key), str(error))
+    return values
+
+
+def unknown(noun: str, name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"unknown {noun}; " + (f"did you mean '{near}'?" if near else "`trainmaster config` lists what there is")
 
 
 def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path) -> Any:
@@ -111,7 +86,7 @@ def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path)
 
 
 def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -> Any:
-    """The value of a field as text: of a variable, or of a flag. Parts of a list are separated by commas.
+    """The value of a field as text: of a variable, or of a flag. Commas separate the parts of a list.
 
     Raises:
         ValueError: it has the wrong form, or is out of bounds; the message says what it must be.
@@ -123,7 +98,7 @@ def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -
 
 
 def without_password(text: str) -> str:
-    """A text as it may be shown: a URL in it with its password hidden."""
+    """A text with the passwords of URLs in it hidden."""
     return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text)
 
 
@@ -139,7 +114,7 @@ def in_words(kind: Any) -> str:
 
 
 def toml_of(value: object) -> str:
-    """A value as TOML; what is not set is an empty text."""
+    """A value as TOML; None, for which TOML has no word, is an empty text."""
     match value:
         case None:
             return '""'
@@ -167,46 +142,42 @@ def _is_list(kind: Any) -> bool:
     return get_origin(kind) in (tuple, frozenset)
 
 
+def _is_choice(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StrEnum)
+
+
 def _read(kind: Any, raw: object, base: Path) -> Any:
+    if isinstance(raw, str) and _is_choice(kind) and raw not in list(kind):
+        raise ValueError(f"'{raw[:LONGEST_ECHO]}' is none of: {', '.join(kind)}")
     match raw:
         case list() if _is_list(kind):
             member, make = get_args(kind)[0], get_origin(kind)
             return make(_read(member, each, base) for each in raw)
-        case bool():
-            fits = kind is bool
-        case int():
-            fits = kind in (int, float)
-        case float():
-            fits = kind is float and math.isfinite(raw)
-        case str():
-            fits = kind is str or (kind is Path and raw != "") or (_is_choice(kind) and raw in list(kind))
-        case _:
-            fits = False
-    if isinstance(raw, str) and _is_choice(kind) and not fits:
-        raise ValueError(f"'{raw[:_LONGEST_ECHO]}' is none of: {', '.join(kind)}")
-    if kind is NamedPath and isinstance(raw, str):
-        return _named_path(raw, base)
-    if not fits:
-        raise ValueError(f"must be {in_words(kind)}")
-    if kind is Path:
-        return (base / Path(str(raw)).expanduser()).absolute()
-    return kind(raw)
+        case str() if kind is NamedPath:
+            return _named_path(raw, base)
+        case str() if kind is Path and raw:
+            return (base / Path(raw).expanduser()).absolute()
+        case str() if kind is str or _is_choice(kind):
+            return kind(raw)
+        case bool() if kind is bool:
+            return raw
+        case int() if kind in (int, float) and not isinstance(raw, bool):
+            return kind(raw)
+        case float() if kind is float and math.isfinite(raw):
+            return raw
+    raise ValueError(f"must be {in_words(kind)}")
 
 
 def _named_path(text: str, base: Path) -> NamedPath:
     # A path may hold an equals sign; a name of a model does not.
     name, _, path = (part.strip() for part in text.partition("="))
     if not name or not path:
-        raise ValueError(f"'{text[:_LONGEST_ECHO]}' is not NAME=PATH")
+        raise ValueError(f"'{text[:LONGEST_ECHO]}' is not NAME=PATH")
     return NamedPath(name, _read(Path, path, base))
 
 
-def _is_choice(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, StrEnum)
-
-
 def _plain(kind: Any, text: str) -> object:
-    """Text as TOML would have the value; left alone where it makes no sense, to be refused with the rest."""
+    """The value that TOML would have for a text; the text itself where there is none, which `_read` then refuses."""
     if kind is bool and text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
     if kind in (int, float):
