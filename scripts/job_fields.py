@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.workloads import WorkloadSpec, kinds, module_for
+from trainmaster.server.core.workloads import WorkloadSpec, kinds, spec_for
 
 Schema = Mapping[str, Any]
 
@@ -64,7 +64,7 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
     yield "`workload`, every kind", shared
     yield from _below(shared, "workload.", shared)
     for kind in kinds():
-        spec = module_for(kind).Spec.model_json_schema()
+        spec = spec_for(kind).model_json_schema()
         common = {**shared["properties"], "kind": spec["properties"]["kind"]}
         own = {name: field for name, field in spec["properties"].items() if common.get(name) != field}
         yield f"`workload` of kind `{kind}`", {**spec, "properties": own}

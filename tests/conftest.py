@@ -18,13 +18,12 @@ from seaweed_server import SeaweedServer, running_seaweed
 @pytest.fixture
 def toy_kind() -> Iterator[Any]:
     """A workload kind that nothing in the package knows: it greets, in so many words, and is gone after the test."""
-    from toy_kind import ToyKind
+    from toy_kind import ToySpec
     from trainmaster.server.core.workloads import register, unregister
 
-    kind = ToyKind()
-    register(kind)
-    yield kind
-    unregister(kind.KIND)
+    register(ToySpec)
+    yield ToySpec
+    unregister("toy")
 
 
 @pytest.fixture

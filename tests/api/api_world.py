@@ -23,7 +23,7 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
@@ -103,9 +103,7 @@ class World:
             roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
             commands = Commands(
                 database,
-                backends={"local": capabilities_of("local")},
-                default_backend="local",
-                admission=Admission(),
+                admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local"),
                 vault=VAULT,
                 hint=lambda subject: None,
             )
@@ -174,7 +172,13 @@ class World:
             lambda job: observations.place(job, now=time.time(), shares=shares, token=secrets.token_urlsafe(24)),
         )
         request = attempt_request(
-            placed, nodes={}, roots=self.roots, resume=None, hint_socket=None, server_url="http://127.0.0.1:1"
+            placed,
+            compiled_launch(placed),
+            nodes={},
+            roots=self.roots,
+            resume=None,
+            hint_socket=None,
+            server_url="http://127.0.0.1:1",
         )
         self.directory(placed).create(request)
         return placed

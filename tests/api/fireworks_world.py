@@ -173,11 +173,10 @@ def knowing(world: World, directory: Path) -> Iterator[Served]:
     models = BaseModels(aliases, artifacts=world.roots.path(ARTIFACTS, ""))
     world.commands = Commands(
         world.database,
-        backends={"local": capabilities_of("local")},
-        default_backend="local",
-        admission=Admission(models=models, data_roots=[directory]),
+        admission=Admission(
+            backends={"local": capabilities_of("local")}, default_backend="local", models=models, data_roots=[directory]
+        ),
         vault=VAULT,
-        models=models,
         hint=lambda subject: None,
     )
     with Served.serve(world.context(models=models, shapes=SHAPES)) as served:

@@ -26,9 +26,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with World.open(directory) as world:
         world.commands = Commands(
             world.database,
-            backends={name: capabilities_of(name) for name in (CONTAINER, LOCAL)},
-            default_backend=LOCAL,
-            admission=Admission(),
+            admission=Admission(
+                backends={name: capabilities_of(name) for name in (CONTAINER, LOCAL)}, default_backend=LOCAL
+            ),
             vault=VAULT,
             hint=lambda subject: None,
         )

@@ -14,8 +14,8 @@ from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.capacity import FRESH_S, Capacity
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.submission_checks import FRESH_S, Capacity
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Gpu, Node, NodeState
 from trainmaster.server.core.spec.parse import parse_submit
@@ -189,10 +189,7 @@ def test_node_that_is_gone_does_not_count_for_long(world: World) -> None:
 def commands(world: World, capacity: Capacity) -> Commands:
     return Commands(
         world.database,
-        backends={"local": capabilities_of("local")},
-        default_backend="local",
-        admission=Admission(),
+        admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local", capacity=capacity),
         vault=VAULT,
         hint=lambda subject: None,
-        capacity=capacity,
     )

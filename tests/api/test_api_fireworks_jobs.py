@@ -21,8 +21,8 @@ from trainmaster.server.core import commands, timers
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.spec.documents import load_stored
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks import jobs
 from trainmaster.server.store import queues, schema
 from trainmaster.server.store.jobs import record_use
@@ -51,7 +51,7 @@ def trainer() -> Iterator[str]:
 
 def service_of(job: Job) -> Any:
     """What the trainer of a job is told."""
-    launch = compile_launch(load_stored(job.spec_version, job.spec))
+    launch = compile_job(load_stored(job.spec_version, job.spec)).launch
     return json.loads(launch.inputs["service.json"])
 
 
@@ -287,7 +287,7 @@ def test_shape_says_where_a_trainer_runs(door: Door) -> None:
     # What the model was made for is less than what the shape could do.
     assert config["maxContextLength"] == 512
     assert service_of(job)["precision"] == "bfloat16"
-    launch = compile_launch(load_stored(job.spec_version, job.spec))
+    launch = compile_job(load_stored(job.spec_version, job.spec)).launch
     assert launch.ranks_per_node == 4
 
 

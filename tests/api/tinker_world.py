@@ -181,12 +181,11 @@ class TinkerWorld(World):
         try:
             commands = Commands(
                 database,
-                backends={"local": capabilities_of("local")},
-                default_backend="local",
-                admission=Admission(models=models),
+                admission=Admission(
+                    backends={"local": capabilities_of("local")}, default_backend="local", models=models
+                ),
                 vault=VAULT,
                 hint=lambda subject: None,
-                models=models,
             )
             roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
             yield TinkerWorld(database=database, roots=roots, commands=commands, models=models)

@@ -117,9 +117,7 @@ class Cluster:
         )
         self.commands = Commands(
             self.database,
-            backends={"scripted": ScriptedBackend.capabilities},
-            default_backend="scripted",
-            admission=Admission(),
+            admission=Admission(backends={"scripted": ScriptedBackend.capabilities}, default_backend="scripted"),
             vault=self.vault,
             hint=lambda subject: None,
             clock=lambda: self.now,

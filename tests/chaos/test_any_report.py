@@ -25,7 +25,7 @@ from trainmaster.protocol.run_directory import (
 )
 from trainmaster.schema.jobs import JobResource
 from trainmaster.server.coordinator.explain import Waiting
-from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
@@ -182,7 +182,9 @@ def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
     job = placed(cluster, kind, nodes)
     directory = run_directory(cluster.roots, job.job_id, 1)
     directory.create(
-        attempt_request(job, nodes={}, roots=cluster.roots, resume=None, hint_socket=None, server_url=None)
+        attempt_request(
+            job, compiled_launch(job), nodes={}, roots=cluster.roots, resume=None, hint_socket=None, server_url=None
+        )
     )
     artifacts = str(cluster.directory / "artifacts")
     for number, wrote in enumerate(rounds, start=1):

@@ -18,10 +18,9 @@ from typer.testing import Result
 
 from trainmaster.cli.job_file import load
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
-from trainmaster.server.core.workloads import compile_launch
 
 TYPES = sorted(BUILT_IN)
 
@@ -51,7 +50,7 @@ def test_written_file_is_a_job_that_can_run(tm: Callable[..., Result], training_
     assert request.training_config is not None
     assert request.training_config.training_type is training_type
     assert request.training_config.base_model.model_id == "org/a-model"
-    assert compile_launch(request).steps
+    assert compile_job(request).launch.steps
 
 
 @pytest.mark.parametrize("training_type", TYPES)

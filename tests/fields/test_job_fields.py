@@ -17,9 +17,8 @@ from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.retention import checkpoint_limit
 from trainmaster.server.core.spec.documents import secret_values
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.submission import submit
-from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks.job_documents import job_document
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -81,11 +80,11 @@ def outcome(document: dict[str, Any]) -> Any:
         request = parse_submit(document)
     except (SpecError, RefusedError):
         return REFUSED
-    job = submit(request, account_id="a", job_id="j", created_by="u", now=0.0, default_backend="local").job
+    job = submit(compile_job(request), account_id="a", job_id="j", created_by="u", now=0.0, default_backend="local").job
     record = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
     read_later = (job.resumes_from_best, job.waits_for_nodes, checkpoint_limit(job))
     shown = job_document(job) if job.workload_kind == "trainer_service" else {}
-    return record, read_later, shown, json.dumps(asdict(compile_launch(request))), secret_values(request)
+    return record, read_later, shown, json.dumps(asdict(compile_job(request).launch)), secret_values(request)
 
 
 def document_for(field: Field) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from pydantic.alias_generators import to_camel
 from spec_documents import changed
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.trainer_request import by_hand
-from trainmaster.server.core.workloads import compile_launch
 from trainmaster.server.doors.fireworks.job_documents import CreateJobBody, TrainingConfigBody
 from trainmaster.server.doors.fireworks.wire import Body
 
@@ -34,9 +34,9 @@ def outcome(document: dict[str, Any]) -> Any:
         request = by_hand(body.wanted("trainer"))
     except (SpecError, RefusedError):
         return REFUSED
-    job = submit(request, account_id="a", job_id="j", created_by="u", now=0.0, default_backend="local").job
+    job = submit(compile_job(request), account_id="a", job_id="j", created_by="u", now=0.0, default_backend="local").job
     record = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
-    return record, json.dumps(asdict(compile_launch(request)))
+    return record, json.dumps(asdict(compile_job(request).launch))
 
 
 def members(body: type[Body]) -> set[str]:

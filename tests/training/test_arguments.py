@@ -11,7 +11,7 @@ import torch
 
 from spec_documents import LORA, changed
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads.trainer import training_text
+from trainmaster.server.core.workloads.trainer import training_inputs
 from trainmaster.training.arguments import trl_options
 from trainmaster.training.document import Document, Prepared
 
@@ -26,7 +26,7 @@ def arguments(tmp_path: Path) -> Arguments:
         document = LORA
         for path, value in changes.items():
             document = changed(document, path, value)
-        (tmp_path / "training.json").write_text(training_text(parse_submit(document)))
+        (tmp_path / "training.json").write_text(training_inputs(parse_submit(document))["training.json"])
         prepared = Prepared(
             model_path="/m",
             tokenizer_path="/m",

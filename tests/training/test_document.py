@@ -12,7 +12,7 @@ import pytest
 from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
 from trainmaster.server.core.training.types import BUILT_IN
-from trainmaster.server.core.workloads.trainer import training_text
+from trainmaster.server.core.workloads.trainer import training_inputs
 from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared, parsed
 from trainmaster.training.recipes import RECIPES
 
@@ -37,7 +37,7 @@ REQUEST: dict[str, Any] = {
 
 def read(tmp_path: Path, request: dict[str, Any]) -> Document:
     path = tmp_path / "training.json"
-    path.write_text(training_text(parse_submit(request)))
+    path.write_text(training_inputs(parse_submit(request))["training.json"])
     return Document.read(path)
 
 

@@ -181,9 +181,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
             database=database,
             commands=Commands(
                 database,
-                backends={"local": capabilities_of("local")},
-                default_backend="local",
-                admission=Admission(),
+                admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local"),
                 vault=vault,
                 hint=lambda subject: None,
             ),

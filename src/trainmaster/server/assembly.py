@@ -21,13 +21,13 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.assembly import CoordinatorRole
 from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.capacity import Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.operator_files import load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
-from trainmaster.server.coordinator.submission_checks import Capacity
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
@@ -93,7 +93,13 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         leads: Callable[[], bool] = _never_leads
         engine: Callable[[str], EngineFacts | None] = _knows_no_engine
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
+        backends = names_from(settings.backends)
         admission = Admission(
+            backends={name: capabilities_of(name, own_image=settings.container_image) for name in backends},
+            default_backend=backends[0],
+            tenants=Tenants(settings),
+            capacity=Capacity(autoscaling=settings.autoscaling),
+            allow_trust_remote_code=settings.allow_trust_remote_code,
             data_roots=settings.readable_roots,
             artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
@@ -119,19 +125,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             role.start()
             stack.callback(role.stop)
             hint, healthy, leads, engine = role.hint, role.problem, role.leads, role.engine
-        backends = names_from(settings.backends)
-        commands = Commands(
-            database,
-            backends={name: capabilities_of(name, own_image=settings.container_image) for name in backends},
-            default_backend=backends[0],
-            admission=admission,
-            vault=vault,
-            hint=hint,
-            tenants=Tenants(settings),
-            capacity=Capacity(autoscaling=settings.autoscaling),
-            models=models,
-            allow_trust_remote_code=settings.allow_trust_remote_code,
-        )
+        commands = Commands(database, admission=admission, vault=vault, hint=hint)
         yield create_app(
             ApiContext(
                 database=database,

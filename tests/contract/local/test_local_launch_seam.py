@@ -13,11 +13,11 @@ TESTS = Path(__file__).parents[2]
 SERVER_WITH_THE_KIND = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-from toy_kind import ToyKind
+from toy_kind import ToySpec
 from trainmaster.cli import main
 from trainmaster.server.core.workloads import register
 
-register(ToyKind())
+register(ToySpec)
 main()
 """
 

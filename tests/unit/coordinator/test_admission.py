@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission, importable
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.submission import new_job_id, submit
 
+BACKENDS = {name: capabilities_of(name, own_image="image") for name in ("local", "container")}
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
 
 
@@ -43,14 +45,20 @@ def training(root: Path, **changes: Any) -> dict[str, Any]:
 
 def pending(request: SubmitJobRequest, **fields: Any) -> Job:
     made = submit(
-        request, account_id="a", job_id=new_job_id(), created_by="k", now=time.time(), default_backend="local"
+        compile_job(request),
+        account_id="a",
+        job_id=new_job_id(),
+        created_by="k",
+        now=time.time(),
+        default_backend="local",
     )
     return made.job.evolve(**fields)
 
 
 def decided(document: dict[str, Any], *, root: Path, backend: str = "local", **admission: Any) -> Job:
+    request = parse_submit(document)
     decision = Admission(data_roots=[root], **{"installed": lambda _: True, **admission}).decide(
-        pending(parse_submit(document), backend=backend), now=time.time()
+        pending(request, backend=backend), compile_job(request).launch, now=time.time()
     )
     assert decision is not None
     return decision.job
@@ -82,13 +90,13 @@ def refusal(document: dict[str, Any], *, root: Path, **admission: Any) -> str:
 
 def test_training_whose_files_are_there_is_queued_once_they_were_looked_at(root: Path) -> None:
     request = parse_submit(training(root))
-    assert Admission(data_roots=[root]).at_once(pending(request), request) is None
+    assert Admission(data_roots=[root]).admit_at_once(pending(request), compile_job(request)) is None
     assert decided(training(root), root=root).status == "QUEUED"
 
 
 def test_command_that_names_nothing_is_queued_at_once(root: Path) -> None:
     request = parse_submit(COMMAND)
-    change = Admission(data_roots=[root]).at_once(pending(request), request)
+    change = Admission(data_roots=[root]).admit_at_once(pending(request), compile_job(request))
     assert change is not None
     assert change.job.status == "QUEUED"
 
@@ -164,19 +172,19 @@ def test_training_without_its_packages_is_refused_with_how_to_install_them(root:
 def test_initializer_without_its_extra_is_refused_at_submission(spec: dict[str, Any], module: str, extra: str) -> None:
     workload = {**COMMAND["workload"], "initializers": {"dataset": spec}}
     request = parse_submit({**COMMAND, "workload": workload})
-    lacking = Admission(installed=lambda package: package != module)
+    lacking = Admission(backends=BACKENDS, installed=lambda package: package != module)
     with pytest.raises(RefusedError, match=re.escape(f"pip install 'trainmaster[{extra}]'")) as caught:
-        lacking.require_packages(request, "local")
+        lacking.compile(request, "a")
     assert caught.value.problems[0].field == "workload.initializers.dataset.type"
-    lacking.require_packages(request, "container")
-    Admission(installed=lambda _: True).require_packages(request, "local")
+    lacking.compile(request.model_copy(update={"backend": "container"}), "a")
+    Admission(backends=BACKENDS, installed=lambda _: True).compile(request, "a")
 
 
 def test_training_without_its_packages_is_refused_at_submission(root: Path) -> None:
     request = parse_submit(training(root))
     with pytest.raises(RefusedError, match="has no trl, which the built-in trainers need"):
-        Admission(installed=lambda package: package != "trl").require_packages(request, "local")
-    Admission(installed=lambda _: True).require_packages(request, "local")
+        Admission(backends=BACKENDS, installed=lambda package: package != "trl").compile(request, "a")
+    Admission(backends=BACKENDS, installed=lambda _: True).compile(request, "a")
 
 
 def test_hyperparameter_without_its_package_is_refused(root: Path) -> None:

@@ -17,7 +17,7 @@ from trainmaster.server.coordinator.operator_files import ShapeFileError, load_s
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import submit
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
@@ -146,9 +146,17 @@ def test_promoted_models_are_found_in_the_own_account_alone(tmp_path: Path, name
 def decided(workload: dict[str, Any], admission: Admission, account_id: str = "x") -> tuple[Job | None, Job]:
     """The job as it is admitted at once, if it is, and as a look at the disk leaves it."""
     asked = parse_submit({"name": "n", "workload": {"kind": "trainer_service", "base_model": "m", **workload}})
-    made = submit(asked, account_id=account_id, job_id="job-1", created_by="k", now=1.0, default_backend="local")
-    at_once = admission.at_once(made.job, asked)
-    later = admission.decide(made.job, now=2.0)
+    compiled = compile_job(asked)
+    made = submit(
+        compiled,
+        account_id=account_id,
+        job_id="job-1",
+        created_by="k",
+        now=1.0,
+        default_backend="local",
+    )
+    at_once = admission.admit_at_once(made.job, compiled)
+    later = admission.decide(made.job, compiled.launch, now=2.0)
     assert later is not None
     return (None if at_once is None else at_once.job), later.job
 

@@ -39,9 +39,7 @@ class Place:
         self.chores = Chores(self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now)
         self.commands = Commands(
             self.database,
-            backends={"local": capabilities_of("local")},
-            default_backend="local",
-            admission=Admission(),
+            admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local"),
             vault=Vault(Sealer(bytes(32))),
             hint=lambda _: None,
             clock=lambda: self.now,

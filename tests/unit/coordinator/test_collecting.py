@@ -19,6 +19,7 @@ from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.core.workloads.trainer_service import Mode
@@ -57,7 +58,7 @@ class Place:
         """A job that runs, with a run directory."""
         document = {"name": "j", "workload": {"kind": "command", "argv": ["x"]}, "resource_config": {"gpu_count": 0}}
         made = submit(
-            parse_submit(document),
+            compile_job(parse_submit(document)),
             account_id="default",
             job_id=new_job_id(),
             created_by="t",

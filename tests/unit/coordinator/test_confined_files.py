@@ -16,6 +16,7 @@ from trainmaster.server.coordinator.launch import Standing, attempt_request
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.worker.staging import stage
@@ -46,8 +47,14 @@ def request_of(ground: Path, account: str, workload: dict[str, Any], standing: S
     roots = Roots({name: ground / name for name in (RUNS, ARTIFACTS, BLOBS)})
     document = {"name": "j", "workload": workload, "resource_config": {"gpu_count": 0}}
     job_id = f"job-{account}{workload['kind'].replace('_', '')}"
+    compiled = compile_job(parse_submit(document))
     made = submit(
-        parse_submit(document), account_id=account, job_id=job_id, created_by="t", now=1.0, default_backend="local"
+        compiled,
+        account_id=account,
+        job_id=job_id,
+        created_by="t",
+        now=1.0,
+        default_backend="local",
     )
     admitted = admit(made.job, now=1.0)
     assert admitted is not None
@@ -56,6 +63,7 @@ def request_of(ground: Path, account: str, workload: dict[str, Any], standing: S
     cache = ground / "cache"
     request = attempt_request(
         placed.job,
+        compiled.launch,
         nodes={},
         roots=roots,
         resume=None,

@@ -11,13 +11,14 @@ import pytest
 
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, worker_stream
-from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
@@ -41,7 +42,12 @@ def roots(tmp_path: Path) -> Roots:
 def running(roots: Roots, kind: str) -> tuple[Job, RunDirectory]:
     document = {"name": "j", "workload": {"kind": kind, "argv": ["x"]}, "resource_config": {"gpu_count": 0}}
     made = submit(
-        parse_submit(document), account_id="a", job_id="job-mine", created_by="t", now=1.0, default_backend="local"
+        compile_job(parse_submit(document)),
+        account_id="a",
+        job_id="job-mine",
+        created_by="t",
+        now=1.0,
+        default_backend="local",
     )
     admitted = admit(made.job, now=1.0)
     assert admitted is not None
@@ -50,7 +56,15 @@ def running(roots: Roots, kind: str) -> tuple[Job, RunDirectory]:
     job = placed.job
     directory = run_directory(roots, job.job_id, 1)
     directory.create(
-        attempt_request(job, nodes={"n": NODE}, roots=roots, resume=None, hint_socket=None, server_url="http://server")
+        attempt_request(
+            job,
+            compiled_launch(job),
+            nodes={"n": NODE},
+            roots=roots,
+            resume=None,
+            hint_socket=None,
+            server_url="http://server",
+        )
     )
     return job, directory
 

@@ -23,6 +23,7 @@ from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.submission import submit
 from trainmaster.server.scheduling.view import ClusterView
@@ -76,7 +77,7 @@ def placed_job(job_id: str, backend: str, **workload: Any) -> Job:
     workload = {"kind": "command", "argv": ["x"], **workload}
     document = {"name": "j", "workload": workload, "resource_config": {"gpu_count": 0}}
     request = parse_submit(document)
-    new = submit(request, account_id="a", job_id=job_id, created_by="t", now=0.0, default_backend=backend)
+    new = submit(compile_job(request), account_id="a", job_id=job_id, created_by="t", now=0.0, default_backend=backend)
     admitted = admit(new.job, now=0.0)
     assert admitted is not None
     placed = place(admitted.job, now=0.0, shares=[Share(node_id="n")], token="t")

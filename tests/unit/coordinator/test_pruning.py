@@ -17,6 +17,7 @@ from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
 from trainmaster.server.store import checkpoints, events, jobs
@@ -43,7 +44,7 @@ class Place:
             "output_config": {"checkpoint": checkpoint},
         }
         made = submit(
-            parse_submit(document),
+            compile_job(parse_submit(document)),
             account_id="default",
             job_id=new_job_id(),
             created_by="t",

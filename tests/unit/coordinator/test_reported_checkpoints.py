@@ -11,13 +11,14 @@ import pytest
 
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import events_stream
-from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.watch import look
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
@@ -35,7 +36,12 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
     """What the core makes of a job whose rank says that a checkpoint lies there."""
     document = {"name": "j", "workload": workload, "resource_config": {"gpu_count": 0}}
     made = submit(
-        parse_submit(document), account_id="a", job_id="job-mine", created_by="t", now=1.0, default_backend="local"
+        compile_job(parse_submit(document)),
+        account_id="a",
+        job_id="job-mine",
+        created_by="t",
+        now=1.0,
+        default_backend="local",
     )
     admitted = admit(made.job, now=1.0)
     assert admitted is not None
@@ -43,7 +49,15 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
     assert placed is not None
     directory = run_directory(roots, "job-mine", 1)
     directory.create(
-        attempt_request(placed.job, nodes={}, roots=roots, resume=None, hint_socket=None, server_url="http://server")
+        attempt_request(
+            placed.job,
+            compiled_launch(placed.job),
+            nodes={},
+            roots=roots,
+            resume=None,
+            hint_socket=None,
+            server_url="http://server",
+        )
     )
     absolute = path if "://" in path or path.startswith("/") else str(roots.path(ARTIFACTS, "")) + "/" + path
     record = {"type": "checkpoint", "checkpoint_id": "c", "step": 1, "path": absolute}
@@ -114,7 +128,7 @@ def test_checkpoint_is_passed_back_as_a_path_or_as_its_uri(
     roots: Roots, root: str, path: str, passed: str | None
 ) -> None:
     made = submit(
-        parse_submit({"name": "j", "workload": COMMAND}),
+        compile_job(parse_submit({"name": "j", "workload": COMMAND})),
         account_id="a",
         job_id="job-mine",
         created_by="t",
@@ -126,5 +140,13 @@ def test_checkpoint_is_passed_back_as_a_path_or_as_its_uri(
     placed = place(admitted.job, now=1.0, shares=[Share(node_id="n")], token="t")
     assert placed is not None
     checkpoint = Checkpoint(checkpoint_id="c", job_id="job-x", attempt=1, step=1, created_at=1.0, root=root, path=path)
-    request = attempt_request(placed.job, nodes={}, roots=roots, resume=checkpoint, hint_socket=None, server_url=None)
+    request = attempt_request(
+        placed.job,
+        compiled_launch(placed.job),
+        nodes={},
+        roots=roots,
+        resume=checkpoint,
+        hint_socket=None,
+        server_url=None,
+    )
     assert request.resume_from == (passed or str(roots.path(root, path)))

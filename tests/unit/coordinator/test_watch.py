@@ -20,7 +20,7 @@ from trainmaster.protocol.run_directory import (
     worker_stream,
 )
 from trainmaster.server.coordinator import streams
-from trainmaster.server.coordinator.launch import attempt_request
+from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
 from trainmaster.server.core.job import Job, Progress
@@ -28,6 +28,7 @@ from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
@@ -37,7 +38,7 @@ def placed_job() -> Job:
     request = parse_submit(
         {"name": "j", "workload": {"kind": "command", "argv": ["x"]}, "resource_config": {"gpu_count": 0}}
     )
-    change = submit(request, account_id="a", job_id="j", created_by="t", now=1.0, default_backend="local")
+    change = submit(compile_job(request), account_id="a", job_id="j", created_by="t", now=1.0, default_backend="local")
     admitted = admit(change.job, now=1.0)
     assert admitted is not None
     placed = place(admitted.job, now=1.0, shares=[Share(node_id="n")], token="t")
@@ -58,7 +59,11 @@ def roots(tmp_path: Path) -> Roots:
 @pytest.fixture
 def directory(job: Job, roots: Roots) -> RunDirectory:
     laid_out = run_directory(roots, job.job_id, job.live.number)
-    laid_out.create(attempt_request(job, nodes={}, roots=roots, resume=None, hint_socket=None, server_url=None))
+    laid_out.create(
+        attempt_request(
+            job, compiled_launch(job), nodes={}, roots=roots, resume=None, hint_socket=None, server_url=None
+        )
+    )
     return laid_out
 
 

@@ -9,6 +9,7 @@ from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 
 NOW = 1_000_000.0
@@ -26,7 +27,14 @@ def new_job(*, node_count: int = 1, service: bool = False, max_retries: int = 0,
             **document,
         }
     )
-    return submit(request, account_id="a", job_id="job-1", created_by="k", now=NOW, default_backend="local").job
+    return submit(
+        compile_job(request),
+        account_id="a",
+        job_id="job-1",
+        created_by="k",
+        now=NOW,
+        default_backend="local",
+    ).job
 
 
 def settled(change: Change | None) -> Job:

@@ -15,11 +15,11 @@ from trainmaster.protocol import function_runner
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
 from trainmaster.protocol.launch import Launch, Lifetime, Step
-from trainmaster.server.coordinator.submission_checks import check_backend
+from trainmaster.server.coordinator.admission import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.function import MAX_ARGUMENTS, MAX_SOURCE
 from trainmaster.trainer.functions import tuple_paths
 
@@ -29,7 +29,7 @@ ENVIRONMENT = Step(name="environment", argv=("-P", "-m", "trainmaster.worker.env
 
 
 def launch(**workload: Any) -> Launch:
-    return compile_launch(parse_submit({"name": "n", "workload": {**FUNCTION, **workload}}))
+    return compile_job(parse_submit({"name": "n", "workload": {**FUNCTION, **workload}})).launch
 
 
 def problem_of(**workload: Any) -> tuple[str, str]:
@@ -146,7 +146,7 @@ def test_requirement_of_any_other_shape_is_refused(requirement: str) -> None:
 def test_packages_belong_to_functions_scripts_and_commands_alone() -> None:
     wanted = {"packages": ["einops"]}
     for workload in ({"kind": "command", "argv": ["a"]}, {"kind": "script", "path": "/a.py"}):
-        compiled = compile_launch(parse_submit({"name": "n", "workload": {**workload, **wanted}}))
+        compiled = compile_job(parse_submit({"name": "n", "workload": {**workload, **wanted}})).launch
         assert [step.name for step in compiled.steps] == ["environment", "main"]
     for workload in ({"kind": "service", "argv": ["a"]}, {"kind": "container", "image": "a"}):
         with pytest.raises(SpecError, match="packages"):
@@ -155,17 +155,17 @@ def test_packages_belong_to_functions_scripts_and_commands_alone() -> None:
 
 def test_container_runs_its_argv_or_its_images_own_command() -> None:
     workload = {"kind": "container", "image": "host:5000/team/image@sha256:00", "argv": ["run", "-x"]}
-    compiled = compile_launch(parse_submit({"name": "n", "workload": workload}))
+    compiled = compile_job(parse_submit({"name": "n", "workload": workload})).launch
     assert compiled.steps == (Step(name="node", argv=("run", "-x")),)
     assert compiled.image == "host:5000/team/image@sha256:00"
-    plain = compile_launch(parse_submit({"name": "n", "workload": {"kind": "container", "image": "image"}}))
+    plain = compile_job(parse_submit({"name": "n", "workload": {"kind": "container", "image": "image"}})).launch
     assert plain.steps == (Step(name="node", argv=()),)
     for given, step in (
         ({"args": ["-x"]}, Step(name="node", argv=(), args=("-x",))),
         ({"argv": ["run"], "args": ["-x"]}, Step(name="node", argv=("run", "-x"))),
     ):
         workload = {"kind": "container", "image": "image", **given}
-        launch = compile_launch(parse_submit({"name": "n", "workload": workload}))
+        launch = compile_job(parse_submit({"name": "n", "workload": workload})).launch
         assert launch.steps == (step,)
         assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
     for wrong in ({}, {"image": None}, {"image": "a", "argv": []}):
@@ -186,18 +186,18 @@ def test_backend_that_cannot_run_a_job_refuses_it_and_names_one_that_can() -> No
     service = parse_submit({"name": "n", "workload": serving})
     backends = {"local": batch, "boxes": boxes}
     for request in (in_image, parse_submit({"name": "n", "workload": {**serving, "image": "image"}})):
-        check_backend(request, "boxes", backends)
-    check_backend(parse_submit(COMMAND), "local", backends)
+        check_backend(compile_job(request), "boxes", backends)
+    check_backend(compile_job(parse_submit(COMMAND)), "local", backends)
     with pytest.raises(RefusedError) as caught:
-        check_backend(in_image, "local", backends)
+        check_backend(compile_job(in_image), "local", backends)
     assert caught.value.message == (
         "workload.image: the backend local runs no containers; use one of: boxes, or leave image out"
     )
     with pytest.raises(RefusedError, match=r"^workload.image: .*names none.*CustomTrainer\(image=.*container_image"):
-        check_backend(parse_submit(COMMAND), "boxes", backends)
-    check_backend(parse_submit(COMMAND), "boxes", {"boxes": replace(boxes, own_image="image")})
+        check_backend(compile_job(parse_submit(COMMAND)), "boxes", backends)
+    check_backend(compile_job(parse_submit(COMMAND)), "boxes", {"boxes": replace(boxes, own_image="image")})
     with pytest.raises(RefusedError) as caught:
-        check_backend(service, "local", {"local": batch})
+        check_backend(compile_job(service), "local", {"local": batch})
     assert caught.value.message == (
         "backend: the backend local cannot run a service workload; this server has none that does"
     )

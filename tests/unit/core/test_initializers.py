@@ -11,11 +11,11 @@ import pytest
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import Launch, Lifetime
-from trainmaster.server.coordinator.submission_checks import check_backend
+from trainmaster.server.coordinator.admission import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, redacted, secret_values
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.initializers import OTHER_WEIGHTS
 
 S3 = {"type": "s3", "storage_uri": "s3://bucket/rows", "access_key_id": "key-id", "secret_access_key": "the-secret"}
@@ -38,16 +38,16 @@ def test_secrets_are_in_no_document() -> None:
         "model_initializer_access_token": "the-token",
     }
     stored, shown = dump(request), redacted(request)
-    launch = compile_launch(request)
+    launch = compile_job(request).launch
     texts = [json.dumps(stored), json.dumps(shown), json.dumps(asdict(launch)), repr(request)]
     assert not [value for value in VALUES for text in texts if value in text]
     assert stored["workload"]["initializers"]["model"]["access_token"] == "secret:model_initializer_access_token"
     assert shown["workload"]["initializers"]["dataset"]["secret_access_key"] == "***"
-    assert compile_launch(load_stored(SPEC_VERSION, json.loads(json.dumps(stored)))) == launch
+    assert compile_job(load_stored(SPEC_VERSION, json.loads(json.dumps(stored)))).launch == launch
 
 
 def test_each_is_a_step_with_secrets_of_its_own() -> None:
-    launch = compile_launch(parse_submit(document(dataset=S3, model=HUB)))
+    launch = compile_job(parse_submit(document(dataset=S3, model=HUB))).launch
     assert [step.name for step in launch.steps] == ["dataset-initializer", "model-initializer", "main"]
     assert [sorted(step.secrets.values()) for step in launch.steps] == [
         ["secret:dataset_initializer_access_key_id", "secret:dataset_initializer_secret_access_key"],
@@ -64,7 +64,7 @@ def test_each_is_a_step_with_secrets_of_its_own() -> None:
 
 def test_table_with_an_image_of_its_own_is_made_by_a_gang() -> None:
     sizes = {"num_data_nodes": 3, "head_cpu": "500m", "worker_cpu": "2", "worker_mem": "1.5Gi"}
-    launch = compile_launch(parse_submit(document(dataset={**CACHE, **sizes, "image": "org/cache:1"})))
+    launch = compile_job(parse_submit(document(dataset={**CACHE, **sizes, "image": "org/cache:1"}))).launch
     gang = launch.steps[0].gang
     assert gang is not None
     assert gang.count == 3
@@ -72,13 +72,13 @@ def test_table_with_an_image_of_its_own_is_made_by_a_gang() -> None:
     assert (gang.size.cpu_cores, gang.size.memory_bytes) == (2.0, 3 << 29)
     assert from_json(Launch, json.loads(json.dumps(asdict(launch)))) == launch
     # Elsewhere the step makes its shards by itself.
-    alone = compile_launch(parse_submit(document(dataset={**CACHE, **sizes})))
+    alone = compile_job(parse_submit(document(dataset={**CACHE, **sizes}))).launch
     assert alone.steps[0].gang is None
 
 
 def test_image_of_its_own_is_told_what_to_fetch_as_kubeflow_tells_it() -> None:
     store = {**S3, "endpoint": "http://store:1", "region": "here", "role_arn": "role", "timeout_s": 5}
-    launch = compile_launch(parse_submit(document(dataset=store, model={**HUB, "image": "fetch:1"})))
+    launch = compile_job(parse_submit(document(dataset=store, model={**HUB, "image": "fetch:1"}))).launch
     # It runs before all that run where the job does.
     assert [(step.name, step.image, step.timeout_s) for step in launch.steps] == [
         ("model-initializer", "fetch:1", None),
@@ -93,7 +93,7 @@ def test_image_of_its_own_is_told_what_to_fetch_as_kubeflow_tells_it() -> None:
         "IGNORE_PATTERNS": ",".join(OTHER_WEIGHTS),
     }
     assert model.secrets == {"ACCESS_TOKEN": "secret:model_initializer_access_token"}
-    launch = compile_launch(parse_submit(document(dataset={**store, "image": "fetch:1"})))
+    launch = compile_job(parse_submit(document(dataset={**store, "image": "fetch:1"}))).launch
     assert launch.steps[0].environment == {
         "STORAGE_URI": "s3://bucket/rows",
         "OUTPUT_PATH": "/workspace/dataset",
@@ -106,7 +106,7 @@ def test_image_of_its_own_is_told_what_to_fetch_as_kubeflow_tells_it() -> None:
 
 
 def test_launch_of_an_older_server_has_steps_without_images() -> None:
-    launch = compile_launch(parse_submit(document(dataset=S3)))
+    launch = compile_job(parse_submit(document(dataset=S3))).launch
     written = asdict(launch)
     known = ("name", "argv", "python", "from_inputs", "tokens", "secrets")
     written["steps"] = [{name: step[name] for name in known} for step in written["steps"]]
@@ -124,20 +124,20 @@ def test_backend_without_images_runs_no_initializer_in_one() -> None:
     local = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
     backends = {"local": local, "boxes": replace(local, images=True, own_image="image")}
     request = parse_submit(document(dataset={**S3, "timeout_s": 5}, model={**HUB, "image": "fetch:1"}))
-    check_backend(request, "boxes", backends)
+    check_backend(compile_job(request), "boxes", backends)
     with pytest.raises(RefusedError) as caught:
-        check_backend(request, "local", backends)
+        check_backend(compile_job(request), "local", backends)
     assert str(caught.value) == (
         "workload.initializers.model.image: the backend local runs no containers; use one of: boxes, or leave "
         "initializers.model.image out"
     )
-    check_backend(parse_submit(document(dataset={**S3, "timeout_s": 5})), "local", backends)
+    check_backend(compile_job(parse_submit(document(dataset={**S3, "timeout_s": 5}))), "local", backends)
 
 
 def test_they_come_before_packages_are_installed() -> None:
     described = document(model=HUB)
     described["workload"]["packages"] = ["einops"]
-    launch = compile_launch(parse_submit(described))
+    launch = compile_job(parse_submit(described)).launch
     assert [step.name for step in launch.steps] == ["model-initializer", "environment", "main"]
 
 
@@ -151,11 +151,11 @@ def test_they_come_before_packages_are_installed() -> None:
 )
 def test_every_kind_of_code_takes_them(workload: dict[str, Any]) -> None:
     request = parse_submit({"name": "test", "workload": {**workload, "initializers": {"dataset": CACHE}}})
-    assert compile_launch(request).steps[0].name == "dataset-initializer"
+    assert compile_job(request).launch.steps[0].name == "dataset-initializer"
 
 
 def test_job_without_initializers_is_as_it_was() -> None:
-    launch = compile_launch(parse_submit({"name": "test", "workload": {"kind": "command", "argv": ["true"]}}))
+    launch = compile_job(parse_submit({"name": "test", "workload": {"kind": "command", "argv": ["true"]}})).launch
     assert ([step.name for step in launch.steps], launch.prepared, dict(launch.inputs)) == (["main"], {}, {})
 
 

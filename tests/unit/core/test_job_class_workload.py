@@ -11,7 +11,7 @@ import pytest
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 
 
 def document(workload: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
@@ -31,7 +31,8 @@ def refused(workload: dict[str, Any], **fields: Any) -> dict[str, str]:
 
 def test_runner_is_told_who_runs_and_on_what() -> None:
     config = {"lr": 1e-4, "deep": {"list": [1, None, "x"]}}
-    launch = compile_launch(parse_submit(document({"config": config, "overrides": ["lr=0.1"], "restore": "a/b/c/d"})))
+    request = parse_submit(document({"config": config, "overrides": ["lr=0.1"], "restore": "a/b/c/d"}))
+    launch = compile_job(request).launch
     (step,) = launch.steps
     assert (step.argv, step.python, step.tokens) == (("-m", "trainmaster.jobs.runner"), True, False)
     assert launch.reports_phases
@@ -55,18 +56,18 @@ def test_runner_is_told_who_runs_and_on_what() -> None:
 
 def test_runner_is_told_of_other_process_counts_and_of_the_tracker() -> None:
     request = parse_submit(document({"elastic": True, "tracker": "wandb"}))
-    told = json.loads(compile_launch(request).inputs["run.json"])
+    told = json.loads(compile_job(request).launch.inputs["run.json"])
     assert (told["elastic"], told["tracker"]) == (True, "wandb")
 
 
 def test_name_of_its_own_wins_over_the_jobs() -> None:
     request = parse_submit(document({"name": "pretrain-7"}, name="any text / at all"))
-    assert json.loads(compile_launch(request).inputs["run.json"])["name"] == "pretrain-7"
+    assert json.loads(compile_job(request).launch.inputs["run.json"])["name"] == "pretrain-7"
 
 
 def test_stored_job_class_compiles_to_the_same() -> None:
     request = parse_submit(document({"config": {"a": 1}}))
-    assert compile_launch(load_stored(SPEC_VERSION, dump(request))) == compile_launch(request)
+    assert compile_job(load_stored(SPEC_VERSION, dump(request))).launch == compile_job(request).launch
 
 
 @pytest.mark.parametrize(

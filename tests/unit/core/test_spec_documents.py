@@ -18,11 +18,9 @@ from trainmaster.server.core.spec.documents import (
     secret_values,
     unsealed_values,
     with_secrets_of,
-    with_server_defaults,
 )
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 
 SECRET = "hunter2"
 
@@ -64,7 +62,7 @@ def test_stored_spec_of_version_1_has_its_values_in_the_clear() -> None:
     document = changed(COMMAND, "workload.environment", {"A": "secret:env.A"})
     assert unsealed_values(1, document) == {"env.A": "secret:env.A"}
     assert unsealed_values(SPEC_VERSION, document) == {}
-    assert "A" in compile_launch(load_stored(1, document)).secrets
+    assert "A" in compile_job(load_stored(1, document)).launch.secrets
 
 
 def stored_in_version_2(**source: Any) -> dict[str, Any]:
@@ -102,10 +100,10 @@ def test_stored_script_of_version_2_runs_alone_as_it_did(resources: dict[str, in
         stored_in_version_2(), "resource_config", resources | {"node_count": resources.get("node_count", 1)}
     )
     stored["resource_config"].setdefault("gpu_count", None)
-    launch = compile_launch(load_stored(2, stored))
+    launch = compile_job(load_stored(2, stored)).launch
     assert [step.name for step in launch.steps] == ["main"]
     assert (launch.ranks_per_node, launch.inputs) == (ranks, {})
-    assert [step.name for step in compile_launch(parse_submit(CUSTOM)).steps] == ["prepare", "main"]
+    assert [step.name for step in compile_job(parse_submit(CUSTOM)).launch.steps] == ["prepare", "main"]
 
 
 def test_stored_spec_of_version_2_without_data_is_read() -> None:
@@ -124,15 +122,14 @@ def test_dump_read_again_is_the_same_request(document: dict[str, Any]) -> None:
 
 
 def test_seed_left_out_is_given_by_the_server_once() -> None:
-    request = with_server_defaults(parse_submit(CUSTOM), seed=7)
+    request = parse_submit(CUSTOM, seed=7)
     assert request.data_config is not None
-    assert request.data_config.seed == 7
-    assert with_server_defaults(request, seed=8) == request
+    assert request.data_config.seed == request.training_document["data_config"]["seed"] == 7
+    assert parse_submit(dump(request), seed=8) == request
 
 
 def test_seed_of_a_job_without_data_is_not_made_up() -> None:
-    request = parse_submit(COMMAND)
-    assert with_server_defaults(request, seed=7) == request
+    assert parse_submit(COMMAND, seed=7) == parse_submit(COMMAND)
 
 
 def test_request_cannot_be_changed() -> None:

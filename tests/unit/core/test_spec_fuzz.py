@@ -13,7 +13,7 @@ from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)  # lone surrogates too: JSON can spell them
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -41,7 +41,7 @@ def check(document: Any) -> None:
         stored = dump(request)
         json.dumps(stored, ensure_ascii=False, allow_nan=False).encode()
         assert dump(load_stored(SPEC_VERSION, stored)) == stored
-        compile_launch(request)
+        compile_job(request)
 
 
 @given(JSON)

@@ -11,7 +11,6 @@ from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.configs import CheckpointConfig, OutputConfig
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import effective_workload
 
 
 def problems_of(document: object) -> dict[str, str]:
@@ -105,7 +104,7 @@ def test_when_a_program_saves_is_not_the_jobs_to_say(name: str, value: object) -
 
 def test_stored_spec_with_configs_beside_a_command_can_still_be_read() -> None:
     stored = {**dump(parse_submit(CUSTOM)), "workload": dump(parse_submit(COMMAND))["workload"]}
-    assert effective_workload(load_stored(SPEC_VERSION, stored)).kind == "command"
+    assert load_stored(SPEC_VERSION, stored).effective_workload.kind == "command"
 
 
 def test_checkpoint_to_start_from_has_one_place_in_a_training() -> None:

@@ -15,7 +15,7 @@ from trainmaster.server.core.observations import observe
 from trainmaster.server.core.reports import Liveness, NodeSight
 from trainmaster.server.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
 from trainmaster.server.core.spec.parse import parse_submit
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.trainer_service import Said, read_arguments
 
 
@@ -25,7 +25,7 @@ def launched(gpus: int = 0, nodes: int = 1, **workload: Any) -> Launch:
         "workload": {"kind": "trainer_service", "base_model": "m", "model_path": "/m", **workload},
         "resource_config": {"gpu_count": gpus, "node_count": nodes},
     }
-    return compile_launch(parse_submit(document))
+    return compile_job(parse_submit(document)).launch
 
 
 def told(**workload: Any) -> Any:

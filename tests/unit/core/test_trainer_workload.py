@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from spec_documents import CUSTOM, LORA, changed
+from trainmaster.backends import capabilities_of
 from trainmaster.protocol.launch import Launch, Step
+from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.fields import MAX_PATH_DEPTH
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
+from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
-from trainmaster.server.core.workloads import compile_launch, effective_workload
+from trainmaster.server.core.training.values import Value
 
 DIGEST = "0" * 64
 
 
 def launch(document: dict[str, Any]) -> Launch:
-    return compile_launch(parse_submit(document))
+    return compile_job(parse_submit(document)).launch
 
 
 def training(document: dict[str, Any]) -> Any:
@@ -48,7 +53,7 @@ def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without()
         Step(name="train", argv=("-P", "-m", "trainmaster.training"), python=True),
     )
     assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)
-    assert compiled == compile_launch(load_stored(SPEC_VERSION, dump(parse_submit(LORA))))
+    assert compiled == compile_job(load_stored(SPEC_VERSION, dump(parse_submit(LORA)))).launch
 
 
 def test_training_has_a_rank_for_each_gpu_or_as_many_as_it_says() -> None:
@@ -75,7 +80,7 @@ def test_custom_script_named_explicitly_ships_files_too() -> None:
         data_config__sources=[{"path": "./rows.jsonl"}],
     )
     compiled = launch(document)
-    assert compiled.kind == effective_workload(parse_submit(document)).kind == "script"
+    assert compiled.kind == parse_submit(document).effective_workload.kind == "script"
     assert [step.argv[-1] for step in compiled.steps] == ["trainmaster.training.fetching", "train.py"]
     assert ([blob.path for blob in compiled.blobs], set(compiled.secrets)) == (["train.py", "rows.jsonl"], {"A"})
 
@@ -104,7 +109,7 @@ def test_document_of_a_training_holds_no_secret() -> None:
     assert "environment" not in json.loads(text)["training_config"]
     assert "hub_token" not in json.loads(text)["output_config"]
     stored = load_stored(SPEC_VERSION, dump(parse_submit(document)))
-    assert "secret:" not in compile_launch(stored).inputs["training.json"]
+    assert "secret:" not in compile_job(stored).launch.inputs["training.json"]
 
 
 def test_pre_training_packs_unless_told_otherwise() -> None:
@@ -425,3 +430,18 @@ def test_ranks_of_a_training_are_not_set_beside_its_world_size() -> None:
     with pytest.raises(SpecError) as caught:
         parse_submit({**LORA, "workload": {"kind": "trainer", "ranks_per_node": 4}})
     assert [problem.field for problem in caught.value.problems] == ["workload.ranks_per_node"]
+
+
+def test_training_document_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[TrainingType] = []
+
+    def counted(training_type: TrainingType, given: Mapping[str, str]) -> dict[str, Value]:
+        read.append(training_type)
+        return read_hyperparameters(training_type, given)
+
+    monkeypatch.setattr("trainmaster.server.core.workloads.trainer.read_hyperparameters", counted)
+    request = parse_submit(LORA, seed=7)
+    submitted = Admission(backends={"local": capabilities_of("local")}, installed=lambda _: True).compile(request, "a")
+    document = json.loads(submitted.launch.inputs["training.json"])
+    assert document["data_config"]["seed"] == 7
+    assert read == [TrainingType.LORA]

@@ -11,6 +11,7 @@ from trainmaster.server.core import observations
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Gpu, Node, NodeState, whole
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.submission import submit
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
@@ -33,7 +34,14 @@ def queued(job_id: str, *, at: float = NOW, priority: int = 5, **resources: Any)
             "scheduling_config": {"priority": priority},
         }
     )
-    job = submit(request, account_id="a", job_id=job_id, created_by="k", now=at, default_backend="local").job
+    job = submit(
+        compile_job(request),
+        account_id="a",
+        job_id=job_id,
+        created_by="k",
+        now=at,
+        default_backend="local",
+    ).job
     change = observations.admit(job, now=at)
     assert change is not None
     return change.job

@@ -11,8 +11,8 @@ import pytest
 
 from trainmaster.client import types as api
 from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.workloads import compile_launch
 from trainmaster.trainer import progress_bar
 from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL
 from trainmaster.trainer.job_view import (
@@ -206,7 +206,7 @@ def test_steps_are_those_of_the_launch(workload: dict[str, Any]) -> None:
     }
     kind = workload["kind"]
     request = parse_submit({"name": "a", "workload": workload, **(training if kind == "trainer" else {})})
-    *preparing, work = (step.name for step in compile_launch(request).steps)
+    *preparing, work = (step.name for step in compile_job(request).launch.steps)
     assert preparing_steps(whole(kind=kind, workload=workload)) == preparing
     assert WORKING_STEPS.get(kind, "main") == work
 

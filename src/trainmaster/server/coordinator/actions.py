@@ -16,12 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.launch import Standing, attempt_request
+from trainmaster.server.coordinator.launch import Standing, attempt_request, compiled_launch
 from trainmaster.server.coordinator.pools import Act, ActPools
 from trainmaster.server.coordinator.watch import last_beat, look
 from trainmaster.server.core.commands import control_for
@@ -96,6 +97,7 @@ class Acting:
         attempts: Callable[[Job], Sequence[Attempt]],
         checkpoint: Callable[[Job, str], Checkpoint],
         secrets: Callable[[Job], Secrets],
+        launch: Callable[[Job], Launch] = compiled_launch,
         hint: Callable[[str], None],
         hint_socket: str | None,
         server_url: str | None,
@@ -110,6 +112,7 @@ class Acting:
         self._attempts = attempts
         self._checkpoint = checkpoint
         self._secrets = secrets
+        self._launch_of = launch
         self._hint = hint
         self._hint_socket = hint_socket
         self._server_url = server_url
@@ -330,6 +333,7 @@ class Acting:
                 ) from error
         return attempt_request(
             job,
+            self._launch_of(job),
             nodes=view.nodes,
             roots=self._roots,
             resume=resume,

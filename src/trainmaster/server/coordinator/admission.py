@@ -1,4 +1,14 @@
-"""Admission: the checks that need the outside, done once before a job is queued.
+"""Admission: whether a job is accepted, and whether it is queued.
+
+A submission passes four stages, and nothing else decides about it:
+
+1. `look_up` checks what takes a process or reads files, before the request is compiled: the source of a function, and
+   the directory of a base model.
+2. `compile` checks the request against this server: the backend, its capabilities, installed packages. No I/O.
+3. `accept` checks the new job in the transaction that stores it: capacity, user, queue, and what the job names of
+   other jobs.
+4. `admit_at_once` queues what names nothing on the server's disk, in the same transaction; the leader has `decide`
+   look at the rest, and queue or fail it.
 
 What needs the network is left to the job's own preparing step, which has the caller's tokens.
 """
@@ -7,16 +17,34 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from trainmaster.protocol.launch import CONTAINER, LOCAL
+from sqlalchemy import Connection
+
+from trainmaster.backends import missing as missing_backend
+from trainmaster.backends.base import Capabilities
+from trainmaster.protocol.launch import CONTAINER, LOCAL, ContainerWish, Launch
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
-from trainmaster.server.core.errors import Problem, RefusedError, TrainmasterError
-from trainmaster.server.core.job import Change, Job
+from trainmaster.server.coordinator.capacity import Capacity
+from trainmaster.server.coordinator.source_checks import SourceChecks
+from trainmaster.server.coordinator.tenants import HERE, Tenants
+from trainmaster.server.core.errors import (
+    ForbiddenError,
+    JobNotFoundError,
+    NotFoundError,
+    Problem,
+    RefusedError,
+    SpecError,
+    TrainmasterError,
+)
+from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.observations import admit, reject
+from trainmaster.server.core.retention import best_checkpoint
 from trainmaster.server.core.spec.documents import load_stored
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest, compile_job
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
     ModelSource,
@@ -26,17 +54,13 @@ from trainmaster.server.core.training.sources import (
     scheme_of,
 )
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
-from trainmaster.server.core.workloads import WorkloadSpec, effective_workload
-from trainmaster.server.core.workloads.base import initializers_of
+from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
+from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.core.workloads.script import ScriptSpec
-from trainmaster.server.core.workloads.trainer import (
-    configs_of,
-    is_training,
-    local_paths,
-    models_from,
-    training_document,
-)
+from trainmaster.server.core.workloads.trainer import TRAINING_FILE, configs_of, is_training, local_paths, models_from
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.server.store import checkpoints, jobs, queues
+from trainmaster.server.store.scope import Scope
 
 SERVICES = ("scaidrive", "scaiatlas")
 """Schemes, and sources of models, that lead to a service whose address a server has to know."""
@@ -59,56 +83,126 @@ def importable(package: str) -> bool:
 
 
 class Admission:
-    """Lets jobs in, or says why not."""
+    """Accepts and queues jobs, or says why not."""
 
     def __init__(
         self,
         *,
+        backends: Mapping[str, Capabilities] = MappingProxyType({}),
+        default_backend: str = LOCAL,
+        tenants: Tenants | None = None,
+        capacity: Capacity | None = None,
+        models: BaseModels | None = None,
+        sources: SourceChecks | None = None,
+        allow_trust_remote_code: bool = False,
         data_roots: Sequence[Path] = (),
         artifacts: Path = Path(),
         services: Collection[str] = (),
-        models: BaseModels | None = None,
         installed: Callable[[str], bool] = importable,
     ) -> None:
-        """Take what this server has: where files may lie, where jobs leave theirs, services, base models, packages."""
+        """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results,
+        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python.
+        """
+        self.backends = backends
+        self.default_backend = default_backend
+        self._tenants = tenants
+        self._capacity = capacity or Capacity()
+        self._models = models or BaseModels()
+        self._sources = sources or SourceChecks()
+        self._allow_trust_remote_code = allow_trust_remote_code
         self._artifacts = artifacts.resolve()
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
-        self._models = models or BaseModels()
         self._is_installed = installed
         self._found: set[str] = set()
 
-    def require_packages(self, request: SubmitJobRequest, backend: str) -> None:
-        """See that the workers' Python has what a job needs of it; what an image has, nobody knows before it runs.
+    def backend(self, name: str) -> Capabilities:
+        """What a backend can do; raises NotFoundError when this server does not have it."""
+        if name not in self.backends:
+            raise NotFoundError(missing_backend(name, self.backends))
+        return self.backends[name]
+
+    async def look_up(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
+        """Check the source of a function, and fill in the directory of a base model.
 
         Raises:
-            RefusedError: something is not installed; the message says how to install it.
+            SpecError: the source is wrong.
+            RefusedError: there is no such base model, or no trainer can hold it.
         """
-        if backend == LOCAL and (absent := next(self._not_installed(request), None)) is not None:
-            raise RefusedError.because([absent])
+        await self._sources.check(request, account_id)
+        return await self._models.looked_up(request, account_id)
 
-    def at_once(self, job: Job, request: SubmitJobRequest) -> Change | None:
+    def compile(self, request: SubmitJobRequest, account_id: str) -> CompiledJob:
+        """Compile a request that this server can run.
+
+        Raises:
+            RefusedError: the backend lacks what the job needs, or something is not installed.
+            ForbiddenError: the job wants to run code that comes with its model, and may not.
+        """
+        if request.backend is not None and request.backend not in self.backends:
+            raise RefusedError(missing_backend(request.backend, self.backends))
+        trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
+        if trusts and not self._allow_trust_remote_code:
+            raise ForbiddenError(
+                "training_config.base_model.trust_remote_code: this server does not let jobs run code that comes with "
+                "a model; its operator can allow that with the setting allow_trust_remote_code"
+            )
+        compiled = compile_job(self._models.named(request, account_id))
+        backend = request.backend or self.default_backend
+        check_backend(compiled, backend, self.backends)
+        # What an image has installed, nobody knows before it runs.
+        absent = next(self._not_installed(compiled.request, compiled.launch), None) if backend == LOCAL else None
+        if absent is not None:
+            raise RefusedError.because([absent])
+        return compiled
+
+    def accept(
+        self, connection: Connection, scope: Scope, change: Change, request: SubmitJobRequest, *, resized: bool = True
+    ) -> Change:
+        """The change that makes a job, with the checkpoint that the job goes on from.
+
+        A retry with its parent's resources (`resized` false) is taken even if the nodes that held the parent are gone.
+
+        Raises:
+            SpecError: the job names something that is not there, or that another account has.
+            RefusedError: no node could ever hold the job, or its account may not run jobs here.
+        """
+        job = change.job
+        if resized:
+            self._capacity.require(connection, job)
+        if self._tenants is not None and job.backend in HERE:
+            self._tenants.require(connection, scope, job.account_id, job.backend)
+        check_queue(connection, scope, job.queue, "scheduling_config.queue")
+        if is_training(request.workload):
+            training, data = configs_of(request)
+            check_results(connection, scope, models_from(ModelSource.ARTIFACTS, training.base_model, data))
+        if job.resume_checkpoint_id and job.parent_job_id is None:
+            chosen = _named_checkpoint(connection, scope, job, job.resume_checkpoint_id)
+            change = Change(job=job.evolve(resume_checkpoint_id=chosen.checkpoint_id), events=change.events)
+        return change
+
+    def admit_at_once(self, job: Job, compiled: CompiledJob) -> Change | None:
         """Queue a job that names nothing which has to be looked up; None when it has to wait for `decide`."""
-        workload = effective_workload(request)
-        if is_training(request.workload) or workload.working_directory is not None or workload.volumes:
+        workload = compiled.workload
+        if is_training(compiled.request.workload) or workload.working_directory is not None or workload.volumes:
             return None
         if isinstance(workload, TrainerServiceSpec) and not self._offers(workload, job):
             return None
-        return None if self._server_script(workload) is not None else admit(job, now=job.created_at)
+        return None if _server_script(workload) is not None else admit(job, now=job.created_at)
 
-    def decide(self, job: Job, *, now: float) -> Change | None:
+    def decide(self, job: Job, launch: Launch, *, now: float) -> Change | None:
         """Queue a job, or fail it with the reason."""
         try:
-            problem = next(self._problems(job), None)
+            problem = next(self._problems(job, launch), None)
         except TrainmasterError as error:
             problem = error.message
         except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead in a circle
             problem = f"what it names on the server cannot be looked at: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
-    def _problems(self, job: Job) -> Iterator[str]:
+    def _problems(self, job: Job, launch: Launch) -> Iterator[str]:
         request = load_stored(job.spec_version, job.spec)
-        workload = effective_workload(request)
+        workload = request.effective_workload
         # In a container these are paths of its own; what it sees of the server is mounted.
         contained = job.backend == CONTAINER
         for volume in workload.volumes:
@@ -118,11 +212,14 @@ class Admission:
                     yield f"volume {volume.path}: there is no such directory on the server"
         if workload.working_directory is not None and not contained:
             yield from self._outside(workload.working_directory, "working directory")
-        script = None if contained else self._server_script(workload)
+        script = None if contained else _server_script(workload)
         if script is not None:
             yield from self._wrong_script(script)
         if is_training(request.workload):
-            yield from self._wrong_training(job, request, workload)
+            if job.backend == LOCAL:
+                # They were there when it was submitted; the workers may be elsewhere, or have changed since.
+                yield from (problem.message for problem in self._not_installed(request, launch))
+            yield from self._wrong_training(request, workload)
         if isinstance(workload, TrainerServiceSpec):
             yield from self._wrong_model(workload, job)
 
@@ -138,12 +235,6 @@ class Admission:
             yield f"model_path: {path} has no {CONFIG}, so it is no transformers checkpoint"
         model.require(workload.max_context_length)
 
-    def _server_script(self, workload: WorkloadSpec) -> Path | None:
-        """The script on the server that a workload names; None when it ships it, or is no script."""
-        if not isinstance(workload, ScriptSpec) or workload.path in {file.path for file in workload.files}:
-            return None
-        return Path(workload.working_directory or "", workload.path)
-
     def _wrong_script(self, script: Path) -> Iterator[str]:
         if not script.is_absolute():
             yield (
@@ -154,11 +245,8 @@ class Admission:
         if not script.is_file():
             yield f"there is no script {script} on the server; ship it, or check the path"
 
-    def _wrong_training(self, job: Job, request: SubmitJobRequest, workload: WorkloadSpec) -> Iterator[str]:
+    def _wrong_training(self, request: SubmitJobRequest, workload: WorkloadSpec) -> Iterator[str]:
         training, data = configs_of(request)
-        if job.backend == LOCAL:
-            # They were there when it was submitted; the workers may be elsewhere, or have changed since.
-            yield from (problem.message for problem in self._not_installed(request))
         for field, path in local_paths(request):
             where = Path(workload.working_directory or "", path)
             if where.is_absolute() and not field.endswith("custom_script_path"):
@@ -179,13 +267,13 @@ class Admission:
         if output:
             yield from self._outside(output, "output_config.output_path:")
 
-    def _not_installed(self, request: SubmitJobRequest) -> Iterator[Problem]:
+    def _not_installed(self, request: SubmitJobRequest, launch: Launch) -> Iterator[Problem]:
         if is_training(request.workload):
-            training = configs_of(request)[0]
-            if training.framework.type is FrameworkType.CUSTOM:
+            framework = configs_of(request)[0].framework.type
+            if framework is FrameworkType.CUSTOM:
                 return
-            parameters = training_document(request)["training_config"]["hyperparameters"]
-            if (absent := missing(training.framework.type, self._installed)) is not None:
+            parameters = json.loads(launch.inputs[TRAINING_FILE])["training_config"]["hyperparameters"]
+            if (absent := missing(framework, self._installed)) is not None:
                 yield Problem(field="training_config.framework.type", message=absent)
             elif (absent := missing_options(parameters, self._installed)) is not None:
                 yield Problem(field="training_config.hyperparameters", message=absent)
@@ -200,7 +288,7 @@ class Admission:
                     yield Problem(field=f"workload.initializers.{part}.type", message=message)
 
     def _installed(self, package: str) -> bool:
-        """Whether the workers' Python has a package; to look for one takes time, so that it is found once."""
+        """Whether the workers' Python has a package. Looking for one takes time: one that was found is remembered."""
         if package not in self._found and self._is_installed(package):
             self._found.add(package)
         return package in self._found
@@ -223,3 +311,88 @@ class Admission:
                 f"{what} {path} lies outside the directories that this server allows ({roots}); "
                 "ship the files, or start the server with a --data-root that holds it"
             )
+
+
+def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capabilities]) -> None:
+    """Check that a backend can run a job.
+
+    Raises:
+        RefusedError: it lacks what the job needs.
+    """
+    launch, capable = compiled.launch, backends[name]
+    initializers = initializers_of(compiled.workload)
+    wanted = {
+        "image": launch.image is not None,
+        "volumes": bool(launch.volumes),
+        "container": launch.container != ContainerWish(),
+    }
+    for part, spec in initializers.named() if initializers else ():
+        wanted[f"initializers.{part}.image"] = spec.image is not None
+    first = next((field for field, given in wanted.items() if given), None)
+    if first is not None and not capable.images:
+        remedy = _remedy(other for other, each in backends.items() if each.images)
+        without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
+        message = f"the backend {name} runs no containers; {remedy}{without}"
+        raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
+    if capable.images and launch.image is None and not capable.own_image:
+        message = (
+            f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
+            "CustomTrainer(image=...), or a runtime that has one), or have the operator set container_image"
+        )
+        raise RefusedError.because([Problem(field="workload.image", message=message)])
+    if launch.lifetime not in capable.lifetimes:
+        remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
+        message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
+        raise RefusedError.because([Problem(field="backend", message=message)])
+
+
+def _remedy(able: Iterable[str]) -> str:
+    names = ", ".join(able)
+    return f"use one of: {names}" if names else "this server has none that does"
+
+
+def _server_script(workload: WorkloadSpec) -> Path | None:
+    """The script on the server that a workload names; None when it ships it, or is no script."""
+    if not isinstance(workload, ScriptSpec) or workload.path in {file.path for file in workload.files}:
+        return None
+    return Path(workload.working_directory or "", workload.path)
+
+
+def check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
+    """Raises SpecError when there is no such queue."""
+    if not queues.exists(connection, scope, queue):
+        known = ", ".join(queue.name for queue in queues.all(connection, scope))
+        raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])
+
+
+def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[str, str]]) -> None:
+    """Check that what fields name was left by jobs in scope. `decide` looks whether it still lies there.
+
+    Raises:
+        SpecError: there is no such job in scope, or no directory of a job is written like that.
+    """
+    for field, name in named:
+        try:
+            wanted = left_by_job(name)
+            found = jobs.get(connection, scope, wanted.job_id)
+        except ValueError as error:
+            raise SpecError([Problem(field=field, message=str(error))]) from None
+        except JobNotFoundError:
+            raise SpecError([Problem(field=field, message=f"there is no job {wanted.job_id}")]) from None
+        if found.job_id != wanted.job_id:
+            # A handle may be another job's by the time at which this one starts.
+            message = f"name the job by its id: {ModelSource.ARTIFACTS}:{found.job_id}/{wanted.path}"
+            raise SpecError([Problem(field=field, message=message)])
+
+
+def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """What a new job goes on from: the checkpoint that it names, of any job of the account, or that job's best."""
+    try:
+        named = checkpoints.get(connection, scope, checkpoint_id)
+    except NotFoundError:
+        message = f"there is no committed checkpoint {checkpoint_id!r}"
+        place = "training_config" if job.spec.get("training_config") else "workload"
+        raise SpecError([Problem(field=f"{place}.resume_from_checkpoint", message=message)]) from None
+    if not job.resumes_from_best:
+        return named
+    return best_checkpoint(job, checkpoints.of_job(connection, scope, named.job_id)) or named

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.protocol.hints import HintListener
-from trainmaster.protocol.launch import CONTAINER
+from trainmaster.protocol.launch import CONTAINER, Launch
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.declared_cluster import Declaring
-from trainmaster.server.coordinator.launch import Standing, fetching_environment
+from trainmaster.server.coordinator.launch import Standing, fetching_environment, stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.retention import Collector
@@ -90,6 +90,7 @@ class CoordinatorRole:
                 attempts=self._attempts,
                 checkpoint=self._checkpoint,
                 secrets=self._secrets,
+                launch=self._launch,
                 hint=self.hint,
                 hint_socket=str(hint_socket),
                 server_url=worker_url(settings, url),
@@ -174,6 +175,10 @@ class CoordinatorRole:
     def _secrets(self, job: Job) -> Secrets:
         with self._database.read() as connection:
             return self._vault.secrets_for(connection, job)
+
+    def _launch(self, job: Job) -> Launch:
+        with self._database.read() as connection:
+            return stored_launch(connection, job)
 
     def _pass_hints_on(self) -> None:
         while not self._stopping.is_set():

@@ -6,7 +6,6 @@ leading or not; the leader sees the change by its event.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,37 +15,23 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.backends import missing
-from trainmaster.backends.base import Capabilities
-from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.base_models import BaseModels
-from trainmaster.server.coordinator.submission_checks import (
-    Capacity,
-    Named,
-    accepted,
-    check_backend,
-    check_queue,
-    check_remote_code,
-    checkpoint_of_line,
-    named_in,
-)
-from trainmaster.server.coordinator.tenants import HERE, Tenants
+from trainmaster import __version__
+from trainmaster.server.coordinator.admission import Admission, check_queue
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core import commands as decide
 from trainmaster.server.core.errors import (
     NotFoundError,
     Problem,
-    RefusedError,
     SpecError,
     StaleWriteError,
 )
-from trainmaster.server.core.job import Change, Job, merge
-from trainmaster.server.core.spec.documents import secret_values, with_server_defaults
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.job import Change, Checkpoint, Job, merge
+from trainmaster.server.core.spec.documents import secret_values
+from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.states import TERMINAL
 from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import accounts, job_inputs, jobs, queues
+from trainmaster.server.store import accounts, checkpoints, job_inputs, jobs, queues
 from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import SealedSecret
@@ -84,43 +69,16 @@ class Commands:
         self,
         database: Database,
         *,
-        backends: Mapping[str, Capabilities],
-        default_backend: str,
         admission: Admission,
         vault: Vault,
         hint: Callable[[str], None],
-        tenants: Tenants | None = None,
-        capacity: Capacity | None = None,
-        models: BaseModels | None = None,
-        allow_trust_remote_code: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what commands work on.
-
-        `tenants` knows whose jobs may run here, `capacity` what nodes can hold, `models` what base models are called.
-        """
-        self._allow_trust_remote_code = allow_trust_remote_code
         self._database = database
-        self._tenants = tenants
-        self._capacity = capacity or Capacity()
-        self._models = models or BaseModels()
         self._vault = vault
-        self.backends = backends
-        """Where jobs can run, and what each can do."""
-        self.default_backend = default_backend
-        self._admission = admission
+        self.admission = admission
         self._hint = hint
         self._clock = clock
-
-    def backend(self, name: str) -> Capabilities:
-        """What a backend can do.
-
-        Raises:
-            NotFoundError: there is none of this name here; the message says what to do about it.
-        """
-        if name not in self.backends:
-            raise NotFoundError(missing(name, self.backends))
-        return self.backends[name]
 
     def submit(
         self,
@@ -133,30 +91,26 @@ class Commands:
     ) -> Future[Outcome]:
         """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends.
 
-        Whoever asks on an event loop has a base model looked up before (`BaseModels.looked_up`), as that reads files.
+        On an event loop, call `Admission.look_up` before: it reads files.
         """
-        if request.data_config is not None:
-            request = with_server_defaults(request, seed=secrets.randbelow(2**31))
-        change = self._new_job(scope, request, created_by=created_by)
+        compiled = self.admission.compile(request, scope.account)
+        change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)
-        named = named_in(request)
-
-        def insert(connection: Connection) -> Outcome:
-            self._capacity.require(connection, change.job)
-            return self._insert(connection, scope, change, named, sealed)
 
         def work(connection: Connection) -> Outcome:
-            return self._once(connection, scope, idempotency, lambda: insert(connection))
+            return self._once(
+                connection, scope, idempotency, lambda: self._insert(connection, scope, change, compiled, sealed)
+            )
 
         return self._write(work)
 
     def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
         """See that `submit` would take a request, once the files are here that it ships."""
-        change, named = self._new_job(scope, request, created_by=created_by), named_in(request)
+        compiled = self.admission.compile(request, scope.account)
+        change = self._new_job(scope, compiled, created_by=created_by)
 
         def work(connection: Connection) -> None:
-            self._capacity.require(connection, change.job)
-            self._accepted(connection, scope, change, named)
+            self.admission.accept(connection, scope, change, compiled.request)
             jobs.require_free_handle(connection, scope, change.job)
 
         # Nothing is written; but tenants are asked on that thread alone.
@@ -188,7 +142,7 @@ class Commands:
         """Queue a parked job again; `tokens` take the place of those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
-            chosen = checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
+            chosen = _checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
             change = decide.resume(job, now=self._clock(), checkpoint=chosen)
             job_inputs.put_secrets(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
             return change
@@ -248,20 +202,18 @@ class Commands:
                 request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
                 if not queues.exists(connection, scope, request.scheduling_config.queue):
                     request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
-                change = self._new_job(
-                    Scope(account_id=parent.account_id), request, created_by=created_by, parent=parent
-                )
+                owner = Scope(account_id=parent.account_id)
+                compiled = self.admission.compile(request, owner.account)
+                change = self._new_job(owner, compiled, created_by=created_by, parent=parent)
                 chosen = (
-                    checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
+                    _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
                     if checkpoint_id
                     else parent.own_checkpoint_id or parent.resume_checkpoint_id
                 )
                 change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-                if modify_resources:
-                    self._capacity.require(connection, change.job)
                 inherited = self._vault.open(connection, parent, until_end=False)
                 sealed = self._sealed(change.job, inherited, tokens)
-                return self._insert(connection, scope, change, named_in(request), sealed)
+                return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
 
             return self._once(connection, scope, idempotency, child)
 
@@ -282,26 +234,17 @@ class Commands:
         """
         return self._command(scope, job_id, idempotency, decision, deleted=deleted)
 
-    def _new_job(
-        self, scope: Scope, request: SubmitJobRequest, *, created_by: str, parent: Job | None = None
-    ) -> Change:
-        if request.backend is not None and request.backend not in self.backends:
-            raise RefusedError(missing(request.backend, self.backends))
-        check_remote_code(request, allowed=self._allow_trust_remote_code)
-        request = self._models.named(request, scope.account)
-        backend = request.backend or self.default_backend
-        check_backend(request, backend, self.backends)
-        self._admission.require_packages(request, backend)
+    def _new_job(self, scope: Scope, compiled: CompiledJob, *, created_by: str, parent: Job | None = None) -> Change:
         change = submit(
-            request,
+            compiled,
             account_id=scope.account,
             job_id=new_job_id(),
             created_by=created_by,
             now=self._clock(),
-            default_backend=self.default_backend,
+            default_backend=self.admission.default_backend,
             parent=parent,
         )
-        admitted = self._admission.at_once(change.job, request)
+        admitted = self.admission.admit_at_once(change.job, compiled)
         return merge(change, admitted) if admitted else change
 
     def _sealed(self, job: Job, values: Mapping[str, str], tokens: Mapping[str, str]) -> list[SealedSecret]:
@@ -314,25 +257,24 @@ class Commands:
         connection: Connection,
         scope: Scope,
         change: Change,
-        named: Named,
+        compiled: CompiledJob,
         sealed: Sequence[SealedSecret],
+        *,
+        resized: bool = True,
     ) -> Outcome:
-        change = self._accepted(connection, scope, change, named)
+        change = self.admission.accept(connection, scope, change, compiled.request, resized=resized)
         job = change.job
         jobs.insert(connection, scope, change)
+        job_inputs.put_launch(connection, scope, job, compiled.launch, version=__version__)
         job_inputs.put_secrets(connection, scope, job, sealed)
         try:
-            job_inputs.use_blobs(connection, scope, job, named.blobs, job.created_at)
+            used = {blob.sha256 for blob in compiled.launch.blobs}
+            job_inputs.use_blobs(connection, scope, job, used, job.created_at)
         except NotFoundError as error:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
         METERS.submissions += 1
         return Outcome(job=job)
-
-    def _accepted(self, connection: Connection, scope: Scope, change: Change, named: Named) -> Change:
-        if self._tenants is not None and change.job.backend in HERE:
-            self._tenants.require(connection, scope, change.job.account_id, change.job.backend)
-        return accepted(connection, scope, change, named)
 
     def _command(
         self,
@@ -393,3 +335,18 @@ def _decide(
         if jobs.apply(connection, scope, change):
             return Outcome(job=change.job)
     raise StaleWriteError
+
+
+def _checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint that belongs to the job or to one that it descends from.
+
+    Raises:
+        NotFoundError: the account has no such checkpoint.
+        SpecError: the checkpoint belongs to another line of jobs.
+    """
+    checkpoint = checkpoints.get(connection, scope, checkpoint_id)
+    owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
+    if owner.root_job_id != job.root_job_id:
+        message = f"belongs to job {owner.job_id}, which is not of this job's line"
+        raise SpecError([Problem(field="checkpoint_id", message=message)])
+    return checkpoint

@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from sqlalchemy import Connection
+
+from trainmaster import __version__
 from trainmaster.protocol import environment as variables
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.spec.documents import load_stored
-from trainmaster.server.core.workloads import compile_launch
+from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
+from trainmaster.server.store import job_inputs
+from trainmaster.server.store.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +39,22 @@ class Standing:
 _WITH_US = Standing()
 
 
+def stored_launch(connection: Connection, job: Job) -> Launch:
+    """The launch that was compiled when the job was submitted.
+
+    Another version of this program may have other modules, so that a launch of another version is compiled anew.
+    """
+    stored = job_inputs.get_launch(connection, Scope(account_id=job.account_id), job.job_id, version=__version__)
+    return stored or compiled_launch(job)
+
+
+def compiled_launch(job: Job) -> Launch:
+    return compile_job(load_stored(job.spec_version, job.spec)).launch
+
+
 def attempt_request(
     job: Job,
+    launch: Launch,
     *,
     nodes: Mapping[str, Node],
     roots: Roots,
@@ -50,6 +70,7 @@ def attempt_request(
 
     Args:
         job: whose attempt it is.
+        launch: what runs.
         nodes: those that there are, by their ids.
         roots: where its files lie.
         resume: the checkpoint that it goes on from.
@@ -67,7 +88,7 @@ def attempt_request(
         attempt=attempt.number,
         token=attempt.token,
         rank_token=attempt.rank_token,
-        launch=compile_launch(load_stored(job.spec_version, job.spec)),
+        launch=launch,
         nodes=tuple(
             NodeAssignment(
                 node_id=share.node_id,

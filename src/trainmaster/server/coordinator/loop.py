@@ -20,6 +20,7 @@ from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
+from trainmaster.server.coordinator.launch import stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.wakeups import Alarm
 from trainmaster.server.core import commands, observations, timers
@@ -272,7 +273,9 @@ class Coordinator:
         """Let new jobs in, or refuse them."""
         for job in self._view.pending.values():
             try:
-                admitted = self._admission.decide(job, now=now)
+                with self._database.read() as connection:
+                    launch = stored_launch(connection, job)
+                admitted = self._admission.decide(job, launch, now=now)
             except Exception:
                 _log.exception("job %s could not be looked at for admission", job.job_id)
                 continue

@@ -15,9 +15,8 @@ from trainmaster.server.core.resources import Needs
 from trainmaster.server.core.spec.configs import ResourceConfig
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
 from trainmaster.server.core.spec.parse import parse
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.states import TRANSITIONS, Action, Trigger
-from trainmaster.server.core.workloads import compile_launch, effective_workload, validate_workload
 from trainmaster.server.core.workloads.service import Serving
 
 _ALPHABET = string.digits + string.ascii_lowercase
@@ -31,7 +30,7 @@ def new_job_id() -> str:
 
 
 def submit(
-    request: SubmitJobRequest,
+    compiled: CompiledJob,
     *,
     account_id: str,
     job_id: str,
@@ -41,8 +40,7 @@ def submit(
     parent: Job | None = None,
 ) -> Change:
     """The record of a new job, PENDING."""
-    launch = compile_launch(request)
-    workload = effective_workload(request)
+    request, workload, launch = compiled.request, compiled.workload, compiled.launch
     checkpoint = request.output_config.checkpoint
     edge = TRANSITIONS[None, Trigger.SUBMIT]
     job = Job(
@@ -94,7 +92,7 @@ def needs_of(request: SubmitJobRequest) -> Needs:
     resources = request.resource_config
     return Needs(
         node_count=resources.node_count,
-        gpus_per_node=None if resources.gpu_count is None else resources.gpu_count // resources.node_count,
+        gpus_per_node=resources.gpus_per_node,
         gpu_type=resources.gpu_type,
         gpu_memory_min_mb=resources.gpu_memory_min_mb or 0,
         cpu_cores=resources.cpu_cores or 0,
@@ -126,7 +124,7 @@ def child_request(
     document["resource_config"] = resources.model_dump(mode="json")
     document["training_config"] = _for_other_ranks(document.get("training_config"), resources)
     request = load_stored(job.spec_version, document)
-    validate_workload(request)
+    request.check_workload()
     return request
 
 

@@ -22,7 +22,6 @@ from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.operator_files import RuntimeFiles
 from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.submission_checks import SourceChecks
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
@@ -107,8 +106,6 @@ class ApiContext:
     """Of the log's lines for each request."""
     models: BaseModels = field(default_factory=BaseModels)
     """What base models are called."""
-    sources: SourceChecks = field(default_factory=SourceChecks)
-    """Parses the functions that are submitted."""
     shapes: Shapes = field(default_factory=Shapes)
     """The training shapes that there are."""
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles

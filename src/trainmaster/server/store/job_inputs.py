@@ -1,17 +1,20 @@
-"""Blobs: files that clients shipped by content, and the jobs that use them. The bytes lie elsewhere."""
+"""What the attempts of a job are given: shipped files (blobs, whose bytes lie elsewhere), the launch, and secrets."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam
 
+from trainmaster.protocol.documents import from_json
+from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, portions
+from trainmaster.server.store.records import Prepared, dumps, portions
 from trainmaster.server.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
@@ -100,6 +103,26 @@ def _unused_since(before: float) -> sa.ColumnElement[bool]:
         _jobs.c.deleted_at.is_(None),
     )
     return sa.and_(_blobs.c.last_used_at < before, ~used)
+
+
+# The compiled launches of jobs: written once, with the job.
+
+_launches = schema.launches
+_INSERT_LAUNCH = Prepared(sa.insert(_launches))
+
+
+def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *, version: str) -> None:
+    """Store what a new job runs, as this version of the program compiled it."""
+    scope.require(job.account_id)
+    row = {"job_id": job.job_id, "account_id": job.account_id, "version": version}
+    _INSERT_LAUNCH.execute(connection, {**row, "launch": dumps(asdict(launch))})
+
+
+def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: str) -> Launch | None:
+    """What a job runs; None when another version of the program compiled it, or none was stored."""
+    query = sa.select(_launches.c.launch).where(_launches.c.job_id == job_id, _launches.c.version == version)
+    text = connection.execute(scope.limit(query, _launches.c.account_id)).scalar()
+    return None if text is None else from_json(Launch, json.loads(text))
 
 
 # The sealed secrets of jobs. What they hold is known to nobody here.

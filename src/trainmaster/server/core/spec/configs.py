@@ -145,6 +145,10 @@ class ResourceConfig(Model):
         default=1, description="Nodes of the gang; all of them run, or none."
     )
 
+    @property
+    def gpus_per_node(self) -> int | None:
+        return None if self.gpu_count is None else self.gpu_count // self.node_count
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         refuse(self._broken())

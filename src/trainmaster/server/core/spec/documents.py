@@ -88,14 +88,6 @@ def secret_values(request: SubmitJobRequest) -> dict[str, str]:
     return values
 
 
-def with_server_defaults(request: SubmitJobRequest, *, seed: int) -> SubmitJobRequest:
-    """The request with what the server decides for it: a seed, where it names none."""
-    data = request.data_config
-    if data is None or data.seed is not None:
-        return request
-    return request.model_copy(update={"data_config": data.model_copy(update={"seed": seed})})
-
-
 def _document(request: SubmitJobRequest, shown: Callable[[str], str]) -> dict[str, Any]:
     document = request.model_dump(mode="json")
     for part in (document["training_config"], document["workload"]):

@@ -17,7 +17,6 @@ from trainmaster.server.core.spec.problems import problems_from
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.sources import ModelSource, model_source
 from trainmaster.server.core.training.types import FrameworkType
-from trainmaster.server.core.workloads import validate_workload
 from trainmaster.server.core.workloads.base import PackagedSpec
 from trainmaster.server.core.workloads.service import Serving
 from trainmaster.server.core.workloads.trainer import configs_of, is_training
@@ -25,8 +24,10 @@ from trainmaster.server.core.workloads.trainer import configs_of, is_training
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def parse_submit(document: object) -> SubmitJobRequest:
+def parse_submit(document: object, *, seed: int | None = None) -> SubmitJobRequest:
     """The request of a document. What comes back can be compiled into a launch.
+
+    `seed` is the one of a training that names none.
 
     Raises:
         SpecError: the document has a wrong shape or value; it names every problem.
@@ -34,7 +35,10 @@ def parse_submit(document: object) -> SubmitJobRequest:
     """
     request = parse(SubmitJobRequest, document)
     refuse_unused(request)
-    validate_workload(request)
+    data = request.data_config
+    if seed is not None and data is not None and data.seed is None:
+        request = request.model_copy(update={"data_config": data.model_copy(update={"seed": seed})})
+    request.check_workload()
     return request
 
 

@@ -17,7 +17,7 @@ from trainmaster.server.core.spec.configs import ExportFormat
 from trainmaster.server.core.training import hyperparameters
 from trainmaster.server.core.training.types import FRAMEWORKS, LATER, LORA_TYPES, FrameworkType
 from trainmaster.server.core.workloads.base import WorkloadSpec
-from trainmaster.server.core.workloads.registry import kinds, module_for
+from trainmaster.server.core.workloads.registry import kinds, spec_for
 
 MAX_PROBLEMS = 100
 """A document with more is nonsense as a whole."""
@@ -89,7 +89,7 @@ def _model_at(model: type[BaseModel], location: Location, document: object) -> t
             found = _model_in(field.annotation) if field else None
         if found is WorkloadSpec:
             kind = _item(document, "kind")
-            found = module_for(str(kind)).Spec if kind in kinds() else None
+            found = spec_for(str(kind)) if kind in kinds() else None
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,
     NO_OTHER_KEYS,
@@ -20,10 +23,21 @@ from trainmaster.server.core.fields import (
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.training.types import LORA_TYPES, unavailable
+from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, unavailable
+from trainmaster.server.core.workloads.base import WorkloadSpec
 from trainmaster.server.core.workloads.registry import AnyWorkload
-from trainmaster.server.core.workloads.trainer import TrainerSpec, is_training
+from trainmaster.server.core.workloads.script import ScriptSpec
+from trainmaster.server.core.workloads.trainer import (
+    FETCH,
+    TrainerSpec,
+    check_shipped,
+    configs_of,
+    is_training,
+    training_document,
+    training_inputs,
+)
 
+_SHARED = WorkloadSpec.model_fields.keys() - {"kind"}
 ConfigT = TypeVar("ConfigT", bound="TrainingConfig | DataConfig | None")
 
 RESERVED_LABELS = ("system/", "type")
@@ -111,6 +125,48 @@ class SubmitJobRequest(Model):
         """Ranks on each node of a training."""
         return self.world_size // self.resource_config.node_count
 
+    @cached_property
+    def training_document(self) -> Mapping[str, Any]:
+        """What the processes of a training are told: computed once, and used to check, admit and launch the job.
+
+        A copy of the request keeps the document, so copy only with changes to fields that the document does not have.
+
+        Raises:
+            RefusedError: a hyperparameter is not known, or cannot be read.
+        """
+        return training_document(self)
+
+    @property
+    def effective_workload(self) -> WorkloadSpec:
+        """The workload that the request names, or that its training stands for: a trainer, or a CUSTOM script."""
+        named = self.workload
+        if named is not None and not is_training(named):
+            return named
+        shared = {name: getattr(named, name) for name in _SHARED} if named is not None else {}
+        shared["ranks_per_node"] = self.ranks_per_node
+        script = configs_of(self)[0].framework.custom_script_path
+        if script is not None:
+            return ScriptSpec(kind="script", path=script).model_copy(update=shared)
+        return TrainerSpec(kind="trainer").model_copy(update=shared)
+
+    @property
+    def runs_custom_script(self) -> bool:
+        training = self.training_config
+        return is_training(self.workload) and training is not None and training.framework.type is FrameworkType.CUSTOM
+
+    def check_workload(self) -> None:
+        """Check what the kind of the workload knows and its fields do not say.
+
+        Raises:
+            SpecError: something is wrong with it.
+            RefusedError: it asks for something that is not available.
+        """
+        workload = self.effective_workload
+        if self.runs_custom_script:
+            check_shipped(workload, self)
+        else:
+            workload.check(self)
+
     @field_validator("training_config", "data_config")
     @classmethod
     def _given_without_a_workload(cls, value: ConfigT, info: ValidationInfo) -> ConfigT:
@@ -170,3 +226,23 @@ class SubmitJobRequest(Model):
         # The model is frozen for everybody else; it is still being made here.
         self.__dict__["training_config"] = training.model_copy(update=values)
         self.__dict__["scheduling_config"] = scheduling.model_copy(update=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledJob:
+    """A request and what to run for it. Computed once, at submission; the launch is stored with the job."""
+
+    request: SubmitJobRequest
+    workload: WorkloadSpec
+    """The effective one."""
+    launch: Launch
+
+
+def compile_job(request: SubmitJobRequest) -> CompiledJob:
+    """Pure: the same request always gives the same launch."""
+    workload = request.effective_workload
+    launch = workload.compile(request)
+    if request.runs_custom_script:
+        # The script finds the same data and the same document as a built-in trainer.
+        launch = replace(launch, steps=(FETCH, *launch.steps), inputs={**launch.inputs, **training_inputs(request)})
+    return CompiledJob(request=request, workload=workload, launch=launch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import Field, Strict, model_validator
 
@@ -23,6 +23,8 @@ from trainmaster.server.core.fields import (
     Text,
     refuse,
 )
+from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, TrainingConfig
+from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.workloads.environment import (
     ENVIRONMENT,
     ContainerOptions,
@@ -40,8 +42,25 @@ from trainmaster.server.core.workloads.initializers import (
     prepared_paths,
 )
 
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
+
+class JobConfigs(Protocol):
+    """What a workload kind may read of a request, beside its own spec. A `SubmitJobRequest` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def training_config(self) -> TrainingConfig | None: ...
+    @property
+    def data_config(self) -> DataConfig | None: ...
+    @property
+    def resource_config(self) -> ResourceConfig: ...
+    @property
+    def output_config(self) -> OutputConfig: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def training_document(self) -> Mapping[str, Any]: ...
+
 
 DEFAULT_GRACE_S = 30.0
 """Long enough for a small job to save, short enough that a cancel does not feel ignored."""
@@ -57,9 +76,12 @@ class ShippedFile(Model):
     sha256: Sha256 = Field(description="Digest of the content, as it was uploaded.")
     executable: Flag = Field(default=False, description="Whether it may be executed.")
 
+    def compiled(self) -> BlobFile:
+        return BlobFile(sha256=self.sha256, path=self.path, executable=self.executable)
+
 
 class WorkloadSpec(Model):
-    """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
+    """What runs. A kind is a subclass with a literal `kind`, fields of its own, and `compile`."""
 
     kind: str = Field(description="Which kind of workload it is.")
     image: Image | None = Field(
@@ -112,6 +134,59 @@ class WorkloadSpec(Model):
             refuse(_clashes(self.files))
         return self
 
+    def check(self, job: JobConfigs) -> None:
+        """Check what the fields alone do not say.
+
+        Raises:
+            SpecError: something is wrong with it.
+            RefusedError: it asks for something that is not available.
+        """
+
+    def compile(self, job: JobConfigs) -> Launch:
+        """What to run. Pure: the same request always gives the same launch."""
+        raise NotImplementedError
+
+    def launch(
+        self,
+        job: JobConfigs,
+        *steps: Step,
+        lifetime: Lifetime = Lifetime.BATCH,
+        port_environment: str | None = None,
+        readiness: Readiness | None = None,
+        inputs: Mapping[str, str] = MappingProxyType({}),
+        reports_phases: bool = False,
+    ) -> Launch:
+        """A launch of these steps, with all that the kinds have in common."""
+        training = job.training_config
+        variables = {**training.environment, **self.environment} if training else self.environment
+        if isinstance(self, PackagedSpec) and self.packages:
+            steps = (ENVIRONMENT, *steps)
+            inputs = {**inputs, PACKAGES_FILE: packages_text(self.packages, self.index_urls)}
+        if (initializers := initializers_of(self)) is not None:
+            steps = (*initializing_steps(initializers), *steps)
+            inputs = {**inputs, INPUT_FILE: initializers_text(initializers, variables)}
+        return Launch(
+            kind=self.kind,
+            steps=steps,
+            image=self.image,
+            volumes=tuple(volume.compiled() for volume in self.volumes),
+            container=wish_from(self.container),
+            secrets={name: reference_to(variable_secret(name)) for name in variables},
+            inputs=dict(inputs),
+            prepared=prepared_paths(initializers) if initializers is not None else {},
+            blobs=tuple(file.compiled() for file in self.files),
+            working_directory=self.working_directory,
+            remove_working_directory=self.remove_working_directory and self.working_directory is None,
+            ranks_per_node=self.ranks_per_node,
+            lifetime=lifetime,
+            port_environment=port_environment,
+            readiness=readiness,
+            reports_phases=reports_phases,
+            can_save=self.can_save,
+            grace_s=DEFAULT_GRACE_S if self.grace_period_s is None else self.grace_period_s,
+            retry_exit_codes=self.retry_exit_codes,
+        )
+
 
 class InitializedSpec(WorkloadSpec):
     """A workload of the user's own, for which a dataset and a model can be fetched before it runs."""
@@ -139,58 +214,6 @@ class PackagedSpec(InitializedSpec):
 def initializers_of(workload: WorkloadSpec | None) -> Initializers | None:
     """What is fetched before a workload runs, of whichever kind it is."""
     return workload.initializers if isinstance(workload, InitializedSpec) else None
-
-
-SpecT = TypeVar("SpecT", bound=WorkloadSpec)
-
-
-def spec_of(request: SubmitJobRequest, kind: type[SpecT]) -> SpecT:
-    """The request's workload, as the kind's own class."""
-    if not isinstance(request.workload, kind):
-        raise TypeError(f"a {type(request.workload).__module__} workload was given to {kind.__module__}")
-    return request.workload
-
-
-def launch_of(
-    request: SubmitJobRequest,
-    spec: WorkloadSpec,
-    *steps: Step,
-    lifetime: Lifetime = Lifetime.BATCH,
-    port_environment: str | None = None,
-    readiness: Readiness | None = None,
-    inputs: Mapping[str, str] = MappingProxyType({}),
-    reports_phases: bool = False,
-) -> Launch:
-    """The launch of a workload: its steps, with all that the kinds have in common."""
-    training = request.training_config
-    variables = {**training.environment, **spec.environment} if training else spec.environment
-    if isinstance(spec, PackagedSpec) and spec.packages:
-        steps = (ENVIRONMENT, *steps)
-        inputs = {**inputs, PACKAGES_FILE: packages_text(spec.packages, spec.index_urls)}
-    if (initializers := initializers_of(spec)) is not None:
-        steps = (*initializing_steps(initializers), *steps)
-        inputs = {**inputs, INPUT_FILE: initializers_text(initializers, variables)}
-    return Launch(
-        kind=spec.kind,
-        steps=steps,
-        image=spec.image,
-        volumes=tuple(volume.compiled() for volume in spec.volumes),
-        container=wish_from(spec.container),
-        secrets={name: reference_to(variable_secret(name)) for name in variables},
-        inputs=dict(inputs),
-        prepared=prepared_paths(initializers) if initializers is not None else {},
-        blobs=tuple(BlobFile(sha256=file.sha256, path=file.path, executable=file.executable) for file in spec.files),
-        working_directory=spec.working_directory,
-        remove_working_directory=spec.remove_working_directory and spec.working_directory is None,
-        ranks_per_node=spec.ranks_per_node,
-        lifetime=lifetime,
-        port_environment=port_environment,
-        readiness=readiness,
-        reports_phases=reports_phases,
-        can_save=spec.can_save,
-        grace_s=DEFAULT_GRACE_S if spec.grace_period_s is None else spec.grace_period_s,
-        retry_exit_codes=spec.retry_exit_codes,
-    )
 
 
 def directories_above(paths: Iterable[str]) -> set[str]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.fields import Argv
-from trainmaster.server.core.workloads.base import PackagedSpec, launch_of, spec_of
-
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
-
-KIND = "command"
+from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
 
 
 class CommandSpec(PackagedSpec):
@@ -22,15 +17,5 @@ class CommandSpec(PackagedSpec):
     kind: Literal["command"]
     argv: Argv = Field(description="The program and its arguments.")
 
-
-Spec = CommandSpec
-
-
-def validate(request: SubmitJobRequest) -> None:
-    """Nothing beyond the fields."""
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step: the command."""
-    spec = spec_of(request, CommandSpec)
-    return launch_of(request, spec, Step(name="main", argv=spec.argv))
+    def compile(self, job: JobConfigs) -> Launch:
+        return self.launch(job, Step(name="main", argv=self.argv))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.fields import Arguments, Argv, Image
-from trainmaster.server.core.workloads.base import InitializedSpec, launch_of, spec_of
-
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.workloads.base import InitializedSpec, JobConfigs
 
 KIND = "container"
 
@@ -30,16 +27,7 @@ class ContainerSpec(InitializedSpec):
         "the image's command.",
     )
 
-
-Spec = ContainerSpec
-
-
-def validate(request: SubmitJobRequest) -> None:
-    """Nothing beyond the fields."""
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step: the command; an empty one is the image's own."""
-    spec = spec_of(request, ContainerSpec)
-    step = Step(name="node", argv=(*spec.argv, *spec.args)) if spec.argv else Step(name="node", argv=(), args=spec.args)
-    return launch_of(request, spec, step)
+    def compile(self, job: JobConfigs) -> Launch:
+        if self.argv:
+            return self.launch(job, Step(name="node", argv=(*self.argv, *self.args)))
+        return self.launch(job, Step(name="node", argv=(), args=self.args))

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, StringConstraints, model_validator
 
@@ -15,12 +15,8 @@ from trainmaster.protocol import function_runner, mpi_nodes
 from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.fields import Broken, JsonObject, Matches, refuse
-from trainmaster.server.core.workloads.base import PackagedSpec, launch_of, spec_of
+from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
 
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
-
-KIND = "function"
 MAX_SOURCE = 128 << 10
 """In characters. A larger program goes into files."""
 MAX_ARGUMENTS = 256 << 10
@@ -66,25 +62,19 @@ class FunctionSpec(PackagedSpec):
         refuse(_wrong_tuples(self.arguments, self.tuples))
         return self
 
+    def compile(self, job: JobConfigs) -> Launch:
+        """One step: the runner, beside which lie the function and how to call it.
 
-Spec = FunctionSpec
-
-
-def validate(request: SubmitJobRequest) -> None:
-    """Nothing beyond the fields: the source is checked in a process with limits (`coordinator.submission_checks`)."""
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step: the runner, beside which lie the function and how to call it."""
-    spec = spec_of(request, FunctionSpec)
-    inputs = {
-        RUNNER_FILE: _text_of(function_runner),
-        SOURCE_FILE: spec.source,
-        CALL_FILE: json.dumps({"name": spec.name, "arguments": spec.arguments, "tuples": spec.tuples}) + "\n",
-    }
-    if request.resource_config.node_count > 1:
-        inputs[MPI_FILE] = _text_of(mpi_nodes)
-    return launch_of(request, spec, CALL, inputs=inputs)
+        The source was checked in a process with limits (`coordinator.source_checks`).
+        """
+        inputs = {
+            RUNNER_FILE: _text_of(function_runner),
+            SOURCE_FILE: self.source,
+            CALL_FILE: json.dumps({"name": self.name, "arguments": self.arguments, "tuples": self.tuples}) + "\n",
+        }
+        if job.resource_config.node_count > 1:
+            inputs[MPI_FILE] = _text_of(mpi_nodes)
+        return self.launch(job, CALL, inputs=inputs)
 
 
 @functools.cache

@@ -6,17 +6,14 @@ It is known by (account, project, group, name), not by the job's id: submitted a
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainmaster.protocol.launch import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, Launch, Step, is_segment
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text
-from trainmaster.server.core.workloads.base import WorkloadSpec, launch_of, spec_of
-
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec
 
 KIND = "job_class"
 RUN = Step(name="main", argv=("-m", "trainmaster.jobs.runner"), python=True)
@@ -62,52 +59,45 @@ class JobClassSpec(WorkloadSpec):
         "`environment` has a `WANDB_API_KEY`.",
     )
 
-    def name_for(self, request: SubmitJobRequest) -> str:
+    def name_for(self, job: JobConfigs) -> str:
         """The third part of who it is."""
-        return self.name if self.name is not None else request.name
+        return self.name if self.name is not None else job.name
 
+    def check(self, job: JobConfigs) -> None:
+        """The class can be found, and the job's name can be a part of a path."""
+        problems = []
+        module, colon, name = self.target.rpartition(":")
+        if colon and not (module and name):
+            problems.append(Problem(field="workload.target", message="has to be module:Class"))
+        if not colon and self.module is None:
+            message = "is not module:Class; for the name of a registered class, say in `module` where it is registered"
+            problems.append(Problem(field="workload.target", message=message))
+        if not is_segment(self.name_for(job)):
+            message = f"the job's name cannot stand for it, since it {SEGMENT_SAYS}; give a name here"
+            problems.append(Problem(field="workload.name", message=message))
+        for index, setting in enumerate(self.overrides):
+            if "=" not in setting.lstrip("="):
+                problems.append(Problem(field=f"workload.overrides[{index}]", message="has to be key=value"))
+        if problems:
+            raise SpecError(problems)
 
-Spec = JobClassSpec
-
-
-def validate(request: SubmitJobRequest) -> None:
-    """The class can be found, and the job's name can be a part of a path."""
-    spec = spec_of(request, JobClassSpec)
-    problems = []
-    module, colon, name = spec.target.rpartition(":")
-    if colon and not (module and name):
-        problems.append(Problem(field="workload.target", message="has to be module:Class"))
-    if not colon and spec.module is None:
-        message = "is not module:Class; for the name of a registered class, say in `module` where it is registered"
-        problems.append(Problem(field="workload.target", message=message))
-    if not is_segment(spec.name_for(request)):
-        message = f"the job's name cannot stand for it, since it {SEGMENT_SAYS}; give a name here"
-        problems.append(Problem(field="workload.name", message=message))
-    for index, setting in enumerate(spec.overrides):
-        if "=" not in setting.lstrip("="):
-            problems.append(Problem(field=f"workload.overrides[{index}]", message="has to be key=value"))
-    if problems:
-        raise SpecError(problems)
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step: the runner of job classes, told what to run."""
-    spec = spec_of(request, JobClassSpec)
-    resources = request.resource_config
-    document = {
-        "target": spec.target,
-        "module": spec.module,
-        "config": spec.config,
-        "overrides": list(spec.overrides),
-        "restore": spec.restore,
-        "overlay": spec.overlay,
-        "elastic": spec.elastic,
-        "project": spec.project,
-        "group": spec.group,
-        "name": spec.name_for(request),
-        "checkpoints": spec.checkpoints,
-        "tracker": spec.tracker,
-        "nodes": resources.node_count,
-        "hardware": {"chip": resources.gpu_type, "min_chips": resources.gpu_count or 0},
-    }
-    return launch_of(request, spec, RUN, inputs={RUN_FILE: json.dumps(document)}, reports_phases=True)
+    def compile(self, job: JobConfigs) -> Launch:
+        """One step: the runner of job classes, told what to run."""
+        resources = job.resource_config
+        document = {
+            "target": self.target,
+            "module": self.module,
+            "config": self.config,
+            "overrides": list(self.overrides),
+            "restore": self.restore,
+            "overlay": self.overlay,
+            "elastic": self.elastic,
+            "project": self.project,
+            "group": self.group,
+            "name": self.name_for(job),
+            "checkpoints": self.checkpoints,
+            "tracker": self.tracker,
+            "nodes": resources.node_count,
+            "hardware": {"chip": resources.gpu_type, "min_chips": resources.gpu_count or 0},
+        }
+        return self.launch(job, RUN, inputs={RUN_FILE: json.dumps(document)}, reports_phases=True)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
 from trainmaster.server.core.fields import Argv, EnvironmentName, Flag, Matches, Model, Text
-from trainmaster.server.core.workloads.base import WorkloadSpec, launch_of, spec_of
-
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
-
-KIND = "service"
+from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec
 
 DEFAULT_INACTIVITY_S = 3600.0
 """What an inactivity timeout of 0 stands for."""
@@ -55,22 +50,11 @@ class ServiceSpec(Serving):
     port_environment: EnvironmentName = Field(default="PORT", description="The variable that receives the port.")
     readiness: ReadinessSpec = Field(default_factory=ReadinessSpec, description="When the service counts as ready.")
 
-
-Spec = ServiceSpec
-
-
-def validate(request: SubmitJobRequest) -> None:
-    """Nothing beyond the fields."""
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step that serves on a port of the worker's choice."""
-    spec = spec_of(request, ServiceSpec)
-    return launch_of(
-        request,
-        spec,
-        Step(name="main", argv=spec.argv, python=spec.python),
-        lifetime=Lifetime.SERVICE,
-        port_environment=spec.port_environment,
-        readiness=Readiness(path=spec.readiness.path, timeout_s=spec.readiness.timeout_s),
-    )
+    def compile(self, job: JobConfigs) -> Launch:
+        return self.launch(
+            job,
+            Step(name="main", argv=self.argv, python=self.python),
+            lifetime=Lifetime.SERVICE,
+            port_environment=self.port_environment,
+            readiness=Readiness(path=self.readiness.path, timeout_s=self.readiness.timeout_s),
+        )

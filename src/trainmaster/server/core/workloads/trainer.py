@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator, Set
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message, shown
+from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
+from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.models import refused_arguments
 from trainmaster.server.core.training.options import refused_fields, refused_options
@@ -34,13 +36,7 @@ from trainmaster.server.core.training.types import (
     TrainingType,
     unavailable,
 )
-from trainmaster.server.core.training.values import Value
-from trainmaster.server.core.workloads.base import WorkloadSpec, directories_above, launch_of, spec_of
-
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
-    from trainmaster.server.core.spec.data import DataConfig
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec, directories_above
 
 KIND = "trainer"
 _RUN = ("-P", "-m")
@@ -66,44 +62,37 @@ class TrainerSpec(WorkloadSpec):
 
     kind: Literal["trainer"]
 
+    def check(self, job: JobConfigs) -> None:
+        """Check what the tables say: training type, framework, hyperparameters, results."""
+        training, data = configs_of(job)
+        if (why := unavailable(training.framework.type, training.training_type, ranks=job.world_size)) is not None:
+            raise RefusedError(why)
+        problems = [*_not_available(job, training, data), *_not_possible(job, training, data)]
+        if problems:
+            raise RefusedError.because(problems)
+        check_shipped(self, job)
 
-Spec = TrainerSpec
+    def compile(self, job: JobConfigs) -> Launch:
+        """Two steps: prepare model and data, then train."""
+        spec = self.model_copy(update={"can_save": True}) if self.can_save is None else self
+        return spec.launch(job, PREPARE, TRAIN, inputs=training_inputs(job), reports_phases=True)
 
 
 def is_training(workload: WorkloadSpec | None) -> bool:
-    """Whether what runs is said by training_config and data_config."""
+    """Whether training_config and data_config say what runs."""
     return workload is None or isinstance(workload, TrainerSpec)
 
 
-def validate(request: SubmitJobRequest) -> None:
-    """Check what the tables say: training type, framework, hyperparameters, results."""
-    training, data = configs_of(request)
-    if (why := unavailable(training.framework.type, training.training_type, ranks=request.world_size)) is not None:
-        raise RefusedError(why)
-    problems = [*_not_available(request, training, data), *_not_possible(request, training, data)]
-    if problems:
-        raise RefusedError.because(problems)
-    check_shipped(request)
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """Two steps: prepare model and data, then train."""
-    spec = spec_of(request, TrainerSpec)
-    if spec.can_save is None:
-        spec = spec.model_copy(update={"can_save": True})
-    return launch_of(request, spec, PREPARE, TRAIN, inputs={TRAINING_FILE: training_text(request)}, reports_phases=True)
-
-
-def configs_of(request: SubmitJobRequest) -> tuple[TrainingConfig, DataConfig]:
+def configs_of(job: JobConfigs) -> tuple[TrainingConfig, DataConfig]:
     """The two configs that every training has."""
-    if request.training_config is None or request.data_config is None:
+    if job.training_config is None or job.data_config is None:
         raise ValueError("a training has a training_config and a data_config")
-    return request.training_config, request.data_config
+    return job.training_config, job.data_config
 
 
-def local_paths(request: SubmitJobRequest) -> Iterator[tuple[str, str]]:
+def local_paths(job: JobConfigs) -> Iterator[tuple[str, str]]:
     """Every field of a training that names a file or a directory to read, and its path."""
-    training, data = configs_of(request)
+    training, data = configs_of(job)
     if training.framework.custom_script_path is not None:
         yield "training_config.framework.custom_script_path", training.framework.custom_script_path
     for field, name in models_from(ModelSource.LOCAL, training.base_model, data):
@@ -134,16 +123,15 @@ def result_uri(output: OutputConfig) -> str | None:
     return f"{place.rstrip('/')}/{output.output_model_name}" if output.output_model_name else place
 
 
-def check_shipped(request: SubmitJobRequest) -> None:
+def check_shipped(workload: WorkloadSpec, job: JobConfigs) -> None:
     """See that relative paths name shipped files; with a working directory they may lie there.
 
     Raises:
         SpecError: some do not; all of them are named.
     """
-    workload = request.workload
-    if workload is not None and workload.working_directory is not None:
+    if workload.working_directory is not None:
         return
-    files = {file.path for file in workload.files} if workload is not None else set()
+    files = {file.path for file in workload.files}
     shipped = files | directories_above(files) | ({"."} if files else set())
     problems = [
         Problem(
@@ -152,7 +140,7 @@ def check_shipped(request: SubmitJobRequest) -> None:
             "sends along what lies beside the job file; otherwise ship it in workload.files, or give an absolute path "
             "on the server",
         )
-        for field, path in local_paths(request)
+        for field, path in local_paths(job)
         if not path.startswith("/") and not _is_shipped(path, shipped)
     ]
     if problems:
@@ -166,9 +154,9 @@ def _is_shipped(path: str, shipped: Set[str]) -> bool:
     )
 
 
-def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
+def _not_available(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
     """What has its place among the fields, and nobody does it yet."""
-    output, framework = request.output_config, training.framework
+    output, framework = job.output_config, training.framework
     if output.export_format not in _EXPORTS:
         working = _EXPORTS if training.training_type in LORA_TYPES and not output.merge_lora else _EXPORTS[:1]
         message = f"{output.export_format} is not available in this version; use {' or '.join(working)}"
@@ -196,9 +184,9 @@ def _not_available(request: SubmitJobRequest, training: TrainingConfig, data: Da
         yield Problem(field=f"data_config.preprocess.field_mapping.{name}", message=message)
 
 
-def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
+def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
     """What contradicts itself."""
-    output = request.output_config
+    output = job.output_config
     if output.export_format == "adapter":
         if training.training_type not in LORA_TYPES:
             message = f"adapter is for LORA, and this is {training.training_type}; use safetensors"
@@ -206,7 +194,7 @@ def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: Dat
         elif output.merge_lora:
             message = "an adapter that is merged into the model is none any more; set one of the two"
             yield Problem(field="output_config.merge_lora", message=message)
-    if training.framework.type is FrameworkType.FSDP and request.world_size < 2:
+    if training.framework.type is FrameworkType.FSDP and job.world_size < 2:
         message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use HF_TRAINER"
         yield Problem(field="training_config.framework.distributed.world_size", message=message)
     for field, options in (
@@ -228,12 +216,12 @@ def _not_possible(request: SubmitJobRequest, training: TrainingConfig, data: Dat
         yield Problem(field="output_config.output_path", message=message)
     if ".." in (output.output_model_name or "").split("/"):
         yield Problem(field="output_config.output_model_name", message="must not contain '..'")
-    yield from _without_validation(request, data)
+    yield from _without_validation(job, data)
 
 
-def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator[Problem]:
-    strategy = training_document(request)["training_config"]["hyperparameters"]["eval_strategy"]
-    metric = request.output_config.checkpoint.metric_for_best_model or ""
+def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
+    strategy = job.training_document["training_config"]["hyperparameters"]["eval_strategy"]
+    metric = job.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
     if metric and metric.removeprefix("eval_") not in MEASURED:
         evaluates = data.validation_split and strategy != "no"
@@ -254,32 +242,26 @@ def _without_validation(request: SubmitJobRequest, data: DataConfig) -> Iterator
         yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
 
 
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.configs import TrainingConfig
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
-
 TRAINING_FILE = "training.json"
 """The input of a launch that tells the training processes what to do."""
 
 
-def training_document(request: SubmitJobRequest) -> dict[str, Any]:
+def training_document(job: JobConfigs) -> dict[str, Any]:
     """The configs of a request without secrets, with whatever follows from them filled in.
 
     A built-in trainer gets its hyperparameters typed and complete; a script of the user's own gets them as they were
-    given.
+    given. Read it as `SubmitJobRequest.training_document`, which keeps it.
 
     Raises:
         RefusedError: a hyperparameter is not known, or cannot be read.
     """
-    training, data = request.training_config, request.data_config
-    if training is None or data is None:
-        raise ValueError("a training has a training_config and a data_config")
+    training, data = configs_of(job)
     document: dict[str, Any] = {
-        "name": request.name,
+        "name": job.name,
         "training_config": training.model_dump(mode="json", exclude={"environment"}),
         "data_config": data.model_dump(mode="json"),
-        "output_config": request.output_config.model_dump(mode="json"),
-        "resource_config": request.resource_config.model_dump(mode="json"),
+        "output_config": job.output_config.model_dump(mode="json"),
+        "resource_config": job.resource_config.model_dump(mode="json"),
     }
     if data.preprocess.packing is None:
         packs = training.training_type is TrainingType.CONTINUED_PRETRAIN
@@ -287,19 +269,15 @@ def training_document(request: SubmitJobRequest) -> dict[str, Any]:
     if training.framework.type is not FrameworkType.CUSTOM:
         base = training.base_model
         document["training_config"]["base_model"]["source"] = str(model_source(base.model_id, base.source))
-        document["training_config"]["hyperparameters"] = _hyperparameters(request, training)
+        values = read_hyperparameters(training.training_type, training.hyperparameters)
+        if values["eval_strategy"] is None:
+            values["eval_strategy"] = "epoch" if data.validation_split else "no"
+        if values["eval_steps"] is None:
+            values["eval_steps"] = job.output_config.checkpoint.save_steps
+        document["training_config"]["hyperparameters"] = values
     return document
 
 
-def training_text(request: SubmitJobRequest) -> str:
-    """The document as it is written."""
-    return json.dumps(training_document(request), indent=2, ensure_ascii=False) + "\n"
-
-
-def _hyperparameters(request: SubmitJobRequest, training: TrainingConfig) -> dict[str, Value]:
-    values = read_hyperparameters(training.training_type, training.hyperparameters)
-    if values["eval_strategy"] is None:
-        values["eval_strategy"] = "epoch" if request.data_config and request.data_config.validation_split else "no"
-    if values["eval_steps"] is None:
-        values["eval_steps"] = request.output_config.checkpoint.save_steps
-    return values
+def training_inputs(job: JobConfigs) -> dict[str, str]:
+    """The input file that tells the training processes what to do."""
+    return {TRAINING_FILE: json.dumps(job.training_document, indent=2, ensure_ascii=False) + "\n"}

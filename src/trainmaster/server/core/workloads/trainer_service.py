@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
-from trainmaster.server.core.workloads.base import MAX_GRACE_S, launch_of, spec_of
+from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.service import Serving
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -135,9 +135,6 @@ def read_arguments(arguments: Sequence[str]) -> Iterator[Said | Wrong]:
         seen.add(flag)
 
 
-if TYPE_CHECKING:
-    from trainmaster.server.core.spec.submit import SubmitJobRequest
-
 KIND = "trainer_service"
 SERVICE_FILE = "service.json"
 """Among the inputs of the launch."""
@@ -204,59 +201,46 @@ class TrainerServiceSpec(Serving):
             return Mode.FORWARD_ONLY
         return Mode.LORA if self.lora_rank else Mode.FULL
 
+    def check(self, job: JobConfigs) -> None:
+        """The arguments are known, and one process runs on each GPU."""
+        problems = [
+            Problem(field=f"workload.extra_args[{wrong.index}]", message=wrong.message)
+            for wrong in read_arguments(self.extra_args)
+            if isinstance(wrong, Wrong)
+        ]
+        if problems:
+            raise RefusedError.because(problems)
+        gpus = job.resource_config.gpus_per_node
+        if gpus and self.ranks_per_node not in (1, gpus):
+            message = f"follows from the GPUs of a node, which are {gpus}; leave it out"
+            raise SpecError([Problem(field="workload.ranks_per_node", message=message)])
 
-Spec = TrainerServiceSpec
+    def compile(self, job: JobConfigs) -> Launch:
+        """One step in each rank; node 0 answers."""
+        ranks = job.resource_config.gpus_per_node or self.ranks_per_node
+        running = self.model_copy(update={"ranks_per_node": ranks, "can_save": self.can_save is not False})
+        return running.launch(
+            job,
+            SERVE,
+            lifetime=Lifetime.SERVICE,
+            port_environment="PORT",
+            readiness=Readiness(path=HEALTH, timeout_s=READY_WITHIN_S, first_node_only=True),
+            inputs={SERVICE_FILE: json.dumps(self._document(), indent=1)},
+        )
 
-
-def validate(request: SubmitJobRequest) -> None:
-    """The arguments are known, and one process runs on each GPU."""
-    spec = spec_of(request, TrainerServiceSpec)
-    problems = [
-        Problem(field=f"workload.extra_args[{wrong.index}]", message=wrong.message)
-        for wrong in read_arguments(spec.extra_args)
-        if isinstance(wrong, Wrong)
-    ]
-    if problems:
-        raise RefusedError.because(problems)
-    gpus = _gpus_per_node(request)
-    if gpus and spec.ranks_per_node not in (1, gpus):
-        message = f"follows from the GPUs of a node, which are {gpus}; leave it out"
-        raise SpecError([Problem(field="workload.ranks_per_node", message=message)])
-
-
-def compile(request: SubmitJobRequest) -> Launch:  # noqa: A001
-    """One step in each rank; node 0 answers."""
-    spec = spec_of(request, TrainerServiceSpec)
-    ranks = _gpus_per_node(request) or spec.ranks_per_node
-    return launch_of(
-        request,
-        spec.model_copy(update={"ranks_per_node": ranks, "can_save": spec.can_save is not False}),
-        SERVE,
-        lifetime=Lifetime.SERVICE,
-        port_environment="PORT",
-        readiness=Readiness(path=HEALTH, timeout_s=READY_WITHIN_S, first_node_only=True),
-        inputs={SERVICE_FILE: json.dumps(service_document(spec), indent=1)},
-    )
-
-
-def service_document(spec: TrainerServiceSpec) -> dict[str, Any]:
-    """What the service is told: `trainmaster.trainer_service.configuration` reads it."""
-    options = dict(spec.options)
-    options.pop("forward_only", None)
-    return {
-        "base_model": spec.base_model,
-        "model_path": spec.model_path or "",
-        "aliases": list(spec.aliases),
-        "mode": spec.mode,
-        "lora_rank": spec.lora_rank,
-        "max_context_length": spec.max_context_length,
-        "learning_rate": spec.learning_rate,
-        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
-        "precision": spec.precision,
-        **options,
-    }
-
-
-def _gpus_per_node(request: SubmitJobRequest) -> int:
-    resources = request.resource_config
-    return (resources.gpu_count or 0) // resources.node_count
+    def _document(self) -> dict[str, Any]:
+        """What the service is told: `trainmaster.trainer_service.configuration` reads it."""
+        options = dict(self.options)
+        options.pop("forward_only", None)
+        return {
+            "base_model": self.base_model,
+            "model_path": self.model_path or "",
+            "aliases": list(self.aliases),
+            "mode": self.mode,
+            "lora_rank": self.lora_rank,
+            "max_context_length": self.max_context_length,
+            "learning_rate": self.learning_rate,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "precision": self.precision,
+            **options,
+        }

@@ -131,7 +131,7 @@ async def create(
         return on_shape(wanted, _choose(connection, context, wanted), account_id=account_id, chosen_by_us=True)
 
     try:
-        submission = await context.models.looked_up(await context.read(prepare), account_id)
+        submission = await context.commands.admission.look_up(await context.read(prepare), account_id)
         made = context.commands.submit(scope, submission, created_by=principal.name)
         outcome = await asyncio.wrap_future(made)
     except SpecError as error:

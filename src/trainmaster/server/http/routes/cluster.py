@@ -132,7 +132,7 @@ BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00
 @router.get("/backends", response_model=Ok[BackendList], responses=errors(), dependencies=VIEWERS_ONLY)
 async def list_backends(context: Context) -> Response:
     """List where jobs can run."""
-    default, known = context.commands.default_backend, context.commands.backends
+    default, known = context.commands.admission.default_backend, context.commands.admission.backends
     return ok(
         BackendList(
             backends=[
@@ -151,11 +151,11 @@ async def list_backends(context: Context) -> Response:
 )
 async def show_backend(context: Context, name: BackendName) -> Response:
     """Show one backend, and the engine that runs its jobs, where there is one."""
-    capable = context.commands.backend(name)
+    capable = context.commands.admission.backend(name)
     return ok(
         BackendResource(
             name=name,
-            default=name == context.commands.default_backend,
+            default=name == context.commands.admission.default_backend,
             images=capable.images,
             engine=engine_resource(await _looked_at(context.engine, name)),
         )

@@ -19,7 +19,7 @@ from trainmaster.server.http.envelope import Ok
 from trainmaster.server.http.requests import parse_json, read_body, read_command
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
-from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, submissions_of
+from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, new_seed, submissions_of
 from trainmaster.server.http.wire.jobs import controlled_json
 from trainmaster.server.store import jobs
 
@@ -154,8 +154,8 @@ async def clone(request: Request, principal: Manager, context: Context, job_id: 
         with context.database.read() as connection:
             job = jobs.get(connection, principal.scope, job_id)
             cloned = context.vault.cloned(connection, job, given)
-        return parse_submit(cloned)
+        return parse_submit(cloned, seed=new_seed())
 
     # The old job's request may be large whatever the body is.
-    wanted = await submissions.check(await submissions.run(filled, large=True), principal.account_id)
+    wanted = await context.commands.admission.look_up(await submissions.run(filled, large=True), principal.account_id)
     return await submissions.submit(request, principal, wanted, document=document, large=True)

@@ -12,8 +12,8 @@ from pydantic import Field, Strict, model_validator
 from sqlalchemy import Connection
 
 from trainmaster.schema.data import CheckedData
+from trainmaster.server.coordinator.admission import check_results
 from trainmaster.server.coordinator.data_checks import DataCheck
-from trainmaster.server.coordinator.submission_checks import check_results
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse

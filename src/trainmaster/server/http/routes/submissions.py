@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -108,17 +109,9 @@ class Submissions:
             SpecError: the body holds none, or a wrong one.
             RefusedError: the request asks for something that is not available.
         """
-        wanted = await self.run(lambda: parse_submit(parse_json(document)), large=is_large(document))
-        return await self.check(wanted, account_id)
-
-    async def check(self, wanted: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
-        """Check what takes a process or reads files: the source of a function, and a base model, which is looked up.
-
-        Raises:
-            SpecError: one of them is wrong.
-        """
-        await self._context.sources.check(wanted, account_id)
-        return await self._context.models.looked_up(wanted, account_id)
+        seed = new_seed()
+        wanted = await self.run(lambda: parse_submit(parse_json(document), seed=seed), large=is_large(document))
+        return await self._context.commands.admission.look_up(wanted, account_id)
 
     async def submit(
         self, request: Request, principal: Principal, wanted: SubmitJobRequest, *, document: bytes, large: bool
@@ -134,6 +127,11 @@ class Submissions:
         )
         outcome = await asyncio.wrap_future(submission)
         return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+
+
+def new_seed() -> int:
+    """For a training that names none; it is stored with the job."""
+    return secrets.randbelow(2**31)
 
 
 def is_large(document: bytes) -> bool:

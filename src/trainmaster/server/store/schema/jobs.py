@@ -111,6 +111,16 @@ partial_index("jobs_by_parent", jobs.c.parent_job_id, where="parent_job_id IS NO
 Index("jobs_by_status", jobs.c.status, jobs.c.queue, jobs.c.order_key, jobs.c.job_id)
 partial_index("jobs_with_room", jobs.c.status, where="room_at IS NOT NULL")
 
+launches = Table(
+    "launches",
+    metadata,
+    text_column("job_id", primary_key=True),
+    text_column("account_id", primary_key=True),
+    text_column("version"),  # of the program that compiled it
+    text_column("launch"),
+    of_a_job(),
+)
+
 job_labels = Table(
     "job_labels",
     metadata,

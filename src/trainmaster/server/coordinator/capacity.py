@@ -1,0 +1,65 @@
+"""Capacity: whether any nodes could ever hold a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from trainmaster.server.core.errors import Problem, RefusedError
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Needs, Node
+from trainmaster.server.scheduling.shortage import needs_in_words, restored_pool, why_never
+from trainmaster.server.store import nodes
+from trainmaster.server.store.scope import Scope
+
+WAITING_FIELD = "scheduling_config.allow_waiting_for_nodes"
+FRESH_S = 10.0
+"""How long the nodes that were read are used: reading thousands of them for every job would take too long."""
+_EVERYTHING = Scope.everything()
+
+
+class Capacity:
+    """Refuses jobs that the known nodes could never hold, as of the last read of the nodes. Not thread-safe."""
+
+    def __init__(self, *, autoscaling: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        """With `autoscaling`, nodes are added for jobs that wait, so that no request is refused."""
+        self._autoscaling = autoscaling
+        self._clock = clock
+        self._remember([])
+
+    def require(self, connection: Connection, job: Job) -> None:
+        """See that some nodes could hold a job if nothing else ran; drained and offline nodes count.
+
+        Free disk space does not, as it changes. While a backend has no known nodes, nothing is refused.
+
+        Raises:
+            RefusedError: none could; the message says what comes nearest.
+        """
+        if self._autoscaling or job.waits_for_nodes:
+            return
+        needs = replace(job.needs, storage_mb=0) if job.needs.storage_mb else job.needs
+        if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs):
+            return
+        # Nodes may have come or gone since the last look.
+        self._remember(nodes.all(connection, _EVERYTHING))
+        here = [node for node in self._nodes if node.backend == job.host_backend]
+        if not here or self._could_hold(job.host_backend, needs):
+            return
+        why, _ = why_never(needs, here, job.host_backend)
+        wanted = needs_in_words(needs, self._pool.wish(job.host_backend, needs).gpus)
+        message = (
+            f"no node could ever hold {wanted}: {why}. Ask for less; or, if such nodes will be added, set "
+            f"{WAITING_FIELD} to true, and the job waits for them"
+        )
+        raise RefusedError.because([Problem(field="resource_config", message=message)])
+
+    def _remember(self, found: Sequence[Node]) -> None:
+        self._nodes = found
+        self._looked_at = self._clock()
+        self._pool = restored_pool(found)
+
+    def _could_hold(self, backend: str, needs: Needs) -> bool:
+        return self._pool.wish(backend, needs).possible
