@@ -81,7 +81,7 @@ class ShippedFile(Model):
 
 
 class WorkloadSpec(Model):
-    """What runs. A kind is a subclass with a literal `kind`, fields of its own, and `compile`."""
+    """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
 
     kind: str = Field(description="Which kind of workload it is.")
     image: Image | None = Field(
