@@ -17,7 +17,7 @@ from trainmaster.server.doors import fireworks
 from trainmaster.server.doors.fireworks.door import FireworksDoor
 from trainmaster.server.doors.fireworks.errors import failure_at
 from trainmaster.server.doors.fireworks.unsupported import absent
-from trainmaster.server.doors.tinker import routes as tinker
+from trainmaster.server.doors.tinker import routes as tinker_routes
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.http import gateway
 from trainmaster.server.http.auth import Gate, refuse_unguarded
@@ -51,7 +51,7 @@ from trainmaster.server.http.routes import (
 )
 
 ROOT = (monitoring.health_router, monitoring.router)
-"""What is at the root, whatever the server's roles."""
+"""Routers at the root, on servers of any role."""
 _RESOURCES = (
     submissions.router,
     jobs.listing,
@@ -78,19 +78,19 @@ _RESOURCES = (
 
 
 BUILD_ROUTES_AFTER_S = 2.0
-"""The first requests of a client that waits for the start come first."""
+"""After the first requests of clients that waited for the start."""
 
 
 def routers_of(roles: Collection[str]) -> list[APIRouter]:
-    """The routers of a server with these roles, below either prefix."""
+    """The routers that are included below each prefix."""
     return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
 
 
 def at_root(roles: Collection[str]) -> list[APIRouter]:
-    """The routers of a server with these roles that bring their own prefix, or have none."""
+    """The routers with prefixes of their own, or none."""
     return [
         *ROOT,
-        *((tinker.router(), tinker.downloads.router, fireworks.TRAINERS) if GATEWAY in roles else ()),
+        *((tinker_routes.router(), tinker_routes.downloads.router, fireworks.TRAINERS) if GATEWAY in roles else ()),
         *(fireworks.RESOURCES if API in roles else ()),
     ]
 
@@ -130,7 +130,7 @@ def create_app(context: ApiContext) -> Front:
             shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
             shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
     if GATEWAY in context.roles:
-        shortcuts |= tinker.shortcuts()
+        shortcuts |= tinker_routes.shortcuts()
     return Front(
         app,
         context,
@@ -157,12 +157,12 @@ async def _refuse_parameters(request: Request, error: Exception) -> Response:
 
 
 def _in_words(message: str) -> str:
-    """What the framework says of a parameter, as our other messages put it."""
+    # as our other messages put it
     return message.removeprefix("Input ").replace("should be", "must be", 1)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: an address or a method that it does not know."""
+    """Answer what the router itself refuses: an unknown address or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
@@ -172,7 +172,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 def _build_routes_soon(app: FastAPI) -> None:
-    """Have the routes built in a thread, a moment after the start.
+    """Build the routes in a thread, a moment after the start.
 
     FastAPI builds the routes of a router when a request first gets as far as that router. One request for an unknown
     address would build all of them in the event loop, which takes a second or more.
@@ -188,7 +188,7 @@ def _build_routes_soon(app: FastAPI) -> None:
 
 
 def _methods(request: Request) -> list[str]:
-    """What an address does take; several routes may share it."""
+    """The methods that an address accepts; several routes may share it."""
     return [
         method
         for method in gateway.METHODS
@@ -196,8 +196,7 @@ def _methods(request: Request) -> list[str]:
     ]
 
 
-async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged where it is caught
-    """Our own mistakes: the envelope says no more than that it was one."""
+async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 - logged where it is caught
     return _failure(request, InternalError())
 
 

@@ -33,7 +33,6 @@ from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
-from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import Front
@@ -57,15 +56,7 @@ write has it until it thaws or is killed."""
 
 @contextlib.contextmanager
 def running(settings: Settings, declared: Declared, *, file: Path | None, url: str, holder: str) -> Iterator[Front]:
-    """The application, with everything behind it running.
-
-    Args:
-        settings: the server's own.
-        declared: what the settings file says of the cluster.
-        file: the settings file, if there is one.
-        url: where the server answers.
-        holder: the name by which it leads.
-    """
+    """The application, with everything behind it running. `holder` is the name by which this server takes the lease."""
     with contextlib.ExitStack() as stack:
         sealer = load_sealer(settings)
         vault = Vault(sealer)
@@ -88,10 +79,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             also=(collect_sessions,),
         )
         hint_socket = settings.data_dir / "hints.sock"
-        hint: Callable[[str], None] = functools.partial(send_hint, str(hint_socket))
-        healthy: Callable[[], str | None] = _always_healthy
-        leads: Callable[[], bool] = _never_leads
-        engine: Callable[[str], EngineFacts | None] = _knows_no_engine
+        role: CoordinatorRole | None = None
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
         backends = names_from(settings.backends)
         admission = Admission(
@@ -124,7 +112,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             )
             role.start()
             stack.callback(role.stop)
-            hint, healthy, leads, engine = role.hint, role.problem, role.leads, role.engine
+        hint: Callable[[str], None] = role.hint if role else functools.partial(send_hint, str(hint_socket))
         commands = Commands(database, admission=admission, vault=vault, hint=hint)
         yield create_app(
             ApiContext(
@@ -141,13 +129,13 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 max_blob_bytes=settings.max_blob_bytes,
                 collector=collector,
                 check_account=check_uid,
-                healthy=healthy,
+                healthy=role.problem if role else lambda: None,
                 disks={
                     "the database": settings.database_file.parent if settings.database_file else settings.data_dir,
                     "run directories": settings.runs,
                 },
-                leads=leads,
-                engine=engine,
+                leads=role.leads if role else lambda: False,
+                engine=role.engine if role else lambda _: None,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),
                 allow_trust_remote_code=settings.allow_trust_remote_code,
@@ -167,9 +155,9 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
 
 
 def _mark_at_rest(settings: Settings, database: Database) -> None:
-    """Let commands know that they need not start a server to see that no job waits or runs.
+    """Mark that no job waits or runs, so that commands need not start a server to find that out.
 
-    Only for a database of the server's own: in a shared one, others may submit jobs.
+    Not for a shared database, where others may submit jobs.
     """
     if settings.database_url:
         return
@@ -182,21 +170,8 @@ def _mark_at_rest(settings: Settings, database: Database) -> None:
         _log.warning("cannot tell whether jobs are unfinished: %s", error)
 
 
-def _always_healthy() -> None:
-    """A server without a coordinator of its own has nothing that could be stuck."""
-
-
-def _never_leads() -> bool:
-    """A server without a coordinator of its own does not lead."""
-    return False
-
-
-def _knows_no_engine(backend: str) -> None:
-    """A server without a coordinator of its own has no backends of its own."""
-
-
 def load_sealer(settings: Settings) -> Sealer:
-    """What secrets are sealed with. Its key is made at the first start, and never anew: it would open nothing.
+    """The sealer of secrets. The first start makes its key; a later start never does, as it would open nothing.
 
     Raises:
         SealError: there is no usable key; the message says what to do.
@@ -215,7 +190,7 @@ def load_sealer(settings: Settings) -> Sealer:
 
 
 def require_jobs_of_runs(database: Database, runs: Path) -> None:
-    """See that a database without any job is new, and not one that was lost.
+    """Check that a database without jobs is new, and not one that was lost.
 
     Raises:
         RefusedError: there are run directories of jobs; the message says what to do.
@@ -232,15 +207,15 @@ def require_jobs_of_runs(database: Database, runs: Path) -> None:
 
 
 def ensure_key(database: Database, path: Path) -> None:
-    """Make the first API key, unless there is one. It lies in a file that only the server's user can read.
+    """Make the first API key, in a file that only the server's user can read, unless the file exists.
 
-    A key that was revoked stays so; whoever removes the file gets another one at the next start.
+    A revoked key stays revoked; removing the file has another key made at the next start.
     """
     if path.exists():
         key = path.read_text().strip()
     else:
         key = new_key()
-        # Under its name only when it is whole: half a key would be found, and taken for one, by the next start.
+        # Renamed only when it is complete: the next start would take half a key for a key.
         draft = path.with_name(f".{path.name}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
@@ -248,14 +223,13 @@ def ensure_key(database: Database, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    scope = Scope(account_id=DEFAULT_ACCOUNT)
 
     def work(connection: Connection) -> None:
         accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())
         if not accounts.key_was_known(connection, Scope.everything(), key_digest(key)):
             accounts.create_key(
                 connection,
-                scope,
+                Scope(account_id=DEFAULT_ACCOUNT),
                 ApiKey(
                     key_id=key_id_of(key),
                     account_id=DEFAULT_ACCOUNT,
@@ -265,7 +239,6 @@ def ensure_key(database: Database, path: Path) -> None:
                     created_at=time.time(),
                 ),
             )
-
         elif accounts.find_key(connection, Scope.everything(), key_digest(key)) is None:
             _log.warning("the key in %s was revoked; remove the file to have another one made at the next start", path)
 

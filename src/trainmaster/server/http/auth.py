@@ -1,8 +1,7 @@
 """Authentication and rate limits: API keys, and one token each for an attempt's workers and for its ranks.
 
-A key is known by its digest alone. A token is good for the routes of its attempt and for nothing else, and a
-key is not good there. A route is refused to everybody unless something of it checks who is asking: the application
-cannot be put together otherwise.
+The server stores only the digest of a key. A token is valid for the routes of its attempt and nowhere else; a key is
+not valid there. The application refuses to start with a route that does not check who is asking.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
 FAILURES_PER_S = 1.0
-"""Wrong credentials from one address, in the long run."""
+"""Average rate of wrong credentials from one address."""
 FAILURES_AT_ONCE = 30
 _MOST_BUCKETS = 10_000
 
 
 class Buckets:
-    """A bucket for each name, which refills at a constant rate. One thread uses it."""
+    """Token buckets by name, each refilled at a constant rate. Not thread-safe."""
 
     def __init__(self, rate_per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate_per_s = rate_per_s
@@ -49,11 +48,11 @@ class Buckets:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def wait_s(self, name: str) -> float:
-        """How long it takes until there is a token; 0 when there is one."""
+        """How long until the bucket has a token; 0 when it has one."""
         return max(0.0, (1.0 - self._level(name, self._clock())) / self._rate_per_s)
 
     def take(self, name: str) -> float:
-        """Take a token and return 0; or, where there is none, return how long it takes until there is one."""
+        """Take a token and return 0; from an empty bucket, return how long until it has one."""
         now = self._clock()
         level = self._level(name, now)
         if level < 1.0:
@@ -68,25 +67,25 @@ class Buckets:
         return min(self._burst, level + (now - at) * self._rate_per_s)
 
     def _forget_full(self, now: float) -> None:
-        """A full bucket is as good as none. Where none is full, everybody begins anew."""
+        """Forget full buckets, which are as good as new ones; where none is full, forget all."""
         kept = {name: each for name, each in self._buckets.items() if self._level(name, now) < self._burst}
         self._buckets = kept if len(kept) < _MOST_BUCKETS else {}
 
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Answered to anybody."""
+"""Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
-"""Where an attempt's token may be what is sent; those routes check it themselves."""
+"""Where the credential may be an attempt's token; those routes check it themselves."""
 
 SIGNED_PATHS = "/api/v1/downloads/"
-"""Where the address itself is the credential: signed, and good for a while. Those routes check the signature."""
+"""Where the address itself is the credential: signed and limited in time. Those routes check the signature."""
 
 AT_ONCE = 1000
-"""Requests of one key under way at the same time, where keys are limited: each stream that is followed is one. They
-cost a descriptor and some memory each, of which a machine has so many."""
+"""Concurrent requests of one key, where keys are limited. A followed stream counts as one; each costs a descriptor and
+some memory."""
 
 _REMEMBER_S = 5.0
-"""How long a key that another server revoked may go on working; a look-up on every request would cost more than the
+"""How long a key that another server revoked may still work; a lookup for every request would cost more than the
 request."""
 _REMEMBER_MOST = 4096
 
@@ -97,7 +96,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Whom a key stands for."""
+    """The owner of a key."""
 
     account_id: str
     key_id: str
@@ -106,18 +105,15 @@ class Principal:
 
     @property
     def scope(self) -> Scope:
-        """What of the store it may see."""
         return Scope(self.account_id)
 
     @property
     def reach(self) -> Scope:
-        """Whose accounts and keys it may see: those of all, if it runs the cluster."""
+        """The accounts and keys that it may see: all of them for a cluster administrator."""
         return Scope.everything() if KeyScope.CLUSTER_ADMIN in self.scopes else self.scope
 
 
 class Gate:
-    """Lets requests in, or raises."""
-
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._open = OPEN_PATHS | {METRICS_PATH} if context.open_metrics else OPEN_PATHS
@@ -130,7 +126,7 @@ class Gate:
         self._under_way: Counter[str] | None = Counter() if limited else None
 
     async def admit(self, scope: Any, path: str) -> None:
-        """Find out who sends a request, and note it in the scope's state.
+        """Authenticate a request, and note its principal in the scope's state.
 
         Raises:
             UnauthenticatedError: it has no credentials, or wrong ones.
@@ -154,10 +150,10 @@ class Gate:
 
     @contextlib.contextmanager
     def under_way(self, principal: Principal | None) -> Iterator[None]:
-        """A request of somebody is under way until this ends.
+        """Count a request of a principal as under way until the block ends.
 
         Raises:
-            RateLimitedError: too many others of the same key are.
+            RateLimitedError: too many others of the same key are under way.
         """
         if self._under_way is None or principal is None:
             yield
@@ -236,10 +232,10 @@ def _principal(key: ApiKey) -> Principal:
 
 
 def require(request: Request, scope: KeyScope) -> Principal:
-    """Whom the request's key stands for.
+    """The principal of the request's key.
 
     Raises:
-        InvalidTokenError: it has no key, but a worker's token.
+        InvalidTokenError: the request has a worker's token instead of a key.
         InsufficientScopeError: the key lacks the scope.
     """
     principal: Principal | None = request.scope["state"]["principal"]
@@ -251,7 +247,6 @@ def require(request: Request, scope: KeyScope) -> Principal:
 
 
 def credential_of(request: Request) -> str:
-    """What was sent to prove who is asking."""
     credential: str = request.scope["state"]["credential"]
     return credential
 
@@ -269,16 +264,16 @@ def _credential(headers: list[tuple[bytes, bytes]]) -> str | None:
 
 
 def guard(function: FunctionT) -> FunctionT:
-    """Mark what checks who is asking: a dependency of routes, or an endpoint that does so itself."""
+    """Mark a dependency of routes, or an endpoint, as one that checks who is asking."""
     function.__guard__ = True  # type: ignore[attr-defined]
     return function
 
 
 def refuse_unguarded(router: APIRouter) -> None:
-    """See to it that every route checks who is asking.
+    """Check that every route checks who is asking.
 
     Raises:
-        RuntimeError: one does not, or is of a kind of which nobody can tell.
+        RuntimeError: one does not, or cannot be inspected.
     """
     for route in router.routes:
         called = [route.endpoint, *_calls(route.dependant)] if isinstance(route, APIRoute) else []
@@ -313,8 +308,5 @@ VIEWERS_ONLY = [Depends(_viewer)]
 ADMINS_ONLY = [Depends(_admin)]
 """For `dependencies` of a route that does not care which administrator asks."""
 Viewer = Annotated[Principal, Depends(_viewer)]
-"""Somebody who may read, as a parameter of a route."""
 Manager = Annotated[Principal, Depends(_manager)]
-"""Somebody who may change things, as a parameter of a route."""
 Admin = Annotated[Principal, Depends(_admin)]
-"""Somebody who runs the cluster, as a parameter of a route."""

@@ -37,29 +37,6 @@ GATEWAY = "gateway"
 T = TypeVar("T")
 
 
-def _no_hint(subject: str) -> None:
-    """Whoever is not told finds out by looking."""
-
-
-def _fine() -> str | None:
-    """Nothing is known to be wrong."""
-    return None
-
-
-def _leads_not() -> bool:
-    """A process without a coordinator never leads."""
-    return False
-
-
-def _no_engine(backend: str) -> EngineFacts | None:  # noqa: ARG001 - the shape of a question
-    """A process without a coordinator has no engine either."""
-    return None
-
-
-def _any_account(account: Account) -> None:
-    """No machine is known whose users there would have to be."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
     """Handed to `create_app`; the same for every request."""
@@ -70,60 +47,55 @@ class ApiContext:
     vault: Vault
     subscriptions: Subscriptions
     collector: Collector
-    """Collects what has outlived its job."""
     roots: Roots
     roles: frozenset[str] = frozenset({API, GATEWAY})
     """`api`: all routes but the gateway's; `gateway`: those."""
-    hint: Callable[[str], None] = _no_hint
+    hint: Callable[[str], None] = lambda _: None
     """Called with an attempt's id after its worker reported something."""
-    healthy: Callable[[], str | None] = _fine
-    """None while the rest of this process does its work; else what keeps it from that. Must not wait."""
+    healthy: Callable[[], str | None] = lambda: None
+    """None while the rest of this process works; else what is wrong. Must not block."""
     disks: Mapping[str, Path] = field(default_factory=dict)
-    """By what lies there, directories without whose disks the server can do no work."""
+    """Directories whose disks the server needs, by what they hold."""
     clock: Callable[[], float] = time.time
     version: str = __version__
     max_blob_bytes: int = 2 << 30
-    check_account: Callable[[Account], None] = _any_account
-    """Raises when the jobs of an account could not run as the user whom it names."""
+    check_account: Callable[[Account], None] = lambda _: None
+    """Raises when the jobs of an account cannot run as its user."""
     token_exchange: TokenExchange | None = None
-    """Where tokens come from that a request does not pass on; None: from nowhere."""
+    """Gets the tokens that a request does not forward; None: jobs go without."""
     data_checks: DataChecks | None = None
-    """Looks at training data; None: nobody does."""
+    """Reads training data; None: this server does not."""
     allow_trust_remote_code: bool = False
-    """Whether code that comes with a model may run."""
-    leads: Callable[[], bool] = _leads_not
-    """Whether this process leads."""
-    engine: Callable[[str], EngineFacts | None] = _no_engine
-    """What runs the jobs of a backend, asked now; None: nobody but the server, or another server knows."""
+    """Whether jobs may run code that comes with a model."""
+    leads: Callable[[], bool] = lambda: False
+    engine: Callable[[str], EngineFacts | None] = lambda _: None
+    """The engine that runs the jobs of a backend, asked now; None: the server itself, or another server knows."""
     rate_limit_per_s: float = 0.0
-    """Requests of one key, in the long run; 0 means no limit."""
+    """Average requests of one key in a second; 0 means no limit."""
     rate_burst: int = 1000
     behind_proxy: bool = False
-    """Whether a proxy in front tells by headers who is asking, and how."""
+    """Whether to believe the forwarded headers of a proxy in front."""
     open_metrics: bool = False
-    """Whether the numbers for Prometheus need no key."""
+    """Whether `/metrics` needs no key."""
     access_level: int = logging.DEBUG
-    """Of the log's lines for each request."""
+    """The log level of the line for each request."""
     models: BaseModels = field(default_factory=BaseModels)
-    """What base models are called."""
     shapes: Shapes = field(default_factory=Shapes)
-    """The training shapes that there are."""
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles
-    """Reads the training runtimes that lie beside the server."""
+    """Reads the files of training runtimes."""
     tinker_shape: str = ""
-    """The one of trainers for plain Tinker clients; empty: whichever is good enough."""
+    """The shape of trainers for plain Tinker clients; empty: the smallest that is good enough."""
     tinker_tempered_logprobs: bool = False
-    """Whether those trainers give the log-probabilities of what was drawn from, and not the model's own."""
+    """Whether those trainers return log-probabilities of the sampled distribution instead of the model's own."""
     tinker_silent_s: float = 1800.0
-    """When a plain Tinker client is taken for dead that says nothing."""
+    """How long a plain Tinker client may be silent before it counts as dead."""
 
     @property
     def promotions(self) -> Promotions:
-        """Makes models of checkpoints."""
         return Promotions(self.database, self.roots, self.models, clock=self.clock)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
-        """Ask the database something, without holding up other requests."""
+        """Query the database in a thread."""
 
         def ask() -> T:
             with self.database.read() as connection:
@@ -132,7 +104,7 @@ class ApiContext:
         return await run_in_threadpool(ask)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Have something written; returns when it is on disk."""
+        """Write to the database; returns when the transaction is on disk."""
         return await asyncio.wrap_future(self.database.write(work))
 
     async def change_cluster(self, work: Callable[[Connection], T]) -> T:
@@ -147,7 +119,6 @@ async def _context(request: Request) -> ApiContext:
 
 
 def context_of(request: Request) -> ApiContext:
-    """The context of the application that got the request."""
     context: ApiContext = request.app.state.context
     return context
 
