@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from trainmaster.cli.exits import say
 from trainmaster.cli.job_summary import Pace, ending, percent, sentence
 from trainmaster.cli.output import console, print_json_line, status_text
-from trainmaster.client.log_text import Shown
+from trainmaster.client.event_stream import Shown
 from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:

@@ -13,13 +13,10 @@ from urllib.parse import quote
 
 import httpx
 
-from trainmaster.client.admin import Admin
-from trainmaster.client.cluster import Cluster, Runtimes
+from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes
 from trainmaster.client.connection import Connection
-from trainmaster.client.data import Data
 from trainmaster.client.errors import ConflictError, NotFoundError
-from trainmaster.client.event_stream import Following
-from trainmaster.client.log_text import LogLines, LogText, log_texts
+from trainmaster.client.event_stream import Following, LogLines, LogText, log_texts
 from trainmaster.client.results import Results
 from trainmaster.client.server_lookup import find_server
 from trainmaster.client.types import (

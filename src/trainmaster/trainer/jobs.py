@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster import client as api
 from trainmaster.client import Client
-from trainmaster.client.log_text import LogText, Shown
+from trainmaster.client.event_stream import LogText, Shown
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError, translated
 from trainmaster.trainer.job_names import successors

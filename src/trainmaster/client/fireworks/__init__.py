@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trainmaster.client.fireworks.errors import (
+from trainmaster.client.fireworks.platform import (
+    FireworksClient,
     ResumeRefusedError,
     TrainerStoppedError,
     TrainerTimeoutError,
     TrainingAPIError,
 )
-from trainmaster.client.fireworks.platform import FireworksClient
 from trainmaster.client.fireworks.records import (
     CreatedTrainerJob,
     TrainerJobConfig,

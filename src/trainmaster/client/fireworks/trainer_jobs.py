@@ -9,13 +9,15 @@ from typing import Any
 import httpx
 
 from trainmaster.client.errors import ClientError, UnreachableError
-from trainmaster.client.fireworks.errors import (
+from trainmaster.client.fireworks.platform import (
+    PASSING,
+    FireworksClient,
     ResumeRefusedError,
     TrainerStoppedError,
     TrainerTimeoutError,
     TrainingAPIError,
+    opened,
 )
-from trainmaster.client.fireworks.platform import PASSING, FireworksClient, opened
 from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerJobConfig, TrainerServiceEndpoint
 
 logger = logging.getLogger(__name__)
