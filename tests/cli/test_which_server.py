@@ -13,7 +13,8 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.client import Client, connection, local, login
+from trainmaster.client import Client, connection, local
+from trainmaster.client.server_lookup import load_login, login_file
 from trainmaster.trainer import TrainerClient
 
 Tm = Callable[..., Result]
@@ -145,7 +146,7 @@ def test_login_is_used_until_logout(tm: Tm, server: Server, monkeypatch: pytest.
     assert server.url in result.stdout
     assert "first of account default" in result.stdout
     assert server.api_key not in result.output
-    assert stat.S_IMODE(login.path().stat().st_mode) == 0o600
+    assert stat.S_IMODE(login_file().stat().st_mode) == 0o600
     with Client() as client:
         assert client.url == server.url
         assert client.admin.own_key()["name"] == "first"
@@ -172,7 +173,7 @@ def test_login_is_used_until_logout(tm: Tm, server: Server, monkeypatch: pytest.
     monkeypatch.delenv("TRAINMASTER_API_KEY")
 
     assert "Logged out" in tm("logout").stdout
-    assert not login.path().exists()
+    assert not login_file().exists()
     assert "Not logged in" in tm("login").stdout
     assert tm("logout").stdout == "Not logged in.\n"
 
@@ -182,20 +183,20 @@ def test_login_to_what_is_no_url_is_refused_before_a_key_is_asked_for(tm: Tm) ->
 
     assert result.exit_code == 2
     assert "'train.example.com' is not a URL" in result.stderr
-    assert login.load() is None
+    assert load_login() is None
 
 
 def test_login_with_a_wrong_key_saves_nothing(tm: Tm, server: Server) -> None:
     result = tm("login", server.url, "--json", stdin="wrong\n")
 
     assert error_of(result)["code"] == "AUTH_TOKEN_INVALID"
-    assert login.load() is None
+    assert load_login() is None
     assert "no API key was given" in tm("login", server.url, stdin="\n").stderr
 
 
 def test_login_that_is_broken_is_a_sentence_and_logout_mends_it(tm: Tm) -> None:
-    login.path().parent.mkdir()
-    login.path().write_text("{")
+    login_file().parent.mkdir()
+    login_file().write_text("{")
 
     assert "trainmaster logout" in tm("ps").stderr
     assert tm("logout").exit_code == 0

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, Unpack, cast
-from urllib.parse import quote
 
 import httpx
 
-from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes
-from trainmaster.client.connection import Connection
+from trainmaster.client.connection import Connection, job_path
+from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ConflictError, NotFoundError
 from trainmaster.client.event_stream import Following, LogLines, LogText, log_texts
 from trainmaster.client.results import Results
+from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes
 from trainmaster.client.server_lookup import find_server
 from trainmaster.client.types import (
     CheckedJob,
@@ -73,6 +71,7 @@ class Client:
         }
         address, look_again = find_server(url, api_key, ca=ca)
         self._connection = Connection(address, look_again=look_again, transport=transport, timeout=timeout)
+        self._change = self._connection.change
         self.cluster = Cluster(self._connection)
 
         self.admin = Admin(self._connection)
@@ -112,7 +111,10 @@ class Client:
 
     def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> Submitted:
         """Submit a job. Sent again when the connection breaks, and still submitted once."""
-        return cast(Submitted, self._change("POST", "/v1/jobs", document, idempotency_key, self._tokens))
+        return cast(
+            Submitted,
+            self._change("POST", "/v1/jobs", document, headers=self._tokens, idempotency_key=idempotency_key),
+        )
 
     def validate(self, document: Mapping[str, Any]) -> CheckedJob:
         """See whether `submit` would take a job, and which of its files have to be uploaded first; nothing is kept."""
@@ -120,12 +122,12 @@ class Client:
 
     def get(self, job: str) -> Job:
         """A job, with all that the server knows about it."""
-        return cast(Job, self._connection.call("GET", _path(job)))
+        return cast(Job, self._connection.call("GET", job_path(job)))
 
     def cancel(self, job: str, *, reason: str = "", missing_ok: bool = False) -> Job:
         """End a job for good. With `missing_ok` it is fine when it has ended already."""
         try:
-            return cast(Job, self._change("POST", _path(job, "cancel"), {"reason": reason} if reason else {}))
+            return cast(Job, self._change("POST", job_path(job, "cancel"), {"reason": reason} if reason else {}))
         except ConflictError:
             if missing_ok:
                 return self.get(job)
@@ -133,12 +135,12 @@ class Client:
 
     def pause(self, job: str, *, save_checkpoint: bool = True) -> ControlledJob:
         """Park a running job; it is PAUSED once it has stopped."""
-        return cast(ControlledJob, self._change("POST", _path(job, "pause"), {"save_checkpoint": save_checkpoint}))
+        return cast(ControlledJob, self._change("POST", job_path(job, "pause"), {"save_checkpoint": save_checkpoint}))
 
     def resume(self, job: str, *, checkpoint_id: str = "") -> ControlledJob:
         """Queue a parked job again, from a checkpoint or else from the latest."""
         body = {"checkpoint_id": checkpoint_id}
-        return cast(ControlledJob, self._change("POST", _path(job, "resume"), body, headers=self._tokens))
+        return cast(ControlledJob, self._change("POST", job_path(job, "resume"), body, headers=self._tokens))
 
     def retry(
         self,
@@ -154,7 +156,7 @@ class Client:
             body["handle"] = handle
         if new_resource_config is not None:
             body |= {"modify_resources": True, "new_resource_config": new_resource_config}
-        return cast(ControlledJob, self._change("POST", _path(job, "retry"), body, headers=self._tokens))
+        return cast(ControlledJob, self._change("POST", job_path(job, "retry"), body, headers=self._tokens))
 
     def clone(self, job: str, document: Mapping[str, Any] | None = None) -> Submitted:
         """Submit a job again, from the start, as a new job; it may be in any state.
@@ -162,7 +164,7 @@ class Client:
         `document` is the request of the new job; without it, that of the old one. Values of secrets, which a job shows
         as `***`, are taken from the old job. `trainmaster.client.types.request_of` makes a document of a job.
         """
-        return cast(Submitted, self._change("POST", _path(job, "clone"), document, headers=self._tokens))
+        return cast(Submitted, self._change("POST", job_path(job, "clone"), document, headers=self._tokens))
 
     def edit(
         self,
@@ -175,11 +177,11 @@ class Client:
         """Change priority, queue or labels (all of them) of a job that has not ended."""
         wanted = {"priority": priority, "queue": queue, "labels": labels}
         body = {name: value for name, value in wanted.items() if value is not None}
-        return cast(Job, self._change("PATCH", _path(job), body))
+        return cast(Job, self._change("PATCH", job_path(job), body))
 
     def delete(self, job: str, *, purge: bool = False) -> Job:
         """Stop a job and hide it; `purge` also removes its checkpoints."""
-        return cast(Job, self._change("DELETE", _path(job) + ("?purge=true" if purge else "")))
+        return cast(Job, self._change("DELETE", job_path(job) + ("?purge=true" if purge else "")))
 
     # What jobs say
 
@@ -188,7 +190,7 @@ class Client:
     ) -> LogPage:
         """A page of a job's log: its last lines, those since a time, or those after a cursor."""
         params = _given(cursor=cursor, limit=limit, **lines)
-        return cast(LogPage, self._connection.call("GET", _path(job, "logs"), params=params))
+        return cast(LogPage, self._connection.call("GET", job_path(job, "logs"), params=params))
 
     def log_texts(
         self, job: str, *, ranks: bool = False, times: bool = False, **lines: Unpack[LogLines]
@@ -197,21 +199,21 @@ class Client:
 
         `ranks` and `times` put the rank and the time before each line.
         """
-        return log_texts(self._connection, _path(job, "logs"), _given(ranks=ranks, times=times, **lines))
+        return log_texts(self._connection, job_path(job, "logs"), _given(ranks=ranks, times=times, **lines))
 
     def follow_logs(self, job: str, *, cursor: str | None = None, **lines: Unpack[LogLines]) -> Following[LogLine]:
         """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
-        return Following(self._connection, _path(job, "logs"), _given(**lines), cursor=cursor)
+        return Following(self._connection, job_path(job, "logs"), _given(**lines), cursor=cursor)
 
     def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:
         """A page of what happened to a job."""
         params = _given(after=after, limit=limit)
-        return cast(EventPage, self._connection.call("GET", _path(job, "events"), params=params))
+        return cast(EventPage, self._connection.call("GET", job_path(job, "events"), params=params))
 
     def follow_events(self, job: str, *, after: int | None = None) -> Following[Event]:
         """What happens to a job, from the beginning or after an event, until it has ended."""
         cursor = None if after is None else str(after)
-        return Following(self._connection, _path(job, "events"), {}, cursor=cursor)
+        return Following(self._connection, job_path(job, "events"), {}, cursor=cursor)
 
     def metrics(
         self,
@@ -223,11 +225,11 @@ class Client:
     ) -> Metrics:
         """A job's metrics: the latest values and their series."""
         params = _given(names=list(names) or None, since_step=since_step, limit=limit)
-        return cast(Metrics, self._connection.call("GET", _path(job, "metrics"), params=params))
+        return cast(Metrics, self._connection.call("GET", job_path(job, "metrics"), params=params))
 
     def follow_metrics(self, job: str) -> Following[MetricsReport]:
         """Metrics as the job reports them, until it has ended."""
-        return Following(self._connection, _path(job, "metrics/stream"), {})
+        return Following(self._connection, job_path(job, "metrics/stream"), {})
 
     # The cluster
 
@@ -261,42 +263,17 @@ class Client:
         page_size: int = PAGE_SIZE,
     ) -> Iterator[JobSummary]:
         """Jobs, the newest first unless `order_by` says otherwise; pages are fetched as they are needed."""
-        params = _given(
-            status=[*statuses] or None,
-            queue=queue,
-            kind=[*kinds] or None,
-            name=name,
-            order_by=order_by,
-            page_size=page_size,
-        )
-        params |= {f"labels.{key}": value for key, value in (labels or {}).items()}
-        while True:
-            page = self._connection.call("GET", "/v1/jobs", params=params)
+        params = {
+            "status": [*statuses] or None,
+            "queue": queue,
+            "kind": [*kinds] or None,
+            "name": name,
+            "order_by": order_by,
+            "page_size": page_size,
+            **{f"labels.{key}": value for key, value in (labels or {}).items()},
+        }
+        for page in self._connection.pages("/v1/jobs", **params):
             yield from page["jobs"]
-            if not page.get("next_page_token"):
-                return
-            params["page_token"] = page["next_page_token"]
-
-    def _change(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        idempotency_key: str | None = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Any:
-        keyed = {**headers, "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return self._connection.call(method, path, json=body, headers=keyed)
-
-
-def digest_of(path: Path) -> str:
-    """The sha256 of a file, by which the server knows it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _path(job: str, route: str = "") -> str:
-    return f"/v1/jobs/{quote(job, safe='')}" + (f"/{route}" if route else "")
 
 
 def _given(**params: Any) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import contextlib
 import socket
 import ssl
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import IO, Any, TypedDict, Unpack
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -148,6 +150,29 @@ class Connection:
             self.find_again()
         raise AssertionError("the last try returns or raises")
 
+    def change(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Send a request that changes something; when it is sent again, it still has its effect once."""
+        keyed = {**headers, "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self.call(method, path, json=body, headers=keyed)
+
+    def pages(self, path: str, **params: Any) -> Iterator[Any]:
+        """The pages of a list, fetched as they are needed; parameters that are None are left out."""
+        given = {name: value for name, value in params.items() if value is not None}
+        while True:
+            page = self.call("GET", path, params=given)
+            yield page
+            if not page.get("next_page_token"):
+                return
+            given["page_token"] = page["next_page_token"]
+
     def send(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
         """Send a request once; returns whatever the answer is.
 
@@ -236,6 +261,10 @@ class Connection:
                     f"if it should be, name a file with that of its authority in {CA}"
                 ) from error
             raise UnreachableError(f"no server answers at {self.url} ({error})") from error
+
+
+def job_path(job: str, route: str = "") -> str:
+    return f"/v1/jobs/{quote(job, safe='')}" + (f"/{route}" if route else "")
 
 
 def _check(address: Address) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import httpx
 
-from trainmaster.client.connection import RETRY_DELAYS_S, Connection
+from trainmaster.client.connection import RETRY_DELAYS_S, Connection, job_path
 from trainmaster.client.errors import ApiError, DownloadError, NotFoundError, UnavailableError, UnreachableError
 from trainmaster.client.types import Artifact
 
@@ -108,7 +108,7 @@ def _fetch(connection: Connection, job: str, target: Target, home: Path, progres
 
 def _fetch_part(connection: Connection, job: str, artifact: Artifact, part: Path, progress: Progress) -> None:
     """Bring a file on until it is whole; as often as it takes while there is progress."""
-    route = f"/v1/jobs/{quote(job, safe='')}/artifacts/{quote(artifact['path'])}"
+    route = job_path(job, f"artifacts/{quote(artifact['path'])}")
     have = min(part.stat().st_size, artifact["size_bytes"]) if part.exists() else 0
     progress(have)
     losses = 0
@@ -159,7 +159,7 @@ def _verify(artifact: Artifact, part: Path) -> None:
     if size != artifact["size_bytes"]:
         part.unlink()
         raise DownloadError(f"{artifact['path']} came with {size} bytes, not {artifact['size_bytes']}; try again")
-    if artifact["sha256"] is not None and _digest(part) != artifact["sha256"]:
+    if artifact["sha256"] is not None and digest_of(part) != artifact["sha256"]:
         part.unlink()
         raise DownloadError(f"{artifact['path']} is not what was committed: its digest differs from the manifest's")
 
@@ -174,11 +174,12 @@ def _is_here(target: Target) -> bool:
     if status.st_size != artifact["size_bytes"]:
         return False
     if artifact["sha256"] is not None:
-        return _digest(target.path) == artifact["sha256"]
+        return digest_of(target.path) == artifact["sha256"]
     return abs(status.st_mtime - datetime.fromisoformat(artifact["modified_at"]).timestamp()) < 1e-3
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """The sha256 of a file, by which the server knows it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -213,7 +214,7 @@ def checkpoint_problems(
         ApiError: the server said no.
         UnreachableError: it does not answer any more.
     """
-    home = f"/v1/jobs/{quote(job, safe='')}/artifacts/checkpoints/{quote(checkpoint_id, safe='')}"
+    home = job_path(job, f"artifacts/checkpoints/{quote(checkpoint_id, safe='')}")
     there = {artifact["path"].removeprefix(f"checkpoints/{checkpoint_id}/") for artifact in artifacts}
     if MANIFEST not in there:
         return [f"{MANIFEST}: it is not there"]

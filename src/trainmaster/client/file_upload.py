@@ -9,8 +9,9 @@ from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.client.client import Client, digest_of
+from trainmaster.client.client import Client
 from trainmaster.client.directories import files_below, kept_files
+from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ApiError, ShippingError
 from trainmaster.client.local import running
 from trainmaster.client.training_files import TRAINER, Named, named_files, names_training, nothing_at, with_paths

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import quote
 
-from trainmaster.client.connection import Connection
+from trainmaster.client.connection import Connection, job_path
 from trainmaster.client.download import Target, checkpoint_problems, download, targets
 from trainmaster.client.errors import DownloadError
-from trainmaster.client.types import Artifact, Checkpoint, Collection, JobCheckpoints, Tombstone, Usage
+from trainmaster.client.types import Artifact, Collection, JobCheckpoints, Tombstone, Usage
 
 PAGE_SIZE = 1000
 LATEST, BEST = "latest", "best"
@@ -30,14 +29,9 @@ class Results:
         self, job: str, *, kind: str | None = None, checkpoint_id: str | None = None, page_size: int = PAGE_SIZE
     ) -> Iterator[Artifact]:
         """The files that a job left: `kind` is "output" or "checkpoint"."""
-        wanted = {"kind": kind, "checkpoint_id": checkpoint_id, "page_size": page_size}
-        params: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-        while True:
-            page = self._connection.call("GET", f"{_path(job)}/artifacts", params=params)
+        path = job_path(job, "artifacts")
+        for page in self._connection.pages(path, kind=kind, checkpoint_id=checkpoint_id, page_size=page_size):
             yield from page["artifacts"]
-            if not page["next_page_token"]:
-                return
-            params["page_token"] = page["next_page_token"]
 
     def download(
         self,
@@ -86,7 +80,7 @@ class Results:
         """
         if name not in (LATEST, BEST):
             return name
-        page = self._checkpoint_page(job, {"page_size": 1})
+        page = self._first_checkpoint(job)
         found = page["latest_checkpoint_id"] if name == LATEST else page["best_checkpoint_id"]
         if found is None:
             raise DownloadError(f"the job has no {name} checkpoint")
@@ -104,45 +98,35 @@ class Results:
 
     def checkpoints(self, job: str, *, checkpoint_id: str | None = None, page_size: int = PAGE_SIZE) -> JobCheckpoints:
         """The committed checkpoints of a job, all of them, the oldest first; with `checkpoint_id`, only that one."""
-        params: dict[str, Any] = {"page_size": page_size}
-        if checkpoint_id is not None:
-            params["checkpoint_id"] = checkpoint_id
-        found: list[Checkpoint] = []
-        while True:
-            page = self._checkpoint_page(job, params)
-            found += page["checkpoints"]
-            if not page["next_page_token"]:
-                return {**page, "checkpoints": found}
-            params["page_token"] = page["next_page_token"]
+        path = job_path(job, "checkpoints")
+        pages: list[JobCheckpoints] = list(
+            self._connection.pages(path, checkpoint_id=checkpoint_id, page_size=page_size)
+        )
+        return {**pages[-1], "checkpoints": [each for page in pages for each in page["checkpoints"]]}
 
     def has_checkpoints(self, job: str) -> bool:
         """Whether a job has committed checkpoints."""
-        return bool(self._checkpoint_page(job, {"page_size": 1})["checkpoints"])
+        return bool(self._first_checkpoint(job)["checkpoints"])
 
     def tombstones(self, *, job: str | None = None, page_size: int = 100) -> Iterator[Tombstone]:
         """Deleted jobs whose files are still there, the last deleted first.
 
         With `job`, only those that had this handle, or whose id begins so.
         """
-        params: dict[str, Any] = {"page_size": page_size, **({} if job is None else {"job": job})}
-        while True:
-            page = self._connection.call("GET", "/v1/tombstones", params=params)
+        for page in self._connection.pages("/v1/tombstones", job=job, page_size=page_size):
             yield from page["tombstones"]
-            if not page["next_page_token"]:
-                return
-            params["page_token"] = page["next_page_token"]
 
     def pin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
         """Keep a checkpoint until it is unpinned; returns the first page of the job's checkpoints."""
-        return self._change("POST", f"{_checkpoint(job, checkpoint_id)}/pin")
+        return self._change("POST", job, checkpoint_id, "/pin")
 
     def unpin(self, job: str, checkpoint_id: str) -> JobCheckpoints:
         """Treat a checkpoint like all others again; returns the first page of the job's checkpoints."""
-        return self._change("POST", f"{_checkpoint(job, checkpoint_id)}/unpin")
+        return self._change("POST", job, checkpoint_id, "/unpin")
 
     def delete_checkpoint(self, job: str, checkpoint_id: str) -> JobCheckpoints:
         """Delete a checkpoint that is not pinned and that no job needs; returns the first page of those left."""
-        return self._change("DELETE", _checkpoint(job, checkpoint_id))
+        return self._change("DELETE", job, checkpoint_id)
 
     def usage(
         self,
@@ -163,17 +147,10 @@ class Results:
         body = {"dry_run": dry_run, "orphans": orphans}
         return cast(Collection, self._connection.call("POST", "/v1/gc", json=body))
 
-    def _checkpoint_page(self, job: str, params: dict[str, Any]) -> JobCheckpoints:
-        return cast(JobCheckpoints, self._connection.call("GET", f"{_path(job)}/checkpoints", params=params))
+    def _first_checkpoint(self, job: str) -> JobCheckpoints:
+        found = self._connection.call("GET", job_path(job, "checkpoints"), params={"page_size": 1})
+        return cast(JobCheckpoints, found)
 
-    def _change(self, method: str, path: str) -> JobCheckpoints:
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return cast(JobCheckpoints, self._connection.call(method, path, headers=headers))
-
-
-def _path(job: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}"
-
-
-def _checkpoint(job: str, checkpoint_id: str) -> str:
-    return f"{_path(job)}/checkpoints/{quote(checkpoint_id, safe='')}"
+    def _change(self, method: str, job: str, checkpoint_id: str, command: str = "") -> JobCheckpoints:
+        path = job_path(job, f"checkpoints/{quote(checkpoint_id, safe='')}{command}")
+        return cast(JobCheckpoints, self._connection.change(method, path))

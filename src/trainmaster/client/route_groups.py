@@ -1,4 +1,4 @@
-"""client.cluster and client.runtimes: nodes, queues, backends, activity, and the training runtimes of the server."""
+"""Groups of routes: `client.cluster`, `client.runtimes`, `client.admin` and `client.data`."""
 
 from __future__ import annotations
 
@@ -87,13 +87,8 @@ class Cluster:
 
     def queue(self, name: str = "default", *, page_size: int = 100) -> Iterator[QueueEntry]:
         """The jobs that wait in a queue, in the order of the scheduler; pages are fetched as they are needed."""
-        params: dict[str, Any] = {"queue": name, "page_size": page_size}
-        while True:
-            page: Mapping[str, Any] = self._connection.call("GET", "/v1/queue", params=params)
+        for page in self._connection.pages("/v1/queue", queue=name, page_size=page_size):
             yield from page["entries"]
-            if not page["next_page_token"]:
-                return
-            params["page_token"] = page["next_page_token"]
 
 
 def _node(node: str, route: str = "") -> str:

@@ -1,13 +1,20 @@
-"""Which server is meant: the one that arguments, variables or a login name, in this order, else the local one."""
+"""Which server is meant: the one that arguments, variables or `trainmaster login` name, in this order, else the local.
+
+The login is saved in a file that only this user can read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from trainmaster.client import local, login
+from trainmaster.client import local
 from trainmaster.client.connection import Address
+from trainmaster.client.errors import ClientError
 from trainmaster.protocol.environment import CA
 
 URL_VARIABLE = "TRAINMASTER_URL"
@@ -19,7 +26,7 @@ LookAgain = Callable[[], Address | None]
 
 def configured_url() -> str | None:
     """The URL of the server that a variable or a login names; None means the local server."""
-    saved = login.load()
+    saved = load_login()
     return os.environ.get(URL_VARIABLE) or (saved.url if saved else None)
 
 
@@ -35,7 +42,7 @@ def find_server(
     key = api_key or os.environ.get(KEY_VARIABLE)
     url = url or configured_url()
     if url:
-        saved = login.load()
+        saved = load_login()
         if saved is not None and saved.url == url.rstrip("/"):
             return Address(url=url, api_key=key or saved.api_key, ca=trusted or saved.ca), None
         return Address(url=url, api_key=key or _local_key(url), ca=trusted), None
@@ -54,3 +61,52 @@ def _local_key(url: str) -> str:
     """The key of the local server, when that is what a url without a key names."""
     server = local.running()
     return server.api_key if server is not None and server.url == url.rstrip("/") else ""
+
+
+def login_file() -> Path:
+    return local.data_dir() / "login.json"
+
+
+def load_login() -> Address | None:
+    """The saved login, if there is one.
+
+    Raises:
+        ClientError: the file cannot be read.
+    """
+    try:
+        return Address(**json.loads(login_file().read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ClientError(f"cannot read the login in {login_file()} ({error}); run `trainmaster logout`") from error
+
+
+def save_login(login: Address) -> None:
+    """Save a login in the place of any other.
+
+    Raises:
+        ClientError: the file cannot be written.
+    """
+    file = login_file()
+    draft = file.with_name(".login.json")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            json.dump(asdict(login), opened)
+        os.replace(draft, file)
+    except OSError as error:
+        raise ClientError(f"cannot write {file}: {error.strerror}") from error
+
+
+def remove_login() -> None:
+    """Forget the saved login.
+
+    Raises:
+        ClientError: the file cannot be removed.
+    """
+    try:
+        login_file().unlink(missing_ok=True)
+    except OSError as error:
+        raise ClientError(f"cannot remove {login_file()}: {error.strerror}") from error

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import client as api
-from trainmaster.client import local, login
-from trainmaster.client.server_lookup import URL_VARIABLE
+from trainmaster.client import local
+from trainmaster.client.server_lookup import URL_VARIABLE, load_login
 from trainmaster.client.types import Engine
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.launch import CONTAINER, LOCAL
@@ -96,7 +96,7 @@ def surroundings() -> Surroundings:
         home=Path.home(),
         in_cluster="KUBERNETES_SERVICE_HOST" in os.environ and _IN_CLUSTER.exists(),
         ask=_ask_once if present else None,
-        login=saved.url if (saved := login.load()) else None,
+        login=saved.url if (saved := load_login()) else None,
     )
 
 

@@ -33,8 +33,9 @@ def login(
     key are saved in login.json in TRAINMASTER_HOME (~/.trainmaster), readable by you alone. TRAINMASTER_URL and
     TRAINMASTER_API_KEY win over them; `trainmaster logout` removes them.
     """
-    from trainmaster.client import Client, login
-    from trainmaster.client.server_lookup import KEY_VARIABLE, URL_VARIABLE, configured_url
+    from trainmaster.client import Client
+    from trainmaster.client.connection import Address
+    from trainmaster.client.server_lookup import KEY_VARIABLE, URL_VARIABLE, configured_url, login_file, save_login
 
     if url is None:
         if ca is not None:
@@ -43,15 +44,15 @@ def login(
         return
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"'{url}' is not a URL; write the server's, such as https://train.example.com")
-    wanted = login.Login(
+    wanted = Address(
         url=url.rstrip("/"),
         api_key=os.environ.get(KEY_VARIABLE) or _read_key(),
         ca=str(ca.absolute()) if ca else None,
     )
     with Client(wanted.url, wanted.api_key, ca=wanted.ca) as client:
         key = client.admin.own_key()
-    login.save(wanted)
-    _tell(wanted.url, f"login, saved in {login.path()}", key, as_json=as_json)
+    save_login(wanted)
+    _tell(wanted.url, f"login, saved in {login_file()}", key, as_json=as_json)
     if configured_url() != wanted.url:
         say(f"{URL_VARIABLE} is set and wins over the login; unset it to use {wanted.url}.")
 
@@ -90,10 +91,10 @@ def _read_key() -> str:
 
 def logout(as_json: JsonOption = False) -> None:
     """Forget the server and the key that `trainmaster login` saved. The key itself stays valid."""
-    from trainmaster.client import login
+    from trainmaster.client.server_lookup import login_file, remove_login
 
-    there = login.path().exists()
-    login.remove()
+    there = login_file().exists()
+    remove_login()
     if as_json:
         print_json({"logged_out": there})
     elif there:
