@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -118,8 +119,19 @@ def from_json(kind: type[Record], document: Mapping[str, Any]) -> Record:
 
     Missing keys get their defaults, and unknown ones are ignored: readers and writers may differ in version.
     """
-    fields = get_type_hints(kind)
-    return kind(**{name: _value_of(fields[name], document[name]) for name in fields if name in document})
+    record: Record = _record_of(kind, document)
+    return record
+
+
+@functools.cache
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields. The first look-up takes most of a millisecond."""
+    return get_type_hints(kind)
+
+
+def _record_of(kind: Any, document: Mapping[str, Any]) -> Any:
+    types = field_types(kind)
+    return kind(**{name: _value_of(types[name], document[name]) for name in types if name in document})
 
 
 def _value_of(kind: Any, value: Any) -> Any:
@@ -133,7 +145,7 @@ def _value_of(kind: Any, value: Any) -> Any:
     if origin is Mapping:
         return {key: _value_of(arguments[1], each) for key, each in value.items()}
     if is_dataclass(kind):
-        return from_json(kind, value)  # type: ignore[arg-type]
+        return _record_of(kind, value)
     return kind(value) if issubclass(kind, StrEnum) else value
 
 

@@ -115,7 +115,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerWish:
+class ContainerRequest:
     """What a job requests for its containers beyond the image."""
 
     pull_policy: str | None = None
@@ -150,7 +150,7 @@ class Launch:
     image: str | None = None
     """The image that the ranks run in; None: the backend's default. Only for backends that run images."""
     volumes: tuple[Volume, ...] = ()
-    container: ContainerWish = field(default_factory=ContainerWish)
+    container: ContainerRequest = field(default_factory=ContainerRequest)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set by the workload kind. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)

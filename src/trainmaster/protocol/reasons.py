@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 
 class Reason(StrEnum):
@@ -84,3 +86,11 @@ TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORA
 
 EXIT_STOPPED = 85
 """The exit code of a rank that was asked to stop and has saved."""
+
+
+def exit_record(reason: Reason, message: str, **known: Any) -> dict[str, Any]:
+    """The exit document of a node that ended now, with null for every field that is not known."""
+    unknown = dict.fromkeys(("exit_code", "signal", "rank", "step", "stop_cause", "started_at"))
+    evidence: dict[str, Any] = {"last_lines": [], "frame": None, "oom_kills": None}
+    record = {**unknown, "ended_at": time.time(), "evidence": evidence, "streams": {}}
+    return {"reason": reason, "message": message, **record, **known}

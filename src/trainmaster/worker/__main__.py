@@ -14,7 +14,6 @@ from trainmaster.worker.supervise import run_worker
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments name; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainmaster.worker", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fork_server = commands.add_parser("fork-server", help="fork workers on request, until it is retired")
@@ -32,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _taken(path: Path) -> Secrets:
-    """The secrets of a file, which is gone afterwards; none where somebody has taken them."""
+    """Read the secrets from a file and remove it; none if it is gone."""
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:

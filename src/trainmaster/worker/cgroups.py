@@ -1,12 +1,12 @@
-"""A cgroup for each node of an attempt, where one can be made; without one, `MemoryWatch` limits its memory.
+"""A cgroup for each node of an attempt, if one can be made; otherwise `MemoryWatch` limits its memory.
 
-It finds what a dead worker left behind, whatever that did to its environment, counts what the kernel killed
-for want of memory, and holds the node to what is booked for it. The group lies below this process's own, so
-that limits which somebody set for us go on to hold: `<own group>/trainmaster-<attempt id>.<node>`.
+The group identifies what a dead worker left behind, counts the kernel's out-of-memory kills, and limits the node to
+what is booked for it. It lies below this process's own, so that limits set for us still apply:
+`<own group>/trainmaster-<attempt id>.<node>`.
 
-On a host with the memory controller in version 1 that hierarchy is used, and that of the processor beside it; else
-version 2. There a group has either processes or limits to hand out. So a service whose group was delegated to it, and
-which lives in a group of its own below that one, has the groups of its jobs beside it.
+If the host has the memory controller in cgroup version 1, that hierarchy is used, and the cpu hierarchy beside it;
+else version 2. There a group has either processes or controllers to delegate. So a service whose group systemd
+delegated, and which runs in a subgroup of it, gets the groups of its jobs beside that subgroup.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pathlib import Path
 _PREFIX = "trainmaster-"
 _OOM_COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _PERIOD_US = 100_000
-"""Within which a group may use its share of the processor: the kernel's own choice."""
+"""The kernel's default period for cpu quotas."""
 _MEMORY_LIMITS = ("memory.limit_in_bytes", "memory.max")
 
 
 def members_pattern(attempt_id: str, node: int | None) -> re.Pattern[bytes]:
-    """Matches the content of /proc/<pid>/cgroup of every process in a group of this attempt, or of one of its nodes."""
+    """Matches /proc/<pid>/cgroup of every process in a group of this attempt, or of one of its nodes."""
     group = re.escape(_PREFIX + attempt_id).encode()
     return re.compile(rb"/%b\.%b(?:/|$)" % (group, rb"\d+" if node is None else b"%d" % node), re.MULTILINE)
 
 
 @functools.cache
 def own_group() -> Path | None:
-    """The directory in which groups can be made, this process's own as a rule. Found once per process."""
+    """The directory in which groups can be made, usually this process's own."""
     return next((group for group in _groups("memory") if _is_ours(group)), None)
 
 
 @functools.cache
 def _processor_group() -> Path | None:
-    """The same in the hierarchy of the processor, where it has one of its own."""
+    """The same in the cpu hierarchy of version 1."""
     own = own_group()
     if own is None or (own / "cgroup.controllers").exists():
         return None
@@ -47,7 +47,7 @@ def _processor_group() -> Path | None:
 
 
 def find_groups() -> None:
-    """Look now, so that what is forked from this process need not."""
+    """Look the groups up before forking."""
     own_group()
     _processor_group()
 
@@ -67,14 +67,14 @@ def _groups(controller: str) -> list[Path]:
     for kind, name in (("cgroup", controller), ("cgroup2", "")):
         for mount in _mounts(kind, name) if name in memberships else ():
             group = mount / memberships[name].lstrip("/")
-            # In a container the group is known by its name outside, and mounted as if it were the root.
+            # In a container, the group has its name outside, and is mounted as if it were the root.
             own = group if group.is_dir() else mount
             found += [own.parent, own] if kind == "cgroup2" and _is_delegated(own.parent) else [own]
     return found
 
 
 def _is_delegated(group: Path) -> bool:
-    """Whether systemd has left a group, and all below it, to the service that lives there."""
+    """Whether systemd has delegated a group to the service in it."""
     for mark in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(group, mark) == b"1":
@@ -83,7 +83,7 @@ def _is_delegated(group: Path) -> bool:
 
 
 def remove_groups(attempt_id: str, node: int | None = None) -> None:
-    """Remove the groups that dead workers of this attempt, or of one of its nodes, left; one with members stays."""
+    """Remove the groups that dead workers of an attempt, or of one of its nodes, left. Groups with members stay."""
     for own in filter(None, (own_group(), _processor_group())):
         for group in own.glob(f"{_PREFIX}{attempt_id}.{'*' if node is None else node}"):
             with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def remove_groups(attempt_id: str, node: int | None = None) -> None:
 
 
 def limits(memory_mb: int, cpu_cores: int) -> dict[str, str]:
-    """What is written into which files of a group, in this order; 0 is no limit. A version has some of these files.
+    """The files of a group and their content, in order of writing; 0 is no limit. Each version has some of the files.
 
     >>> limits(1, 2)["memory.max"], limits(1, 2)["cpu.max"], limits(0, 0)
     ('1048576', '200000 100000', {})
@@ -99,7 +99,7 @@ def limits(memory_mb: int, cpu_cores: int) -> dict[str, str]:
     memory, quota_us = str(memory_mb << 20), cpu_cores * _PERIOD_US
     of_memory = {
         "memory.limit_in_bytes": memory,
-        # With what is swapped out.
+        # Including swap.
         "memory.memsw.limit_in_bytes": memory,
         "memory.max": memory,
         "memory.swap.max": "0",
@@ -109,7 +109,7 @@ def limits(memory_mb: int, cpu_cores: int) -> dict[str, str]:
 
 
 class Cgroup:
-    """The group of one node of an attempt. Nothing is made before the first process is put into it."""
+    """The group of one node of an attempt. Created when the first process is put into it."""
 
     def __init__(self, attempt_id: str, node: int, *, memory_mb: int = 0, cpu_cores: int = 0) -> None:
         own = own_group()
@@ -120,18 +120,18 @@ class Cgroup:
         self._counter: Path | None = None
         self._counted_before = 0
         self.memory_limit_mb: int | None = None
-        """What the kernel holds the group to; None: nothing, or nothing yet."""
+        """The limit that the kernel enforces; None: none, or not yet."""
         if own is None:
-            # No group can be made: kills are counted in the one that this process lives in.
+            # No group can be made: count kills in this process's own.
             self._begin_counting(*_groups("memory"))
 
     @property
     def has_limits(self) -> bool:
-        """Whether it shall hold its processes to something, and so should have them early."""
+        """Whether it limits its processes, and should get them early."""
         return bool(self._limits)
 
     def adopt(self, pids: Iterable[int]) -> None:
-        """Move these processes into the group; what they start from then on belongs to it too."""
+        """Move processes into the group; what they start from then on belongs to it, too."""
         pids = list(pids)
         for path in list(self._paths):
             try:
@@ -149,19 +149,18 @@ class Cgroup:
                 os.close(procs)
 
     def count_anew(self) -> None:
-        """Count kills from here on: those before have nothing to do with what comes."""
+        """Forget the kills so far."""
         if self._counter is not None:
             self._counted_before = _oom_count(self._counter) or self._counted_before
 
     def oom_kills(self) -> int | None:
-        """How many processes the kernel killed here for want of memory lately; None when nobody counts."""
+        """Out-of-memory kills since `count_anew`; None if unknown."""
         if self._counter is None:
             return None
         count = _oom_count(self._counter)
         return None if count is None else count - self._counted_before
 
     def remove(self) -> None:
-        """Remove the group; it must be empty."""
         for path in self._paths:
             with contextlib.suppress(OSError):
                 path.rmdir()
@@ -171,18 +170,18 @@ class Cgroup:
         if self._limits:
             self._limit(path)
         if self._counter is None:
-            # In version 2 a group without a memory controller of its own is counted in the one above it.
+            # In version 2, a group without a memory controller is counted in its parent.
             self._begin_counting(path, path.parent)
 
     def _limit(self, path: Path) -> None:
         if (path / "cgroup.controllers").exists():
             for controller in ("memory", "cpu"):
-                # It may be passed on already, or not be ours to pass on.
+                # It may be delegated already, or not be ours to delegate.
                 with contextlib.suppress(OSError):
                     (path.parent / "cgroup.subtree_control").write_text(f"+{controller}")
         for name, value in self._limits.items():
             file = path / name
-            # Without the controller, and in the other version, there is no such file.
+            # Without the controller, and in the other version, the file is missing.
             with contextlib.suppress(OSError):
                 if file.exists():
                     file.write_text(value)
@@ -206,7 +205,7 @@ def _oom_count(path: Path) -> int | None:
 
 
 def _mounts(kind: str, option: str) -> list[Path]:
-    """Where hierarchies of a kind are mounted; of version 1 only the one with a certain controller."""
+    """The mount points of a hierarchy; of version 1 only the one with a certain controller."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -222,10 +221,9 @@ _SHARES = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+) kB$", re.MULTIL
 
 
 class MemoryWatch:
-    """Holds a node to the memory that is booked for it where no cgroup does: it looks at it now and then.
+    """Limits a node to its booked memory where no cgroup does, by polling.
 
-    The kernel would kill at the first byte too many; here a process has a moment. What counts is what cannot be written
-    back to a file: pages of the heap, and shared memory, which each process counts for its share.
+    Counted is what cannot be written back to a file: anonymous pages and the process's share of shared memory.
     """
 
     def __init__(self, limit_mb: int) -> None:
@@ -233,12 +231,12 @@ class MemoryWatch:
         self._due = 0.0
 
     def excess(self, now: float, processes: Callable[[], Iterable[int]]) -> str | None:
-        """What is wrong, once the processes hold more than they may."""
+        """What is wrong, once the processes hold more than the limit."""
         if not self._limit_mb or now < self._due:
             return None
         self._due = now + MEMORY_LOOK_EVERY_S
         pids = list(processes())
-        # What is shared counts several times in the first sum, which costs little; in the second it does not.
+        # The first sum is cheap and counts shared memory several times; the second does not.
         if sum(_sum_mb(f"/proc/{pid}/status", _RESIDENT) for pid in pids) <= self._limit_mb:
             return None
         held_mb = sum(_sum_mb(f"/proc/{pid}/smaps_rollup", _SHARES) for pid in pids)
@@ -248,7 +246,7 @@ class MemoryWatch:
 
 
 def _sum_mb(path: str, amounts: re.Pattern[bytes]) -> float:
-    """What a file tells of a process; nothing where that has ended, or is not for us to see."""
+    """The amounts in a file of /proc; 0 if the process has ended, or is not ours to see."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return sum(map(int, amounts.findall(file.read()))) / 1024
     return 0.0

@@ -1,15 +1,15 @@
-"""The courier: brings a worker's run directory to a server whose files the worker cannot reach.
+"""The courier: mirrors a worker's run directory to a server whose files the worker cannot reach.
 
-It claims the node at the server, lays out a private run directory, forks the worker on it and mirrors
-from then on: streams and documents go up, control and rendezvous come down. Everything is on disk first
-and stays there until the server has it, so that a server that is away costs time and nothing else. The
-worker dies with its courier; a courier that is started again on the same directory delivers what is left.
+It claims the node at the server, lays out a private run directory, forks the worker on it and mirrors from then on:
+streams and documents go up, control and rendezvous come down. Everything is on disk first and stays there until the
+server has it, so that a server outage costs only time. The worker dies with its courier; a courier that is started
+again on the same directory delivers what is left.
 
-    <directory>/courier.json     the name under which the node was claimed, to claim it again
+    <directory>/courier.json     the nonce of the claim, to claim the node again
     <directory>/blobs/<sha256>   files that the launch names
     <directory>/run/             the run directory
 
-Secrets are fetched when the worker is about to start, and go to it by the fork: they are in no file.
+Secrets are fetched just before the worker starts, and reach it by the fork: no file holds them.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
 
 LOOK_EVERY_S = 0.1
-"""How long a line of output may lie before it is sent; the worker's hints cut it short."""
+"""How long output may wait before it is sent; the worker's hints cut it short."""
 BEAT_EVERY_S = 2.0
 CONTROL_WAIT_S = 20
-"""How long the server may hold a question for control that has no answer yet."""
+"""How long the server may hold a request for control."""
 REFUSED_GRACE_S = 10.0
-"""What the ranks of an attempt get that the server does not know any more."""
+"""For the ranks of an attempt that the server does not know any more."""
 MOST_REPORT_BYTES = 1 << 30
-"""Sent of a stream that is no log. A rank can make its file terabytes long without writing anything, and the server's
-disk would be full of it; logs have a cap of their own."""
+"""Of a stream that is no log. A rank can make a file terabytes long without writing anything, and would fill the
+server's disk; logs have a cap of their own."""
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
@@ -77,9 +77,9 @@ def run_courier(
     *,
     delivers_only: bool = False,
 ) -> None:
-    """Run one node of an attempt for a server that is reached by HTTP; return when all is delivered.
+    """Run one node of an attempt for a server that is reached by HTTP; returns when everything is delivered.
 
-    With `delivers_only` it starts no worker: a courier before it has died, and what that left is delivered.
+    With `delivers_only` it starts no worker, and delivers what a dead courier left.
     """
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def run_courier(
 
 
 class _StopAskedError(Exception):
-    """The attempt shall stop before it has begun."""
+    """The attempt was stopped before it started."""
 
 
 class _Courier:
@@ -140,7 +140,7 @@ class _Courier:
         self._end_worker(_WORKER_ENDS_S)
 
     def _claim(self) -> bool:
-        """Claim the node at the server, in the name of this process: it lives while there is something to deliver."""
+        """Claim the node at the server as this process, which lives while there is something to deliver."""
         name = self._home / "courier.json"
         nonce = (read_document(name) or {}).get("nonce") or uuid.uuid4().hex
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ class _Courier:
         return bool(answer["granted"])
 
     def _prepare(self, request: AttemptRequest) -> None:
-        """Lay out the run directory and start the worker, unless a courier before this one did."""
+        """Lay out the run directory and start the worker, unless an earlier courier did."""
         blobs = self._home / "blobs"
         blobs.mkdir(mode=0o700, exist_ok=True)
         if request.uid is not None:
@@ -178,9 +178,9 @@ class _Courier:
         self._worker = self._fork_worker(self._fetch(request, blobs))
 
     def _fetch(self, request: AttemptRequest, blobs: Path) -> Secrets:
-        """Bring the launch's files, and its secrets, which stay in memory.
+        """Fetch the launch's files, and its secrets, which stay in memory.
 
-        A file that the server does not have is left for the worker to miss.
+        The worker will report a file that the server does not have.
         """
         secrets = NO_SECRETS
         downloads = Uplink(self._server_url, self._token, on_wait=self._attend)
@@ -193,7 +193,7 @@ class _Courier:
         return secrets
 
     def _attend(self) -> None:
-        """While files are fetched: beat, and give up when a stop is asked for. The worker makes that an end."""
+        """While files are fetched: send heartbeats, and stop fetching if the attempt is stopped."""
         if self._beat():
             control = self._uplink.ask("GET", f"{self._route}/control?after=0&wait_s=0")
             if control is not None and control.get("stop"):
@@ -240,7 +240,7 @@ class _Courier:
                     self._refused.set()
                     return
                 if document is None:
-                    # A server that does not hold the question shall not be flooded with it.
+                    # Do not flood a server that answers at once.
                     uplink.pause(max(0.0, asked_at + LOOK_EVERY_S - time.monotonic()))
                     continue
                 try:
@@ -264,7 +264,7 @@ class _Courier:
     def _mirror(self, hints: HintListener | None) -> None:
         while True:
             running = self._worker_runs()
-            # Read before the streams are sent: they are complete when it is there.
+            # Read before the streams are sent: they are complete when it exists.
             end = self._run.document(exit_document(self._node))
             if end is None and not running:
                 self._kill_strays()
@@ -315,7 +315,7 @@ class _Courier:
     def _pull_rendezvous(self) -> None:
         if not self._awaits_rendezvous:
             return
-        # Not there yet, or no room for it: the next turn asks again.
+        # Not there yet, or no disk space: the next turn asks again.
         with contextlib.suppress(RefusedError, OSError):
             document = self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}")
             self._run.put_document(RENDEZVOUS, document)
@@ -325,7 +325,7 @@ class _Courier:
         self._uplink.ask("PUT", f"{self._route}/documents/{name}", document=document)
 
     def _beat(self) -> bool:
-        """Beat for a worker that cannot: before its start, and after its end while there is much to deliver."""
+        """Send heartbeats while the worker does not: before its start, and after its end."""
         now = time.monotonic()
         if self._worker is not None or now < self._next_beat:
             return False
@@ -345,7 +345,7 @@ class _Courier:
         return False
 
     def _abandon(self) -> None:
-        """The server knows the attempt no more: end the ranks as after a deletion."""
+        """The server does not know the attempt any more: end the ranks as after a deletion."""
         if self._worker is not None:
             last = self._run.document(CONTROL) or {}
             stop = Control(seq=int(last.get("seq", 0)) + 1, stop=StopCause.DELETE, grace_s=REFUSED_GRACE_S)
@@ -354,7 +354,7 @@ class _Courier:
             self._end_worker(REFUSED_GRACE_S + _WORKER_ENDS_S)
 
     def _end_worker(self, within_s: float) -> None:
-        """Wait for the worker's end; one that hangs is killed, with all that it left."""
+        """Wait for the worker's end. If it hangs, kill it with everything it started."""
         deadline = time.monotonic() + within_s
         while self._worker_runs():
             if self._worker is not None and time.monotonic() >= deadline:
@@ -366,10 +366,10 @@ class _Courier:
             time.sleep(0.005)
 
     def _kill_strays(self) -> None:
-        """Kill what a dead worker left; until nothing is left, the node has not ended."""
+        """Kill what a dead worker left; the node has not ended before."""
         if self._inherited:
             sweep(self._attempt_id, self._node)
-        # What a worker of our own left is below us now; another node's processes on this host are not.
+        # What our own worker left is below us now; processes of other nodes on this host are not.
         while strays := descendants(os.getpid()):
             signal_all(strays, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):

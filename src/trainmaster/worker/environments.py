@@ -1,11 +1,15 @@
-"""Python environments for jobs that need packages: each made once, found by its content, shared by the account's jobs.
+"""Python environments for jobs that need packages: made once, keyed by content, shared by the account's jobs.
 
     <cache>/environments/<key>/             a virtual environment
-    <cache>/environments/<key>/ready.json   written last; one without it is removed and made again
-    <cache>/locks/environments-<key>        held by whoever makes it
+    <cache>/environments/<key>/ready.json   written last; an environment without it is removed and made again
+    <cache>/locks/environments-<key>        held while it is made
 
-An environment lies over the worker's own packages: it sees them, and holds only what they lack. Run as a job's
-preparing step, as the job's user and with the worker's Python.
+An environment sees the worker's own packages (the base) and contains only what they lack. This is a preparing step of
+the job: it runs as the job's user with the worker's Python.
+
+Packages are installed with uv if it is on the PATH, else with pip. pip counts the base's packages as installed. uv does
+not see them: it resolves with the base's versions as constraints, and installs what the base lacks; if that has no
+solution, pip decides.
 """
 
 from __future__ import annotations
@@ -33,14 +37,8 @@ from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.launch import ENVIRONMENT_FILE, PACKAGES_FILE
 from trainmaster.protocol.reasons import Reason
 
-# Installing packages into an environment: with uv where it is on the PATH, with pip where it is not.
-#
-# pip takes what the base has for installed, because the environment sees it. uv looks at the environment alone: it is
-# asked what it would install if the base's versions were given, and installs only what the base has not. Where that has
-# no answer, pip has the last word.
-
 _SIGNS: tuple[tuple[re.Pattern[str], Reason | None, str], ...] = (
-    # The verdict finds this one by itself, in our last line.
+    # No reason: the verdict recognizes our last line.
     (re.compile(r"No space left on device|Disk quota exceeded"), None, "No space left on device"),
     (
         re.compile(r"40[13] (?:Client )?Error|HTTP error 40[13]|HTTP status client error \(40[13]"),
@@ -57,25 +55,22 @@ _SIGNS: tuple[tuple[re.Pattern[str], Reason | None, str], ...] = (
         "the index did not answer",
     ),
 )
-"""What an installer's output shows of why it failed; the reason, and what to say of it."""
+"""Pattern in an installer's output, the reason of the failure, and what to say of it."""
 _MISPLACING = frozenset({"PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PYTHONPATH", "PYTHONHOME"})
-"""Variables that would have the installer look or write elsewhere than in the environment."""
+"""Variables that would make the installer look or write outside of the environment."""
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _MAX_QUOTE = 1000
 
 
 class InstallError(Exception):
-    """Packages could not be installed."""
-
     def __init__(self, message: str, reason: Reason | None = Reason.BAD_INPUT, output: str = "") -> None:
         super().__init__(f"packages cannot be installed: {message}")
         self.reason = reason
-        """What the job is told to have failed of; None leaves that to whoever reads its last lines."""
+        """The reason that the job reports; None: the verdict derives it from the last lines."""
         self.output = output
-        """All that the installer said."""
 
     def tell(self, events_file: str) -> None:
-        """Say it in the log, and to the worker."""
+        """Log the error and report it to the worker."""
         print(self.output, self, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 - this is the step's log
         if self.reason is not None:
             event = {"type": "failed", "reason": self.reason, "message": str(self), "t": time.time()}
@@ -84,7 +79,6 @@ class InstallError(Exception):
 
 
 def print_line(line: str) -> None:
-    """Say what happens, in the step's log."""
     print(line, flush=True)  # noqa: T201 - this is the step's log
 
 
@@ -97,18 +91,12 @@ def install(
     variables: Mapping[str, str],
     lock: int,
 ) -> None:
-    """Install what an environment lacks.
+    """Install what an environment lacks of `requirements`; `base` has the packages of the Python below it.
 
-    Args:
-        requirements: what it has to have.
-        index_urls: the index, and further ones; the installer's own settings when empty.
-        python: the environment's interpreter.
-        base: what it sees of the Python below it, by canonical names.
-        variables: those of this process.
-        lock: a descriptor that the installer shall keep open.
+    Without `index_urls`, the installer's own settings apply. The installer keeps the descriptor `lock` open.
 
     Raises:
-        InstallError: it cannot be done; the installer's whole output is in the log.
+        InstallError: it cannot be done.
     """
     # A bare name that is there needs no index, and may be in none.
     missing = [requirement for requirement in requirements if requirement not in base]
@@ -128,7 +116,7 @@ def install(
         except InstallError as error:
             if error.reason is not Reason.BAD_INPUT:
                 raise
-            # What is wanted may replace a part of the base, or need one that no index has.
+            # The packages may replace a part of the base, or need one that no index has.
             if has_pip:
                 print_line("uv finds no way to add that to what is there; trying pip")
                 _install_with_pip(by_pip, missing)
@@ -149,21 +137,15 @@ def _install_with_pip(installer: _Installer, missing: Sequence[str]) -> None:
 
 
 class _Uv:
-    """Has uv install into an environment what the base lacks."""
-
     def __init__(self, installer: _Installer, python: Path, base: Mapping[str, str]) -> None:
         self._installer = installer
         self._python = str(python)
         self._home = python.parents[1]
-        # Without what marks a build, such as +cpu: an index has the release under its plain version.
+        # Without a build label such as +cpu: indexes have the release under its plain version.
         self._base = {name: version.partition("+")[0] for name, version in base.items()}
 
     def install(self, missing: Sequence[str], *, keep_base: bool = True) -> None:
-        """Install requirements, with the base's versions of all that it has or with others.
-
-        Raises:
-            InstallError: there is no way.
-        """
+        """Install requirements; `keep_base`: with the base's versions of all that the base has."""
         wanted = self._listed("wanted.txt", missing)
         base = self._listed("base.txt", (f"{name}=={version}" for name, version in self._base.items()))
         chosen = self._home / "chosen.txt"
@@ -179,13 +161,12 @@ class _Uv:
         return str(path)
 
     def _has(self, pinned: str) -> bool:
-        """Whether the base has the very version of a line `name==version`."""
         name, _, version = pinned.partition(";")[0].strip().partition("==")
         return self._base.get(name) == version.partition("+")[0]
 
 
 def _indexes(index_urls: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Variables that name the indexes; as arguments, anybody on the machine could read what is in their URLs."""
+    """Variables that name the indexes; everybody on the machine could read arguments, and URLs may hold passwords."""
     if index_urls:
         further = " ".join(index_urls[1:])
         yield from (("PIP_INDEX_URL", index_urls[0]), ("PIP_EXTRA_INDEX_URL", further))
@@ -193,19 +174,13 @@ def _indexes(index_urls: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 class _Installer:
-    """Runs an installer's commands."""
-
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], lock: int) -> None:
         self._command = tuple(command)
         self._environment = environment
         self._lock = lock
 
     def run(self, *arguments: str) -> None:
-        """Run one to its end.
-
-        Raises:
-            InstallError: it failed.
-        """
+        """Raises InstallError if the command fails."""
         done = subprocess.run(
             [*self._command, *arguments],
             env=self._environment,
@@ -222,7 +197,6 @@ class _Installer:
 
 
 def _error_of(output: str) -> InstallError:
-    """What an installer's output says of why it failed."""
     output = _CREDENTIALS.sub("://***@", output)
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     for sign, reason, what in _SIGNS:
@@ -232,7 +206,7 @@ def _error_of(output: str) -> InstallError:
 
 
 def _sentence_of(lines: Sequence[str]) -> str:
-    """What matters in an installer's lines: pip's first error; all of uv's, from its first on."""
+    """pip's first error; of uv's, everything from the first on."""
     for number, line in enumerate(lines):
         if line.startswith("ERROR: "):
             return line.removeprefix("ERROR: ")
@@ -243,23 +217,21 @@ def _sentence_of(lines: Sequence[str]) -> str:
 
 READY = "ready.json"
 KEEP_S = 90 * 24 * 3600.0
-"""Unused for so long, it is removed when another one is made. No job is likely to run longer in one start."""
+"""An environment that was unused for this long is removed when another one is made. Longer than any job runs."""
 _LAYOUT = 1
-"""Raised when environments are made in another way, so that older ones are not taken for new ones."""
+"""Increased when environments are made differently, so that old ones are not reused."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=$|[\s\[<>=!~;@(])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an environment has to have."""
-
     requirements: tuple[str, ...]
-    """In their canonical form, sorted."""
+    """In canonical form, sorted."""
     index_urls: tuple[str, ...]
 
     @staticmethod
     def of(packages: Sequence[str], index_urls: Sequence[str], variables: Mapping[str, str]) -> Wanted:
-        """What a job wants; where it names no index, its variables for pip may."""
+        """What a job wants; if it names no index, its pip variables may."""
         named = (variables.get("PIP_INDEX_URL", ""), *variables.get("PIP_EXTRA_INDEX_URL", "").split())
         return Wanted(
             requirements=tuple(sorted({canonical(each) for each in packages})),
@@ -269,7 +241,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The packages of the Python that environments lie over."""
+    """The packages of the Python below the environments."""
 
     directories: tuple[str, ...]
     versions: Mapping[str, str]
@@ -277,7 +249,6 @@ class Base:
 
     @staticmethod
     def own() -> Base:
-        """Those of this process."""
         directories = site.getsitepackages()
         if site.ENABLE_USER_SITE:
             directories.append(site.getusersitepackages())
@@ -286,7 +257,7 @@ class Base:
 
 
 def canonical(requirement: str) -> str:
-    """A requirement in one spelling: spaces, and in names case, dots, dashes and underscores, mean nothing."""
+    """A requirement in one spelling: whitespace, and in names case, dots, dashes and underscores, do not matter."""
     head, _, marker = (" ".join(part.split()) for part in requirement.partition(";"))
     if (match := _NAME.match(head)) is None:
         return head  # a URL
@@ -295,7 +266,7 @@ def canonical(requirement: str) -> str:
 
 
 def installed_in(*directories: str) -> dict[str, str]:
-    """The distributions that are installed there, by their canonical names; as their directories are called."""
+    """The installed distributions by canonical name, from the names of their directories."""
     found: dict[str, str] = {}
     for directory in directories:
         with contextlib.suppress(FileNotFoundError):
@@ -308,7 +279,7 @@ def installed_in(*directories: str) -> dict[str, str]:
 
 
 def key_of(wanted: Wanted, base: Base, variables: Mapping[str, str]) -> str:
-    """What an environment is found by: another one when anything is another that decides what is in it."""
+    """Changes with everything that decides what is in an environment."""
     settings = sorted((name, value) for name, value in variables.items() if name.startswith(("PIP_", "UV_")))
     parts = (
         (_LAYOUT, sys.version, EXTENSION_SUFFIXES[0], sys.prefix, sys.base_prefix),
@@ -319,7 +290,7 @@ def key_of(wanted: Wanted, base: Base, variables: Mapping[str, str]) -> str:
 
 
 def environment_for(wanted: Wanted, root: Path, variables: Mapping[str, str]) -> Path:
-    """The environment that has these packages, made now if there is none.
+    """The environment with these packages, made now if there is none.
 
     Raises:
         InstallError: they cannot be installed.
@@ -336,7 +307,7 @@ def environment_for(wanted: Wanted, root: Path, variables: Mapping[str, str]) ->
 
 
 def _is_ready(place: Path) -> bool:
-    """Whether it is whole, and the Python that it was made for is still there."""
+    """Whether it is complete, and its Python still exists."""
     return (place / READY).exists() and (place / "bin" / "python").exists()
 
 
@@ -345,10 +316,10 @@ def _make(place: Path, wanted: Wanted, base: Base, variables: Mapping[str, str],
 
     if place.exists():
         _remove(place)
-    # Its own pip would take seconds to install; the base's works in it just as well.
+    # Installing pip into it would take seconds; the base's pip works in it just as well.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
     packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    # `addsitedir` heeds the .pth files there too, by which packages are installed that lie elsewhere.
+    # `addsitedir` also processes the .pth files there, by which editable packages are installed.
     layers = [f"import site; site.addsitedir({directory!r})\n" for directory in base.directories]
     (packages / "_trainmaster_base.pth").write_text("".join(layers))
     try:
@@ -368,15 +339,17 @@ def _make(place: Path, wanted: Wanted, base: Base, variables: Mapping[str, str],
         print_line(f"installed {name} {version}")
     if not added:
         print_line("nothing to install: the worker's own Python has all of it")
-    # What was installed is on disk before the word is that says so.
+    # The packages are on disk before the document that says so.
     os.sync()
     write_document(place / READY, {"requirements": wanted.requirements, "installed": added, "made_at": time.time()})
 
 
 @contextlib.contextmanager
 def _lock(root: Path, key: str) -> Iterator[int]:
-    """Hold an environment's lock; its descriptor. The installer inherits it, and so nobody else begins while it runs,
-    whatever has become of us."""
+    """Hold an environment's lock; yields its descriptor.
+
+    The installer inherits it: nobody else starts while it runs, even if this process has died.
+    """
     path = root / "locks" / f"environments-{key}"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path, "a") as file:
@@ -398,13 +371,12 @@ def _forget_unused(root: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    # First, so that half of it is never taken for the whole.
+    # First, so that half an environment is never taken for a whole one.
     (place / READY).unlink(missing_ok=True)
     remove_tree(place)
 
 
 def main() -> int:
-    """Make or find the environment of the job that this process prepares, and leave word of it."""
     variables = dict(os.environ)
     prepared = Path(variables[names.PREPARED_DIR])
     document = read_document(Path(variables[names.INPUTS_DIR]) / PACKAGES_FILE) or {}

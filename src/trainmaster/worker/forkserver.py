@@ -1,8 +1,8 @@
 """The fork server: a warm process that forks workers on request, and outlives the server that asks.
 
-It has one thread and has imported all that a worker needs, so that a worker starts within a millisecond.
-A request is one line of JSON on a connection to `<directory>/socket`, and so is the answer; then the
-connection is closed.
+It has one thread and has imported everything that a worker needs, so that a worker starts within a millisecond.
+A request is one line of JSON on a connection to `<directory>/socket`, and so is the answer; then the connection is
+closed.
 
     {"op": "hello"}                                                     -> {"version", "executable", "prefix", "pid"}
     {"op": "start", "run_dir", "node"}                                  -> {"pid", "start_time", "boot_id"}
@@ -10,8 +10,7 @@ connection is closed.
     {"op": "sweep", "attempt_id", "node"?}                              -> {"killed"}, once none is left
     {"op": "retire"}                                                    -> {}, and it is gone
 
-What goes wrong is answered with {"error": "..."}. Workers live in sessions of their own: they stay when
-the fork server ends, whichever way it does.
+Errors are answered with {"error": "..."}. Workers have sessions of their own: they survive the fork server.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trainmaster
+from trainmaster.protocol.documents import field_types
+from trainmaster.protocol.launch import ContainerRequest, Launch, Step
 from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.request import Within
+from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import find_groups
 from trainmaster.worker.processes import start_time_of, sweep
@@ -45,21 +46,21 @@ LOG = "log"
 
 _CHUNK_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = 64 << 20
-"""An order to start carries the job's secrets: all that a submission may hold, in a longer spelling."""
+"""A request to start carries the job's secrets: as much as a submission may hold, with JSON escapes."""
 _MAX_LOG_BYTES = 1 << 20
 _IDLE_CHECK_S = 30.0
 _IDLE_EXIT_S = 600.0
-"""A server asks every few seconds; a fork server that nobody asked for so long has none any more."""
+"""A server asks every minute; a fork server that nobody asked for this long has no server any more."""
 
 
 def serve(directory: Path) -> int:
-    """Run the fork server of a directory until it is retired or terminated; its exit code.
+    """Run the fork server of a directory until it is retired or terminated; returns its exit code.
 
-    Only one can live in a directory: another one ends at once with 1.
+    A second one in the same directory ends at once with 1.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)  # what comes in by the socket is for nobody else
-    # A path that is bound may be no longer than some hundred characters; one in the current directory is not.
+    # The path of a socket may have about a hundred characters; one in the current directory is short.
     os.chdir(directory)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -74,7 +75,7 @@ def serve(directory: Path) -> int:
 
 
 def _say_who(lock: int) -> None:
-    """Write into the lock whose it is: a fork server that hangs can be found and killed by that alone."""
+    """Write the holder into the lock: a fork server that hangs is found and killed by that."""
     holder = identity_of(os.getpid())
     assert holder is not None
     os.ftruncate(lock, 0)
@@ -82,7 +83,7 @@ def _say_who(lock: int) -> None:
 
 
 def _detach() -> None:
-    """Let go of the terminal, the session and the standard streams of whoever started us."""
+    """Detach from the terminal, the session and the standard streams."""
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -100,7 +101,7 @@ def _detach() -> None:
 
 
 class _RetiredError(Exception):
-    """The fork server was asked to go."""
+    pass
 
 
 class _ForkServer:
@@ -123,11 +124,13 @@ class _ForkServer:
         }
 
     def run(self) -> None:
-        """Serve until retired."""
+        # Looked up once, and not in every worker.
         find_groups()
         boot_id()
+        for kind in (AttemptRequest, NodeAssignment, Launch, Step, ContainerRequest, Within):
+            field_types(kind)
         gc.collect()
-        # Objects that live for ever stay out of collections, which would copy their pages in every child.
+        # Keep permanent objects out of garbage collections, which would copy their pages in every child.
         gc.freeze()
         try:
             while not self._left_alone():
@@ -137,7 +140,7 @@ class _ForkServer:
             return
 
     def _left_alone(self) -> bool:
-        """Whether nobody will miss it: no worker of its own runs, and nobody asks or ever can again."""
+        """Whether nobody needs it: no worker of its own runs, and nobody asks, or ever can."""
         if self._children:
             return False
         directory_removed = os.stat(".").st_nlink == 0
@@ -171,7 +174,7 @@ class _ForkServer:
         connection.close()
 
     def _answer(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
-        """What to answer; None when a child will."""
+        """The answer; None if a child will send it."""
         try:
             request = json.loads(line)
             operation = self._operations.get(request.pop("op"))
@@ -213,8 +216,7 @@ class _ForkServer:
         directory: str,
         delivers_only: bool = False,
     ) -> dict[str, Any]:
-        # Imported here, in the parent: whoever works on shared files alone needs no HTTP client, and from
-        # the second courier on it is there already.
+        # Imported here, in the parent: only couriers need the HTTP client, and the second one finds it imported.
         from trainmaster.worker.courier import run_courier
 
         return self._fork(
@@ -242,7 +244,7 @@ class _ForkServer:
         raise _RetiredError
 
     def _fork(self, work: Callable[[], int | None], keep: socket.socket | None = None) -> dict[str, Any]:
-        """Do some work in a child of its own session; who that child is."""
+        """Run `work` in a child with its own session; returns the child's identity."""
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -257,7 +259,7 @@ class _ForkServer:
         return {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id()}
 
     def _leave(self, keep: socket.socket | None) -> None:
-        """In a child: let go of all that is the fork server's."""
+        """In a child: close everything of the fork server's."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -290,7 +292,7 @@ class _ForkServer:
 
 
 def _listen() -> socket.socket:
-    """Listen on the socket; it appears under its name only when it can be connected to."""
+    """The socket appears under its name only when it can be connected to."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = f"{SOCKET}.{os.getpid()}"
     listener.bind(fresh)

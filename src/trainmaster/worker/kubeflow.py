@@ -1,7 +1,7 @@
-"""Progress reports in Kubeflow's form: a small HTTP listener that turns them into metrics of ours.
+"""A small HTTP listener that turns Kubeflow's progress reports into our metrics.
 
-Code that was written for Kubeflow's trainer posts `{"trainerStatus": {...}}` to the address in its
-environment. The listener lives in the worker's selector and blocks nobody.
+Code written for Kubeflow's trainer posts `{"trainerStatus": {...}}` to the address in its environment. The listener
+lives in the worker's selector and never blocks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAX_CONNECTIONS = 64
 _CONTENT_LENGTH = re.compile(rb"^content-length:([^\n]*)", re.IGNORECASE | re.MULTILINE)
 _BEARER = re.compile(rb"^authorization:[ \t]*bearer[ \t]+(\S+)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _SANE_LENGTH = re.compile(rb"[0-9]{1,9}")
-"""`int` takes long for many digits, and refuses more than a few thousand."""
+"""`int` is slow for many digits, and refuses more than a few thousand."""
 _ANSWERS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 405: "Method Not Allowed", 413: "Payload Too Large"}
 
 
 class KubeflowListener:
-    """Listens on the loopback interface and appends what it is told to a metrics stream."""
+    """Listens on the loopback interface and appends reports to a metrics stream."""
 
     def __init__(self, selector: selectors.BaseSelector, token: str, metrics_file: str) -> None:
         self._selector = selector
@@ -41,11 +41,9 @@ class KubeflowListener:
 
     @property
     def url(self) -> str:
-        """Where reports are to be posted."""
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
 
     def close(self) -> None:
-        """Stop listening."""
         for connection in list(self._connections):
             connection.close()
         self._selector.unregister(self._socket)
@@ -57,7 +55,7 @@ class KubeflowListener:
         except OSError:
             return
         if len(self._connections) >= _MAX_CONNECTIONS:
-            # The oldest has had the most time to say what it wanted.
+            # The oldest has had the most time.
             self._connections[0].close()
         self._connections.append(_Connection(self._selector, accepted, self._answer, self._connections.remove))
 
@@ -80,7 +78,7 @@ class KubeflowListener:
 
 
 def metrics_from_status(document: object, *, now: float) -> dict[str, Any]:
-    """The metrics record of a status report. Metrics that are no finite numbers are left out.
+    """The metrics record of a status report, without metrics that are no finite numbers.
 
     Raises:
         ValueError: the document is no status report.
@@ -115,8 +113,6 @@ def _number(value: object) -> float | None:
 
 
 class _Connection:
-    """One request, one answer."""
-
     def __init__(
         self,
         selector: selectors.BaseSelector,
@@ -130,13 +126,13 @@ class _Connection:
         self._on_close = on_close
         self._received = bytearray()
         self._head: bytes | None = None
-        """Once it is there; what is received from then on is the body."""
+        """Once it is complete; what follows is the body."""
         self._expected = 0
         accepted.setblocking(False)
         selector.register(accepted, selectors.EVENT_READ, self._read)
 
     def close(self) -> None:
-        """Hang up; once is enough."""
+        """May be repeated."""
         if self._socket.fileno() < 0:
             return
         self._selector.unregister(self._socket)
@@ -145,7 +141,7 @@ class _Connection:
 
     def _read(self) -> None:
         if self._socket.fileno() < 0:
-            # Closed for another one in the same round of the selector.
+            # Closed to make room, in the same round of the selector.
             return
         try:
             data = self._socket.recv(64 << 10)
@@ -180,7 +176,7 @@ class _Connection:
         try:
             return self._answer(head, body)
         except OSError:
-            # The report is lost with the full disk; who sent it may try again.
+            # The disk is full; the sender may try again.
             return 503
 
     def _reply(self, status: int) -> None:

@@ -1,8 +1,7 @@
-"""One node of one attempt, after its claim: staging, preparing steps, rendezvous, ranks, and how they end.
+"""One node of one attempt, after its claim: staging, preparing steps, rendezvous, ranks, and their end.
 
-One thread and one selector. The end of a process wakes it at once; files are looked at in every turn.
-What the job does and says is on disk before anybody is told of it, so that neither the server's death
-nor the worker's own loses anything but time.
+One thread and one selector. The end of a process wakes it at once; files are polled. What the job does and reports is
+on disk before anybody is told of it, so that the death of the server or of the worker loses nothing but time.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from trainmaster.worker.verdict import (
 from trainmaster.worker.watch import ControlWatch, RankWatch
 
 TICK_S = 0.1
-"""How often files are looked at. The end of a process is noticed at once."""
+"""How often files are polled."""
 STRAY_TERM_S = 2.0
-"""Between SIGTERM and SIGKILL for what is left when all ranks have ended."""
+"""Between SIGTERM and SIGKILL for processes that are left when all ranks have ended."""
 
 
 class _StoppedError(Exception):
-    """The attempt was told to stop while nothing ran."""
+    """The attempt was stopped while nothing ran."""
 
 
 class NodeRun:
@@ -74,7 +73,7 @@ class NodeRun:
         *,
         prepares_only: bool = False,
     ) -> None:
-        """Take the node's part of an attempt; `prepares_only` leaves its last step to somebody else."""
+        """`prepares_only`: another worker will run the last step."""
         if not 0 <= node < len(request.nodes):
             raise ValueError(f"the attempt has no node {node}")
         self._directory = directory
@@ -87,7 +86,7 @@ class NodeRun:
         self._prepares_only = prepares_only
         self._beat_due = time.monotonic() + Heartbeat.EVERY_S
         self._home = directory.path / "nodes" / str(node)
-        # What only leads into containers is held to nothing: their engine holds them.
+        # Programs that lead into containers get no limits: the engine limits the containers.
         leads = any(step.through for step in request.launch.steps)
         memory_mb, cpu_cores = (0, 0) if leads else (request.nodes[node].memory_mb, request.nodes[node].cpu_cores)
         self._cgroup = Cgroup(request.attempt_id, node, memory_mb=memory_mb, cpu_cores=cpu_cores)
@@ -102,7 +101,7 @@ class NodeRun:
         self._step = request.launch.steps[0]
         self._ends: list[ProcessEnd] = []
         self._leads: dict[int, int] = {}
-        """By what those hand back an answer that lead into containers."""
+        """By rank: the descriptor in which a program that leads into a container leaves its answer."""
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
         self._step_deadline: float | None = None
@@ -112,10 +111,10 @@ class NodeRun:
         """Unix time at which all ranks were running."""
 
     def run(self) -> Verdict:
-        """Do everything; why it ended. Afterwards nothing runs below this process.
+        """Run everything; returns why it ended. Afterwards nothing runs below this process.
 
         Raises:
-            RunDirectoryGoneError: the job was deleted under our hands.
+            RunDirectoryGoneError: the job was deleted meanwhile.
         """
         become_subreaper()
         self._wakeup = wake_on_children(self._selector)
@@ -168,14 +167,14 @@ class NodeRun:
         return self._run_step(workload, ranks, rendezvous=meeting)
 
     def _run_step(self, step: Step, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
-        """Run one step to its end, until nothing of it is left."""
+        """Run one step until nothing of it is left."""
         self._attend()
         self._begin(step, ranks)
         self._journal.record("step_started", step=step.name, starts_ranks=not self._prepares)
         pids = {}
         try:
             for rank in ranks:
-                # A container has the environment of its image, and not of this machine.
+                # A container has the environment of its image, not of this machine.
                 base = {} if step.through else os.environ
                 variables = rank_environment(
                     self._context, rank, base=base, rendezvous=rendezvous, guarded=step.guarded
@@ -214,7 +213,7 @@ class NodeRun:
         self._tree.calm_down()
         logs = [log_stream(self._node, step.name, rank, channel) for rank in ranks for channel in ("out", "err")]
         if self._user is not None:
-            # The directory is ours: the ranks cannot make files in it.
+            # The directory is ours: the ranks cannot create files in it.
             for stream in (name(rank) for rank in ranks for name in (self._context.events, self._context.metrics)):
                 os.close(open_own(stream, self._user))
         self._watch.follow(logs, {rank: self._context.events(rank) for rank in ranks})
@@ -233,7 +232,7 @@ class NodeRun:
             self._service.start(address, self._launch.readiness or Readiness(), now, uid=uid)
 
     def _turn(self, wait_s: float) -> None:
-        """Wait for something to happen, but not longer than `wait_s`, and attend to all that is due."""
+        """Wait for an event, but not longer than `wait_s`, and do everything that is due."""
         now = time.monotonic()
         moments = [
             now + wait_s,
@@ -253,7 +252,7 @@ class NodeRun:
             self._heartbeat.beat()
             self._journal.flush()
         control = self._control.look(closely=beats)
-        # Read before the wish is acted upon: a rank that offered to save before it was made must get the chance.
+        # Before the control is acted on: a rank that offered to save before must get the chance.
         self._look()
         if control is not None:
             self._on_control(control, now)
@@ -263,7 +262,7 @@ class NodeRun:
         self._stopping.notice_missed_grace()
 
     def _attend(self, wait_s: float = 0.0) -> None:
-        """A turn in which nothing runs yet, so that a stop ends everything."""
+        """A turn in which nothing runs yet: a stop ends everything."""
         self._turn(wait_s)
         if self._stopping.cause is not None:
             raise _StoppedError
@@ -286,7 +285,7 @@ class NodeRun:
             self._collect_stacks()
 
     def _check_memory(self, now: float) -> None:
-        """Where the kernel does not, hold the processes to what is booked for them."""
+        """Enforce the booked memory where the kernel does not."""
         ends = self._verdict is not None or self._stopping.cause is not None
         if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
             message = self._memory.excess(now, lambda: (process.pid for process in descendants(os.getpid())))
@@ -326,12 +325,12 @@ class NodeRun:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
         if end.failed and self._verdict is None and self._stopping.cause is None:
-            # What it said last decides, and may not have been read yet.
+            # The rank's last event decides, and may not have been read yet.
             self._look()
             verdict = verdict_on_failure(
                 end,
                 answer=Failure.of_lead(said_by_lead) if said_by_lead else None,
-                # Where another one said why, this one failed because that one did.
+                # If another rank gave a reason, this one failed because of that one.
                 said=self._watch.failures.get(end.rank) or next(iter(self._watch.failures.values()), None),
                 step=self._step.name,
                 prepares=self._prepares,
@@ -344,13 +343,13 @@ class NodeRun:
             self._fail(verdict)
 
     def _fail(self, verdict: Verdict) -> None:
-        """The first failure is the cause; who still runs is brought down."""
+        """The first failure is the cause; the remaining ranks are brought down."""
         if self._verdict is None:
             self._verdict = verdict
         self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=TERM_S)
 
     def _clear_strays(self) -> None:
-        """Bring down what ranks left behind when they ended."""
+        """Bring down what the ranks left behind."""
         self._tree.reap()
         if self._tree.is_empty:
             return
@@ -362,13 +361,13 @@ class NodeRun:
             self._turn(TICK_S)
 
     def _verdict_at_end(self) -> Verdict:
-        """All processes of a step have ended, and none of them failed on its own."""
+        """All processes of a step have ended, and none of them failed by itself."""
         if self._stopping.cause is not None:
             return self._verdict_on_stop()
         return verdict_of_success(self._ends, step=self._step.name)
 
     def _advised(self, verdict: Verdict) -> Verdict:
-        """A verdict on a process that looked for what was fetched where it could not be put."""
+        """Add advice for a process that looked for fetched data in a directory that could not be made."""
         if verdict.end is None or not verdict.end.failed:
             return verdict
         text = "\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines))
@@ -378,7 +377,7 @@ class NodeRun:
     def _verdict_on_stop(self) -> Verdict:
         cause = self._stopping.cause
         assert cause is not None
-        # A preparing step that ended well has not done the job's work.
+        # A preparing step that succeeded has not done the job's work.
         ends = [] if self._prepares else self._ends
         verdict = verdict_on_stop(
             cause, ends, step=self._step.name, signalled=self._tree.terminated, finished=self._watch.has_finished

@@ -1,7 +1,7 @@
 """Finding, signalling and examining processes: those below this one, and those an attempt left behind. Linux.
 
-A worker is a child subreaper: whatever its ranks start becomes its own child at the latest when the
-parent in between ends, also after `setsid` or a double fork. So the processes below it are all there are.
+A worker is a child subreaper: whatever its ranks start becomes its own child, at the latest when the parent in between
+ends, even after `setsid` or a double fork. So the processes below it are all there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainmaster.protocol.environment import ATTEMPT_ID, NODE
 from trainmaster.protocol.processes import signal_if
 from trainmaster.worker.cgroups import members_pattern, remove_groups
 
-# Looked up here, so that a fresh child has nothing to resolve between fork and exec.
+# Looked up here, so that a new child has nothing to resolve between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
 _PR_SET_PDEATHSIG = 1
@@ -35,32 +35,31 @@ _SWEEP_PAUSE_S = 0.02
 
 
 def become_subreaper() -> None:
-    """Make orphans among the processes below this one its own children."""
     if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
 
 
 def hide_memory() -> None:
-    """Keep other processes of the same user from reading this one's memory; only root with all its rights still can."""
+    """Keep other processes of the same user from reading this one's memory; only fully privileged root still can."""
     _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def gain_no_rights() -> None:
-    """Have setuid programs run with the rights of this process, here and in all that it starts."""
+    """Keep setuid programs from gaining rights, here and in all descendants."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends; `parent` is who forked it."""
+    """Have the kernel send this process a signal when its parent ends; `parent` is the process that forked it."""
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
-        # It ended before the kernel was told.
+        # The parent ended before the kernel was told.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def keeping_death_signal() -> Iterator[None]:
-    """Go on to die with the parent: the kernel forgets that when a process changes its user."""
+    """Keep dying with the parent: the kernel forgets the death signal when a process changes its user."""
     number, parent = ctypes.c_int(), os.getppid()
     _prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
     try:
@@ -71,7 +70,7 @@ def keeping_death_signal() -> Iterator[None]:
 
 
 def start_time_of(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; also of one that has ended but was not reaped yet."""
+    """Clock ticks after boot; also for a process that has ended but was not reaped yet."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
@@ -88,14 +87,14 @@ def wake_on_children(selector: selectors.BaseSelector) -> socket.socket:
 
 
 class SeenProcess(NamedTuple):
-    """A process at the moment when it was looked at: once it has ended, the kernel gives its pid to another."""
+    """A process at the time it was looked at: the kernel reuses pids."""
 
     pid: int
     start_time: int
 
 
 def seen(pid: int) -> SeenProcess | None:
-    """A process that is there now, or its zombie."""
+    """The process with this pid, or its zombie."""
     start_time = start_time_of(pid)
     return None if start_time is None else SeenProcess(pid, start_time)
 
@@ -115,7 +114,7 @@ def descendants(pid: int) -> list[SeenProcess]:
 
 
 def signal_all(processes: Iterable[SeenProcess], number: signal.Signals) -> None:
-    """Send a signal to each of these processes that still exists, and to no other that has its pid now."""
+    """Send a signal to those of these processes that still exist, and to no others."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal_if(process.pid, functools.partial(_is_still, process), number)
@@ -131,10 +130,10 @@ def _seen_below(pid: int, parent: int) -> SeenProcess | None:
 
 
 def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0) -> int:
-    """Kill every process of an attempt, or of one of its nodes; how many there were, once none is left.
+    """Kill every process of an attempt, or of one of its nodes; returns their number, once none is left.
 
-    They are known by the variables that ranks hand down to all that they start, and by their cgroup. The
-    worker itself is none of them, and neither is the caller.
+    They are identified by the variables that all descendants of ranks inherit, and by their cgroup. The worker itself
+    and the caller are not among them.
 
     Raises:
         TimeoutError: some are still there after `patience_s`.
@@ -142,7 +141,7 @@ def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0)
     killed: set[SeenProcess] = set()
     deadline = time.monotonic() + patience_s
     clean_scans = 0
-    # Two, because what a process forked during its last moments may have escaped one scan.
+    # Two, because what a process forked in its last moments may have escaped one scan.
     while clean_scans < 2:
         found = list(_processes_of(attempt_id, node))
         signal_all(found, signal.SIGKILL)
@@ -165,7 +164,7 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
     for pid in _pids():
         if pid == own:
             continue
-        # Its start is read first: if it is the same when the signal is sent, the marks were those of this process.
+        # The start time is read first: if it is unchanged when the signal is sent, the marks were this process's.
         fields = _stat(pid)
         if fields is None or fields[0] in ("Z", "X"):
             continue
@@ -176,15 +175,15 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
 
 
 def _environ(pid: int) -> bytes:
-    """The environment of a process; empty when it is not for us to see."""
+    """The environment of a process; empty if we may not read it."""
     path = f"/proc/{pid}/environ"
     try:
         return _read(path)
     except PermissionError:
         if os.geteuid() != 0:
             return b""
-    # In a container, root may not look into processes of others. Each user may look into its own; and this way of
-    # becoming one concerns this thread and its files alone.
+    # Root of a container may not read other users' processes, but each user may read its own. The fsuid changes for
+    # this thread only.
     owner = os.stat(path)
     try:
         _libc.setfsgid(owner.st_gid)
@@ -226,12 +225,12 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat from the state on; None when there is no such process."""
+    """The fields of /proc/<pid>/stat from the state on; None if there is no such process."""
     try:
         text = _read(f"/proc/{pid}/stat").decode(errors="replace")
     except OSError:
         return None
-    # The command name before may hold spaces and parentheses.
+    # The command name before them may contain spaces and parentheses.
     return text[text.rindex(")") + 2 :].split()
 
 
@@ -246,9 +245,9 @@ _MAX_BYTES = 64 << 10
 
 
 class StackDump:
-    """One dump of all ranks of a node: begun at once, collected a moment later.
+    """The stacks of all ranks of a node: requested at once, collected a moment later.
 
-    Ranks that offer it print their stacks; of the others it has what the kernel knows of their processes.
+    Ranks that can, print their stacks; for the others it is what the kernel shows of their processes.
     """
 
     def __init__(self, ranks: Mapping[int, int], capable: Set[int], error_logs: Mapping[int, str], now: float) -> None:
@@ -256,7 +255,7 @@ class StackDump:
         self._ranks = dict(ranks)
         self._printing: dict[int, tuple[str, int]] = {}
         for rank, pid in ranks.items():
-            # Whoever does not catch the signal would die of it: a shell around the program, for instance.
+            # A process that does not catch the signal would die of it, such as a shell around the program.
             catching = [found for found in _with_descendants(pid) if _catches(found.pid, signal.SIGUSR1)]
             if rank in capable and catching:
                 log = error_logs[rank]
@@ -264,7 +263,6 @@ class StackDump:
                 signal_all(catching, signal.SIGUSR1)
 
     def collect(self) -> dict[int, str]:
-        """The text of each rank."""
         texts = {}
         for rank, pid in self._ranks.items():
             printed = _read_from(*self._printing[rank]) if rank in self._printing else ""
@@ -302,7 +300,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _proc(pid: int, name: str) -> str:
-    """A file of /proc; empty when it is not there or not for us."""
+    """A file of /proc; empty if it is missing or not ours to read."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:

@@ -31,7 +31,7 @@ _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 class StartError(Exception):
-    """A process could not be started; `verdict` says what that means."""
+    """A process could not be started; `verdict` says why."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.message)
@@ -46,14 +46,14 @@ def rank_environment(
     rendezvous: tuple[str, int] | None,
     guarded: bool = False,
 ) -> dict[str, str]:
-    """The environment of one rank: the worker's own, the job's on top, then what we promise.
+    """The environment of one rank: the worker's own, then the job's, then what we promise.
 
     Args:
         context: what the node's processes have in common.
         rank: the global rank.
-        base: the worker's environment; what is ours in it does not concern the job.
-        rendezvous: where the ranks meet; None for a preparing step, which meets nobody.
-        guarded: it holds tokens, so that of the job's variables it gets those alone that say how to fetch.
+        base: the worker's environment; our own variables in it are dropped.
+        rendezvous: where the ranks meet; None for a preparing step.
+        guarded: it holds tokens, and gets only those of the job's variables that say how to fetch.
     """
     request, launch = context.request, context.request.launch
     inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}
@@ -63,7 +63,7 @@ def rank_environment(
     chosen = {**launch.environment, **context.secrets}
     if guarded:
         chosen = {name: value for name, value in chosen.items() if name in names.FETCHING}
-        # A directory that nobody could fill before: libraries read settings and import modules from there.
+        # A new directory: libraries read settings and import modules from there.
         home = context.home / PREPARED / f".home-{os.urandom(8).hex()}"
         chosen["HF_MODULES_CACHE"] = os.fspath(home / "modules")
         if context.user is not None and context.user.home is None:
@@ -95,16 +95,16 @@ def rank_environment(
         names.INPUTS_DIR: os.fspath(context.home / INPUTS),
         names.PREPARED_DIR: os.fspath(context.home / PREPARED),
         **{name: os.fspath(context.home / PREPARED / path) for name, path in launch.prepared.items()},
-        # The client needs no CA certificate to speak plain HTTP on the loopback interface.
+        # The client needs no CA certificate for plain HTTP on the loopback interface.
         names.KUBEFLOW_URL: context.kubeflow_url,
         names.KUBEFLOW_TOKEN: context.token_file,
     }
     if cores := request.nodes[context.node].cpu_cores:
-        # A preparing step has the node for itself; ranks share what is booked for all of them.
+        # A preparing step has the node for itself; ranks share what is booked.
         processes = 1 if rendezvous is None else local_world_size
         variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     elif local_world_size > 1:
-        # As torchrun does, because every rank would otherwise start one thread per core.
+        # As torchrun does: every rank would otherwise start one thread per core.
         variables.setdefault("OMP_NUM_THREADS", "1")
     if rendezvous is not None:
         variables["MASTER_ADDR"], variables["MASTER_PORT"] = rendezvous[0], str(rendezvous[1])
@@ -128,26 +128,26 @@ def rank_environment(
         programs = os.path.join(context.environment, "bin")
         variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
         variables["VIRTUAL_ENV"] = context.environment
-    # Of the job's own variables only those that nothing above has set otherwise.
+    # References are resolved in those of the job's variables that nothing above has overridden.
     own = {name: value for name, value in context.secrets.items() if variables.get(name) == value}
     named = {name: _REFERENCE.sub(functools.partial(_referred, variables), own[name]) for name in own}
     return variables | {name: context.workspace.place(value) for name, value in named.items()}
 
 
 def _referred(variables: Mapping[str, str], reference: re.Match[str]) -> str:
-    """What stands in place of `$(NAME)`: itself where there is no such variable. `$$(NAME)` is `$(NAME)`."""
+    """The replacement of `$(NAME)`: itself if there is no such variable. `$$(NAME)` becomes `$(NAME)`."""
     return reference[0][1:] if reference[1] else variables.get(reference[2], reference[0])
 
 
 def prepared_environment(context: NodeContext) -> str | None:
-    """The environment that a preparing step has left for the ranks, if one has."""
+    """The environment that a preparing step has left for the ranks, or None."""
     with acting_as(context.user):
         document = read_document(context.home / PREPARED / ENVIRONMENT_FILE)
     return str(document["path"]) if document is not None else None
 
 
 def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
-    """A step's own variables, its own secrets, and the tokens that were passed on with the job where it gets them."""
+    """A step's own variables and secrets, and the tokens passed on with the job if it gets them."""
     sealed = {variable: secrets.tokens[secret_named(reference)] for variable, reference in step.secrets.items()}
     own = {**step.environment, **sealed}
     if not step.tokens:
@@ -156,9 +156,10 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
 
 
 def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[str, str]) -> tuple[int, int | None]:
-    """Start one process of a step, writing to the node's log files; its pid. Nobody waits for it yet.
+    """Start one process of a step that writes to the node's log files; returns its pid.
 
-    One that leads into a container is handed its variables, and hands back by the same descriptor why it failed.
+    A program that leads into a container gets its variables through a descriptor, which is returned too: its answer, if
+    it fails, will be in there.
 
     Raises:
         StartError: it could not be started.
@@ -171,14 +172,14 @@ def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[s
     if step.through:
         argv[:0] = step.through
     worker, user = os.getpid(), context.user
-    # What is caught is reset by exec; what is ignored would stay so.
+    # exec resets caught signals; ignored ones would stay ignored.
     ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
 
     def become_rank() -> None:
-        # After the change of the user, which comes before this, and would make the kernel forget it.
+        # After the change of the user, which makes the kernel forget it.
         die_with_parent(worker, KILL_LED if step.through else signal.SIGKILL)
         if user is not None:
-            # Root of a container leaves files of root's on this machine, and could make them setuid.
+            # Root of a container leaves root's files on this machine, and could make them setuid.
             gain_no_rights()
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
@@ -218,10 +219,10 @@ def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[s
 
 
 def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int:
-    """A descriptor of the working directory, opened as the user.
+    """Open the working directory as the user.
 
-    A child changes to its directory before it becomes the user. By name, a link that the user has put there meanwhile
-    would lead it to where only root gets.
+    A child changes to its directory before it becomes the user: by name, a link that the user puts there meanwhile
+    would lead to where only root may go.
     """
     try:
         with acting_as(user):

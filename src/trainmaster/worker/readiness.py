@@ -1,4 +1,4 @@
-"""Whether a node's service answers: a probe that never blocks, repeated until it succeeds; then its endpoint."""
+"""The readiness of a node's service: a non-blocking probe, repeated until it succeeds; then its endpoint."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainmaster.protocol.run_directory import RunDirectory, endpoint_document
 from trainmaster.worker.records import Journal
 
 _ANSWER_WITHIN_S = 5.0
-"""A service that accepted the connection but is busy starting may take this long before it is asked afresh."""
+"""A service that is busy starting may take this long to answer before it is asked again."""
 
 _LONGEST_LINE = 64 << 10
 
 
 class ReadinessProbe:
-    """Asks `GET path` until the answer's status is below 400. Its sockets live in the caller's selector."""
+    """Sends `GET path` until the status is below 400. Its sockets live in the caller's selector."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ReadinessProbe:
         *,
         uid: int | None = None,
     ) -> None:
-        """Ask at an address; `uid` is as whom the service runs, None: as this process. Others' answers do not count."""
+        """`uid`: the user that the service runs as; None: this process's. Answers of others do not count."""
         self._selector = selector
         self._address = (host, port)
         self._readiness = readiness
@@ -47,7 +47,7 @@ class ReadinessProbe:
         self._last_answer = "it was not asked"
 
     def advance(self, now: float) -> None:
-        """Ask if it is time to, and give up on an answer that takes too long."""
+        """Ask if it is due, and give up on an answer that takes too long."""
         if self.is_ready or now < self.next_due:
             return
         if self._socket is not None:
@@ -55,14 +55,13 @@ class ReadinessProbe:
         self._ask(now)
 
     def failure(self, now: float) -> str | None:
-        """Why there is no use in asking on; None before its time is over."""
+        """Why the service did not become ready in time; None before its time is over."""
         if self.is_ready or now < self._until:
             return None
         host, port = self._address
         return f"the service did not answer at http://{host}:{port} in time: {self._last_answer}"
 
     def close(self) -> None:
-        """Ask no more."""
         if self._socket is not None:
             self._selector.unregister(self._socket)
             self._socket.close()
@@ -102,7 +101,7 @@ class ReadinessProbe:
             return
         question = f"GET {self._readiness.path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
         try:
-            # Short enough for the empty buffer of a new connection.
+            # Fits into the empty buffer of a new connection.
             self._socket.sendall(question.encode())
         except OSError as error:
             self._conclude(str(error))
@@ -136,7 +135,7 @@ class ReadinessProbe:
 
 
 class Service:
-    """The service of a node, from its start until it is ready. Nodes of batch jobs never start it."""
+    """The service of a node, from its start until it is ready. Batch jobs never start it."""
 
     def __init__(self, directory: RunDirectory, node: int, journal: Journal, selector: selectors.BaseSelector) -> None:
         self._directory = directory
@@ -152,7 +151,7 @@ class Service:
         return self._probe.next_due if self._probe else None
 
     def start(self, address: tuple[str, int], readiness: Readiness, now: float, *, uid: int | None) -> None:
-        """Probe the service at its address, unless only the first node's counts. `uid` is as for a probe."""
+        """Probe the service, unless only the first node's counts. `uid` as for a probe."""
         if self._node and readiness.first_node_only:
             self._journal.record("ready")
             return
@@ -160,7 +159,7 @@ class Service:
         self._probe = ReadinessProbe(self._selector, *address, readiness, now, uid=uid)
 
     def advance(self, now: float) -> bool:
-        """Probe if it is time to; whether the service became ready, and its endpoint was published."""
+        """Probe if it is due; returns whether the service became ready and its endpoint was published."""
         if self._probe is None:
             return False
         self._probe.advance(now)
@@ -173,11 +172,9 @@ class Service:
         return True
 
     def failure(self, now: float) -> str | None:
-        """Why the service will not become ready; None before its time is over."""
         return self._probe.failure(now) if self._probe else None
 
     def close(self) -> None:
-        """Probe no more."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None

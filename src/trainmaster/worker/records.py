@@ -1,4 +1,4 @@
-"""What a worker writes about itself: its journal, its heartbeat and its exit; and exits of workers that wrote none."""
+"""What a worker writes about itself: journal, heartbeat and exit; and the exits of workers that wrote none."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, LEAST_FREE_BYTES, disk_is_full, read_lines
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.run_directory import CONTROL, RunDirectory, beat_document, exit_document, worker_stream
 
 _RETRY_S = 0.5
 
 
 class RunDirectoryGoneError(Exception):
-    """The run directory was removed: the job is deleted, and nobody is left to report to."""
+    """The run directory was removed with its job: nobody is left to report to."""
 
 
 class Journal:
@@ -29,13 +29,12 @@ class Journal:
         self._unwritten = b""
 
     def record(self, kind: str, **fields: object) -> None:
-        """Append a record."""
         line = json.dumps({"t": time.time(), "type": kind, **fields}, separators=(",", ":"))
         self._unwritten += line.encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits, as far as the disk lets us; a line that was cut off is completed later."""
+        """Write what waits, as far as the disk allows; a line that was cut off is completed later."""
         try:
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -48,8 +47,6 @@ class Journal:
 
 
 class Heartbeat:
-    """The worker's sign of life."""
-
     EVERY_S = 2.0
 
     def __init__(self, directory: RunDirectory, node: int) -> None:
@@ -58,11 +55,7 @@ class Heartbeat:
         self._seq = 0
 
     def beat(self) -> None:
-        """Say that the worker lives. A beat that a full disk swallows is no loss.
-
-        Raises:
-            RunDirectoryGoneError: there is no place for it any more.
-        """
+        """Raises RunDirectoryGoneError if the run directory is gone. A beat lost to a full disk does not matter."""
         self._seq += 1
         try:
             self._directory.put_document(self._name, {"t": time.time(), "seq": self._seq})
@@ -74,7 +67,7 @@ class Heartbeat:
 
 
 class ExitRecord:
-    """The exit document, with room on the disk that was set aside when the worker began."""
+    """The exit document, with disk space that was reserved when the worker started."""
 
     def __init__(self, directory: RunDirectory, node: int) -> None:
         self._target = directory.path / exit_document(node)
@@ -87,14 +80,14 @@ class ExitRecord:
                 os.close(descriptor)
 
     def write(self, compose: Callable[[], Mapping[str, Any]], wait: Callable[[float], None]) -> None:
-        """Write the exit, however often that takes.
+        """Write the exit, however many tries that takes.
 
         Args:
-            compose: makes the document; called for each try.
+            compose: makes the document, for each try.
             wait: called with the seconds until the next try.
 
         Raises:
-            RunDirectoryGoneError: there is no place for it any more.
+            RunDirectoryGoneError: the run directory is gone.
         """
         while True:
             try:
@@ -119,39 +112,24 @@ class ExitRecord:
 
 
 def exit_of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, Any]:
-    """The exit document for a worker that wrote none: `end` says how it ended, such as `was killed by SIGKILL`."""
+    """The exit document for a worker that wrote none; `end` such as `was killed by SIGKILL`."""
     records, _ = read_lines(directory.read(worker_stream(node), 0))
     started = [record["t"] for record in records if record.get("type") == "started"]
     steps = [record["step"] for record in records if record.get("type") == "step_started"]
     reason, message = Reason.WORKER_LOST, f"the worker of node {node} {end} without reporting an end"
     if disk_is_full(directory.path):
         reason, message = Reason.DISK_FULL, f"{message}; the disk of its run directory is full"
-    return {
-        **_exit_document(reason, message),
-        "step": steps[-1] if steps else None,
-        "stop_cause": (directory.document(CONTROL) or {}).get("stop"),
-        "started_at": started[0] if started else None,
-        "streams": dict(directory.streams()),
-    }
+    return exit_record(
+        reason,
+        message,
+        step=steps[-1] if steps else None,
+        stop_cause=(directory.document(CONTROL) or {}).get("stop"),
+        started_at=started[0] if started else None,
+        streams=dict(directory.streams()),
+    )
 
 
 def exit_of_unprepared_node(error: OSError) -> dict[str, Any]:
-    """The exit document for a node where no worker started, because its files could not be laid out."""
+    """The exit document for a node whose files could not be laid out."""
     reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
-    return _exit_document(reason, f"the node could not prepare for the job: {error}")
-
-
-def _exit_document(reason: Reason, message: str) -> dict[str, Any]:
-    return {
-        "reason": reason,
-        "message": message,
-        "exit_code": None,
-        "signal": None,
-        "rank": None,
-        "step": None,
-        "stop_cause": None,
-        "started_at": None,
-        "ended_at": time.time(),
-        "evidence": {"last_lines": [], "frame": None, "oom_kills": None},
-        "streams": {},
-    }
+    return exit_record(reason, f"the node could not prepare for the job: {error}")

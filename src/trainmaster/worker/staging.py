@@ -1,8 +1,8 @@
-"""The directories that a node's processes find when they start: the working directory with shipped files, /workspace.
+"""What the processes of a node find when they start: working directory, shipped files, inputs, token, /workspace.
 
-Programs for Kubeflow look in `/workspace/dataset` and `/workspace/model` for what was fetched for them. A worker that
-may do so makes these for its ranks alone, in a mount namespace of its own. In a container they are mounted there
-already. Where they cannot be made, words that name them are changed to name the real directories.
+Programs for Kubeflow look in `/workspace/dataset` and `/workspace/model` for fetched data. A worker that may do so
+makes these for its ranks alone, in a mount namespace of its own; in a container the engine has mounted them. Where they
+cannot be made, arguments and variables that name them are changed to name the real directories.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainmaster.worker.kubeflow import KubeflowListener
 from trainmaster.worker.users import acting_as, barred, give_directory, open_own
 
 INPUTS = "inputs"
-"""Of a node's directory in the run directory."""
+"""In a node's directory of the run directory."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -40,14 +40,7 @@ class StagingError(Exception):
 def stage(
     request: AttemptRequest, run_dir: Path, node: int, on_chunk: Callable[[], None], user: User | None = None
 ) -> str:
-    """Prepare the working directory and place the shipped files in it, and the node's own directories; its path.
-
-    Args:
-        request: what the attempt was told.
-        run_dir: the attempt's run directory, whose `work` is the default.
-        node: the index of this node.
-        on_chunk: called again and again while files are copied; it may raise to give up.
-        user: whose processes will work there; None means our own.
+    """Make the working directory, with the shipped files in it, and the node's own directories; returns its path.
 
     Raises:
         StagingError: the working directory or a shipped file is missing, or a file is not what it should be.
@@ -87,7 +80,7 @@ def stage(
 
 
 def _check_owner(directory: str, user: User) -> None:
-    """See that no files of another user would be given away.
+    """Never give another user's files away.
 
     An account that got its uid later may have run as root of containers before, and left setuid programs.
     """
@@ -103,7 +96,7 @@ def _check_owner(directory: str, user: User) -> None:
 
 
 def _check_ways(user: User, *directories: str | os.PathLike[str]) -> None:
-    """See that the user gets to where its files are: directories above ours are not ours to open."""
+    """Check that the user can reach its files: the directories above ours are not ours to open."""
     for directory in directories:
         if (closed := barred(os.fspath(directory), user)) is not None:
             raise StagingError(
@@ -113,7 +106,7 @@ def _check_ways(user: User, *directories: str | os.PathLike[str]) -> None:
 
 
 def _place_inputs(request: AttemptRequest, home: Path, user: User | None) -> None:
-    """Make the directories of the node's inputs and of what a step prepares for the ranks; write the inputs."""
+    """Write the inputs, and make the directories for them and for what preparing steps leave."""
     for directory in (home / INPUTS, home / PREPARED):
         give_directory(directory, user)
     for name, text in request.launch.inputs.items():
@@ -202,20 +195,20 @@ NO_WORKSPACE = Workspace()
 
 
 def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str, str], user: User | None) -> Workspace:
-    """Make /workspace for this process and all that it starts, if it may.
+    """Make /workspace for this process and all that it starts, if possible.
 
     Args:
         home: the node's part of the run directory.
         prepared: variable -> path below /workspace.
-        places: path below /workspace -> the directory that it stands for.
-        user: as whom the ranks run; None: as the worker.
+        places: path below /workspace -> the real directory.
+        user: the user that the ranks run as; None: the worker's.
     """
     if all(os.path.isdir(f"{WORKSPACE}/{path}") and _is_same(path, place) for path, place in places.items()):
         return NO_WORKSPACE
     why_not = _link(home / "workspace", places, user)
     if why_not is None:
         return NO_WORKSPACE
-    # What is there of the machine's own, or is a volume of the job, is what is meant.
+    # Paths that exist, of the machine's own or as a volume of the job, are meant as they are.
     missing = {path: place for path, place in places.items() if not os.path.lexists(f"{WORKSPACE}/{path}")}
     return Workspace(directories=missing, variables={path: name for name, path in prepared.items()}, why_not=why_not)
 
@@ -225,7 +218,7 @@ def _is_same(path: str, place: str) -> bool:
 
 
 def _link(own: Path, places: Mapping[str, str], user: User | None) -> str | None:
-    """Mount a directory of links at /workspace; why that cannot be, if it cannot."""
+    """Mount a directory of links at /workspace; returns why not, if it fails."""
     if os.geteuid() != 0:
         return "the worker may mount nothing"
     try:
@@ -239,7 +232,7 @@ def _link(own: Path, places: Mapping[str, str], user: User | None) -> str | None
             (own / path).symlink_to(place)
         give_directory(own, user)
         _call("unshare", ctypes.c_int(_CLONE_NEWNS))
-        # What is mounted on the machine later comes here too; what is mounted here stays here.
+        # Later mounts of the machine appear here, too; mounts made here stay here.
         _mount("none", "/", _MS_REC | _MS_SLAVE)
         _mount(os.fspath(own), WORKSPACE, _MS_BIND)
     except OSError as error:
@@ -269,44 +262,35 @@ class NodeContext:
     token_file: str
     kubeflow_url: str
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The variables whose values no document holds."""
+    """Variables whose values no document holds."""
     port: int | None = None
-    """For a service: where it shall listen."""
+    """For a service: where it listens."""
     user: User | None = None
-    """As whom they run; None means as the worker does."""
+    """The user they run as; None: the worker's."""
     workspace: Workspace = NO_WORKSPACE
     environment: str | None = None
-    """The Python environment that a preparing step made for the ranks; None means the worker's own Python."""
+    """The Python environment that a preparing step made for the ranks; None: the worker's own Python."""
 
     @property
     def first_rank(self) -> int:
-        """The lowest global rank of this node."""
         return self.node * self.request.launch.ranks_per_node
 
     @property
     def home(self) -> Path:
-        """What the run directory holds of this node."""
         return self.run_dir / "nodes" / str(self.node)
 
     @property
     def python(self) -> str:
-        """The interpreter of a step that runs with Python."""
         return sys.executable if self.environment is None else os.path.join(self.environment, "bin", "python")
 
     def log(self, step: str, rank: int, channel: str) -> str:
-        """Where a process's raw output goes."""
         return os.fspath(self.run_dir / log_stream(self.node, step, rank, channel))
 
     def events(self, rank: int) -> str:
-        """Where a rank appends its events."""
         return os.fspath(self.run_dir / events_stream(self.node, rank))
 
     def metrics(self, rank: int) -> str:
-        """Where a rank appends its metrics."""
         return os.fspath(self.run_dir / metrics_stream(self.node, rank))
-
-
-# What a node needs before its ranks start: files, their token, ports, a listener for reports, a rendezvous.
 
 
 def stage_node(
@@ -320,20 +304,20 @@ def stage_node(
     user: User | None,
     on_chunk: Callable[[], None],
 ) -> NodeContext:
-    """Stage what the job needs, and open what it will talk to.
+    """Stage what the job needs, and open the listener for its reports.
 
     Args:
         request: the attempt.
         directory: its run directory.
-        node: which of its nodes this is.
-        secrets: the values that were handed to the worker.
-        control_file: where ranks look for what is wanted of them.
-        selector: who is told of what comes in.
-        user: as whom the ranks run; None: as the worker.
-        on_chunk: called now and then meanwhile.
+        node: the index of this node.
+        secrets: the values that the worker was given.
+        control_file: where ranks look for requests to save or stop.
+        selector: gets the listener.
+        user: the user that the ranks run as; None: the worker's.
+        on_chunk: called repeatedly while files are copied; it may raise to give up.
 
     Raises:
-        StagingError: a file, or a secret, is missing.
+        StagingError: a file or a secret is missing.
     """
     launch, home = request.launch, directory.path / "nodes" / str(node)
     missing = launch.secrets.keys() - secrets.environment.keys()
@@ -363,7 +347,7 @@ def stage_node(
 
 
 def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Workspace:
-    """What ranks find below /workspace. Containers have it from their engine, also those of a worker outside."""
+    """Containers get /workspace from their engine, also those of a worker outside."""
     prepared = request.launch.prepared
     if not prepared or any(step.through for step in request.launch.steps):
         return NO_WORKSPACE
@@ -372,7 +356,6 @@ def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Worksp
 
 
 def free_port() -> int:
-    """One that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

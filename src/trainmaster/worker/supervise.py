@@ -1,6 +1,6 @@
-"""The worker's life: it claims a node of an attempt, runs it, and writes down how it ended.
+"""The life of a worker: it claims a node of an attempt, runs it, and records how it ended.
 
-The claim comes before anything else and the exit after everything else. What lies between is `node`.
+The claim comes before anything else and the exit after everything else; `node` is in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmaster.protocol.documents import DISK_FULL_ERRNOS, in_memory
 from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.processes import boot_id
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
@@ -33,13 +33,11 @@ _OUTSIDE = Within()
 
 
 def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: Within = _OUTSIDE) -> int:
-    """Run one node of an attempt in this process; its exit code.
+    """Run one node of an attempt in this process; returns its exit code.
 
-    What the launch refers to as secrets is among those that are handed over here; `within` says what is different
-    from the request where this process runs.
-
-    It touches nothing when somebody else has claimed the node, or when the run directory is gone. Where `within` leads
-    onward, this process becomes what goes on in the node's container, under the same claim.
+    `within` says what differs from the request where this process runs. If it leads onward, this process becomes the
+    program that continues in the node's container, under the same claim. Nothing is touched if somebody else has
+    claimed the node, or if the run directory is gone.
     """
     if secrets != NO_SECRETS:
         hide_memory()  # in a container, ranks run as the same user as this process, which holds tokens
@@ -53,7 +51,7 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: 
     try:
         _run_claimed(directory, node, journal, secrets, within)
     except RunDirectoryGoneError:
-        # The job was deleted with all that it had; there is nobody to report to.
+        # The job was deleted: there is nobody to report to.
         return 0
     return 0
 
@@ -107,7 +105,7 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
 
 
 def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
-    """Go on as another program, which finds the secrets in its standard input; why that cannot be, if it cannot."""
+    """Become another program, which reads the secrets from standard input; returns only if that fails."""
     os.dup2(in_memory(secrets.to_json()), 0)
     try:
         os.execv(command[0], command)
@@ -116,7 +114,7 @@ def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
 
 
 def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
-    """The secrets but for those that steps had for themselves."""
+    """The secrets without those that finished steps had for themselves."""
     used = {secret_named(reference) for step in done for reference in step.secrets.values()}
     return replace(secrets, tokens={name: value for name, value in secrets.tokens.items() if name not in used})
 
@@ -129,21 +127,16 @@ def _remove_work(directory: RunDirectory, nodes: Iterable[int]) -> None:
 
 
 def _exit_from(verdict: Verdict, *, started_at: float | None, streams: dict[str, int]) -> dict[str, Any]:
-    end = verdict.end
-    return {
-        "reason": verdict.reason,
-        "message": verdict.message,
-        "exit_code": end.exit_code if end else None,
-        "signal": end.signal if end else None,
-        "rank": end.rank if end and end.failed else None,
-        "step": verdict.step,
-        "stop_cause": verdict.stop_cause,
-        "started_at": started_at,
-        "ended_at": time.time(),
-        "evidence": {
-            "last_lines": verdict.evidence.last_lines,
-            "frame": verdict.evidence.frame,
-            "oom_kills": verdict.oom_kills,
-        },
-        "streams": streams,
-    }
+    end, evidence = verdict.end, verdict.evidence
+    return exit_record(
+        verdict.reason,
+        verdict.message,
+        exit_code=end.exit_code if end else None,
+        signal=end.signal if end else None,
+        rank=end.rank if end and end.failed else None,
+        step=verdict.step,
+        stop_cause=verdict.stop_cause,
+        started_at=started_at,
+        evidence={"last_lines": evidence.last_lines, "frame": evidence.frame, "oom_kills": verdict.oom_kills},
+        streams=streams,
+    )

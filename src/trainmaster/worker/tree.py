@@ -19,17 +19,15 @@ from trainmaster.worker.records import Journal
 from trainmaster.worker.verdict import ProcessEnd
 
 _ADOPT_AFTER_S = 0.05
-"""Moving a process into a cgroup makes the kernel wait, for up to 20 ms. That is kept off the path of a start, and
-of jobs that end at once."""
+"""Moving a process into a cgroup can take the kernel 20 ms: not on the path of a start, nor for jobs that end at
+once."""
 _ADOPT_PASSES = 3
 _KILL_EVERY_S = 0.02
 _LEADS_S = 10.0
-"""How long those that lead into containers have to kill those, before they are killed themselves."""
+"""How long programs that lead into containers have to kill these, before they are killed themselves."""
 
 
 class Tree:
-    """Everything that runs below this process."""
-
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup
         self._ranks: dict[int, int] = {}
@@ -41,9 +39,7 @@ class Tree:
         self._next_kill: float | None = None
         self._killing_from: float | None = None
         self.terminated = False
-        """Whether SIGTERM was sent."""
         self.killed = False
-        """Whether SIGKILL was sent."""
 
     @property
     def ranks_running(self) -> bool:
@@ -52,28 +48,27 @@ class Tree:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left, as of the last `reap`."""
+        """As of the last `reap`."""
         return not self._has_children
 
     def rank_pids(self) -> dict[int, int]:
-        """The running ranks and their processes."""
         return {rank: pid for pid, rank in self._ranks.items()}
 
     def add(self, rank: int, pid: int, *, leads: bool = False) -> None:
         """Count a process that was just started as this rank.
 
-        One that only leads into a container is held to nothing: the container is. With it, the container has to go.
+        With `leads`, it leads into a container: the engine limits that, and it must go with the process.
         """
         self._ranks[pid] = rank
         self._has_children = True
         if leads:
             self._leads.add(pid)
         elif self._adopt_at is None:
-            # What a process has taken before counts for nobody: with a limit it is moved in the next turn.
+            # Memory that a process takes before it is moved is not counted: with a limit, move it in the next turn.
             self._adopt_at = time.monotonic() + (0 if self._cgroup.has_limits else _ADOPT_AFTER_S)
 
     def reap(self) -> list[ProcessEnd]:
-        """Take in all that ended; the ends of ranks, in order."""
+        """Reap all that ended; returns the ends of ranks, in order."""
         ends: list[ProcessEnd] = []
         while True:
             try:
@@ -96,7 +91,6 @@ class Tree:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Do what is due by now."""
         if self._adopt_at is not None and now >= self._adopt_at:
             self._adopt_at = None
             self._adopt_all()
@@ -106,7 +100,7 @@ class Tree:
             signal_all(below, signal.SIGTERM)
             signal_all(below, signal.SIGCONT)
         if self._kill_at is not None and now >= max(self._kill_at, self._next_kill or 0.0):
-            # Again and again: what is killed leaves its children to us, and some fork faster than we look.
+            # Repeatedly: children of a killed process become ours, and some fork faster than we look.
             self._next_kill = now + _KILL_EVERY_S
             self._kill_all(now)
 
@@ -118,12 +112,11 @@ class Tree:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def calm_down(self) -> None:
-        """Forget a take-down that is complete, before another step starts."""
+        """Forget a completed take-down, before another step starts."""
         self._adopt_at = self._term_at = self._kill_at = self._next_kill = self._killing_from = None
         self.terminated = self.killed = False
 
     def kill_and_wait(self) -> None:
-        """Kill everything and wait until nothing is left."""
         while self.reap() or not self.is_empty:
             self._kill_all(time.monotonic())
             time.sleep(_KILL_EVERY_S)
@@ -139,7 +132,7 @@ class Tree:
 
     def _adopt_all(self) -> None:
         adopted: set[int] = set()
-        # What they start after they were moved is in the group already; what they started before is found next time.
+        # What they start after the move is in the group already; what they started before is found in the next pass.
         for _ in range(_ADOPT_PASSES):
             new = {process.pid for process in descendants(os.getpid())} - adopted
             if not new:
@@ -170,7 +163,7 @@ class Stopping:
     """
 
     def __init__(self, tree: Tree, journal: Journal, control_file: Path, *, uid: int | None = None) -> None:
-        """Take what to stop, where to write it down, and as whom the ranks read what they are told."""
+        """`uid`: the user that the ranks read the control file as."""
         self._tree = tree
         self._journal = journal
         self._control_file = control_file
@@ -183,7 +176,7 @@ class Stopping:
         """Why the ranks are being stopped; None while they are not."""
 
     def take(self, control: Control, *, can_save: bool, now: float) -> None:
-        """Do what is asked. `can_save` says whether those who run now save when they are asked to stop."""
+        """`can_save`: whether the running processes save when asked to stop."""
         if control.stop or control.save:
             self._tell_ranks(control)
         if control.stop is None:
@@ -198,7 +191,7 @@ class Stopping:
             self._tree.bring_down(now, term_after_s=0, kill_after_s=control.grace_s)
 
     def notice_missed_grace(self) -> None:
-        """Record it, once, when the ranks did not stop in the time they had."""
+        """Record, once, that the ranks did not stop in time."""
         forced = self._tree.terminated if self._saving else self._tree.killed
         if self.cause is None or self._missed or not forced or not self._tree.ranks_running or not self._grace_s:
             return
@@ -207,6 +200,6 @@ class Stopping:
 
     def _tell_ranks(self, control: Control) -> None:
         self._seq += 1
-        # On a full disk they learn it from SIGTERM alone.
+        # On a full disk, SIGTERM alone tells them.
         with contextlib.suppress(OSError):
             write_document(self._control_file, replace(control, seq=self._seq).to_json(), uid=self._uid)

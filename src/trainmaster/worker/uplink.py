@@ -1,7 +1,6 @@
 """A kept-alive connection to the server, on which every request is repeated until it is answered.
 
-All routes that it calls may be called twice with the same effect as once, so that a lost answer costs
-nothing but the repetition.
+All routes that it calls are idempotent: a lost answer costs only the repetition.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from trainmaster.protocol.environment import CA
 from trainmaster.protocol.run_directory import StreamGapError
 
 CHUNK = 1 << 20
-"""The most bytes that one request carries."""
+"""The most bytes in one request."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _REFUSALS = frozenset({401, 403, 404, 410})
 _DOWNLOAD_TRIES = 3
-"""A digest that is wrong this often is wrong at the server, not on the way."""
+"""A digest that is wrong this often is wrong at the server."""
 
 _Answer = TypeVar("_Answer")
 
 
 class RefusedError(Exception):
-    """The server answered, and wants nothing of this attempt: it is gone, or its token is not valid any more."""
+    """The server does not want this attempt any more: it is gone, or its token is invalid."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"refused with status {status}")
@@ -48,17 +47,17 @@ class ClosedError(Exception):
 
 
 class _NoAnswerError(Exception):
-    """The server is away, or said what no server of ours says. Try again."""
+    """The server is away, or answered as no server of ours does. Try again."""
 
 
 class _CutError(_NoAnswerError):
-    """The connection broke. An idle one may just have been closed by the other side."""
+    """The connection broke. The server may just have closed an idle one."""
 
 
 class Uplink:
     """A client of the worker routes. One thread at a time may call it; `close` may come from any.
 
-    `on_wait` is called again and again while a request or a download takes its time; it may raise to give up.
+    `on_wait` is called repeatedly during a long request or download; it may raise to give up.
     """
 
     def __init__(
@@ -86,10 +85,7 @@ class Uplink:
         return self._persist(lambda: self._ask_once(method, path, body, content_type))
 
     def download(self, path: str, target: Path, sha256: str) -> bool:
-        """Fetch a file whose digest is known; False when the server does not have it.
-
-        It appears under its name only when it is whole.
-        """
+        """Fetch a file whose digest is known, atomically; False if the server does not have it."""
         partial = target.with_name(f".{target.name}.partial")
         for _ in range(_DOWNLOAD_TRIES):
             digest = self._persist(lambda: self._download_once(path, partial))
@@ -102,20 +98,16 @@ class Uplink:
         return False
 
     def pause(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            ClosedError: `close` was called.
-        """
+        """Raises ClosedError if `close` was called."""
         if self._closed.wait(seconds):
             raise ClosedError
 
     def disconnect(self) -> None:
-        """Give the socket up; the next request opens another."""
+        """Close the socket; the next request opens another."""
         self._connection.close()
 
     def close(self) -> None:
-        """End a request that waits, and refuse all others."""
+        """Interrupt a waiting request, and refuse all others."""
         self._closed.set()
         waiting = self._connection.sock
         if waiting is not None:
@@ -173,7 +165,7 @@ class Uplink:
         with _network():
             if self._connection.sock is None:
                 self._connection.connect()
-            # Looked at once there is a socket for `close` to cut: it may have come before.
+            # Checked once there is a socket for `close` to shut down: it may have been called before.
             self.pause(0)
             self._connection.request(method, self._prefix + path, body=body, headers=headers)
             return self._connection.getresponse()
@@ -188,7 +180,7 @@ def _connection(scheme: str, host: str, port: int | None, timeout_s: float) -> h
 
 @contextlib.contextmanager
 def _network() -> Iterator[None]:
-    # Kept apart from errors of our own disk, which no repetition mends.
+    # Kept apart from errors of our own disk, which no repetition helps against.
     try:
         yield
     except (OSError, http.client.HTTPException) as error:

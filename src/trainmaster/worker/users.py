@@ -1,8 +1,7 @@
-"""The system's user as whom a job's processes run, where that is not the worker's own.
+"""The system user that a job's processes run as, if it is not the worker's own.
 
-What belongs to the user is made over to it while it lies in a directory of ours, where it cannot be exchanged for
-something else. Inside a directory that is the user's own, the worker does only what the user could do itself: it
-acts as that user there, and a link that leads elsewhere leads nowhere further.
+Files and directories are given to the user while they lie in a directory of ours, where nobody can replace them.
+Inside the user's own directories, the worker acts as that user: a link that leads elsewhere leads nowhere further.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class CannotBecomeError(Exception):
 
 
 def user_of(uid: int | None, attempt_group: int | None = None) -> User | None:
-    """The user to become, in the group of an attempt; None when it is the one that the worker is.
+    """The user to become, in the group of an attempt; None if it is the worker's own.
 
     Raises:
-        CannotBecomeError: only root can become somebody else, and nobody becomes root.
+        CannotBecomeError: only root can become another user, and no job becomes root.
     """
     if uid is None:
         return None
@@ -51,7 +50,7 @@ def user_of(uid: int | None, attempt_group: int | None = None) -> User | None:
 
 
 def without_session(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables of an environment that do not speak of the login session of whoever started us."""
+    """The variables without those of the login session that started us."""
     return {
         name: value
         for name, value in variables.items()
@@ -61,7 +60,7 @@ def without_session(variables: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def acting_as(user: User | None) -> Iterator[None]:
-    """Look for, open and change files as this user may. For a process with one thread."""
+    """Open and change files with this user's rights. For a process with one thread."""
     if user is None:
         yield
         return
@@ -79,10 +78,7 @@ def acting_as(user: User | None) -> Iterator[None]:
 
 
 def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
-    """Make a directory that is open to nobody else, unless it is there, and make it over.
-
-    Those above it are ours, and others pass through them.
-    """
+    """Make a directory with mode 0700, unless it exists, and give it to the user. Others pass through its parent."""
     parent = Path(path).parent
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is None:
@@ -101,9 +97,9 @@ def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
 
 
 def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:
-    """Open a file in a directory of ours for writing, and let the user alone use it.
+    """Open a file in a directory of ours for writing; only the user may use it.
 
-    With the group of an attempt, by that: another process of the same user could open what is the user's own.
+    With the group of an attempt, only that group: another process of the same user could open the user's own files.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     if user is not None:
@@ -120,7 +116,7 @@ def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:
 
 
 def barred(path: str, user: User | None) -> str | None:
-    """The first directory on the way into `path` that the user may not pass through; None when there is none."""
+    """The first directory on the path that the user may not pass through, or None."""
     with acting_as(user):
         for directory in (*reversed(Path(path).parents), Path(path)):
             if not os.access(directory, os.X_OK, effective_ids=True):

@@ -14,14 +14,14 @@ from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopC
 MAX_LINES = 20
 MAX_LINE_CHARACTERS = 500
 MAX_ERROR_CHARACTERS = 200
-"""Of an error's line where it is quoted; the last lines hold it whole."""
+"""Of an error that is quoted; the last lines have it whole."""
 TAIL_BYTES = 64 << 10
 
-# What launchers and exception groups put in front of a traceback's lines.
+# Prefixes that launchers and exception groups add to a traceback's lines.
 _LINE_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:\s*[|+] ?)?")
 _HEADER = re.compile(r"Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^\s*(File "[^"]*", line \d+(?:, in .+)?)$')
-# What Python's fault handler prints when the process crashes; the innermost frame comes first.
+# Printed by Python's fault handler when the process crashes; the innermost frame comes first.
 _CRASH = re.compile(r"^Fatal Python error: (.+)$")
 _CRASH_FRAME = re.compile(r'^\s*(File "[^"]*", line \d+) in (.+)$')
 # A syntax error of the script itself is printed without a header.
@@ -42,7 +42,7 @@ class Evidence:
 def evidence_from(err: bytes, out: bytes) -> Evidence:
     """The evidence in the ends of a process's two outputs.
 
-    The last lines end with those that matter most: a traceback, else the error output.
+    The last lines end with what matters most: a traceback, else the error output.
     """
     first, second = _lines(err), _lines(out)
     frame, error = _last_traceback(first)
@@ -63,7 +63,7 @@ def evidence_from(err: bytes, out: bytes) -> Evidence:
 
 
 def read_tail(path: str) -> bytes:
-    """The end of a file; nothing when it cannot be read."""
+    """The end of a file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -73,7 +73,7 @@ def read_tail(path: str) -> bytes:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines that are not blank, each as a terminal would show it at last: progress bars overwrite themselves."""
+    """The non-blank lines as a terminal would finally show them: progress bars overwrite themselves."""
     shown = (line.rstrip().rpartition("\r")[2] for line in data.decode(errors="replace").split("\n"))
     return [line for line in shown if line.strip()]
 
@@ -87,7 +87,7 @@ def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
         return _crash(bare[crash:])
     if start is None:
         end = next((n for n in reversed(range(len(bare))) if _HEADLESS_ERROR.match(bare[n])), None)
-        # The file, the line, its text and a marker come before the error.
+        # The error follows the file, the line, its text and a marker.
         start = None if end is None else max(0, end - 4)
     if start is None:
         return None, None
@@ -101,7 +101,7 @@ def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
 
 
 def _crash(lines: list[str]) -> tuple[str | None, str]:
-    """The innermost frame of a process that crashed, and of what it did."""
+    """The innermost frame of a process that crashed, and the error."""
     # Other threads may be listed before the one that crashed.
     thread = next((n for n, line in enumerate(lines) if line.startswith("Current thread")), 0)
     frame = next((match for line in lines[thread:] if (match := _CRASH_FRAME.match(line))), None)
@@ -123,7 +123,7 @@ _OUT_OF_MEMORY = re.compile(r"MemoryError\b|CUDA out of memory|CUDA error: out o
 _DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
 # Launchers whose own traceback only says that a process below them failed.
 _HEARSAY = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException)\b")
-# What is raised where a process is missed that somebody has killed.
+# Raised by those who miss a process that was killed.
 _BEREFT = re.compile(
     r"\b(?:BrokenProcessPool|BrokenPipeError|ConnectionResetError|EOFError|[Kk]illed|exited unexpectedly|SIGKILL)\b"
 )
@@ -143,20 +143,19 @@ class ProcessEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than with exit code 0."""
         return self.exit_code != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a process said that it fails, before it ended."""
+    """Why a process reported that it failed."""
 
     reason: Reason
     message: str
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Failure | None:
-        """The failure of an event; None when it gives no reason that a process may give."""
+        """The failure of an event; None if it gives no reason that a process may give."""
         reason, message = document.get("reason"), document.get("message")
         if reason not in TELLABLE or not isinstance(message, str):
             return None
@@ -164,14 +163,12 @@ class Failure:
 
     @staticmethod
     def of_lead(answer: Mapping[str, Any]) -> Failure:
-        """Why a container failed, or was none, by the answer of who leads into it; any reason is its to give."""
+        """Why a container failed, as reported by the program that leads into it, which may give any reason."""
         return Failure(reason=Reason(answer["reason"]), message=str(answer["message"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Why a node's part of an attempt ended."""
-
     reason: Reason
     message: str
     end: ProcessEnd | None = None
@@ -194,19 +191,19 @@ def verdict_on_failure(
     disk_is_full: bool,
     memory_limit_mb: int | None = None,
 ) -> Verdict:
-    """Why an attempt failed whose first failing process ended like this, without having been told to stop.
+    """Why an attempt failed whose first failing process ended like this without being told to stop.
 
     Args:
         end: the process's end.
-        answer: of a process that only leads into a container: of that, its own exit code says nothing.
-        said: why it, or another one of its step, said that it fails.
-        step: which step it ran.
+        answer: from a program that leads into a container; its own exit code says nothing about the container.
+        said: the reason that it, or another process of its step, reported.
+        step: the step it ran.
         prepares: whether that step only prepares the workload.
-        evidence: what the process left behind.
-        retry_exit_codes: codes of the workload that count as transient.
-        oom_kills: how many processes of this step the kernel killed for want of memory, if it is known.
+        evidence: the end of the process's output.
+        retry_exit_codes: exit codes of the workload that count as transient.
+        oom_kills: the kernel's out-of-memory kills during this step, if known.
         disk_is_full: whether the process's logs could not grow any more.
-        memory_limit_mb: what the kernel holds the node to, if it does: then those kills are this node's own.
+        memory_limit_mb: the limit that the kernel enforces for the node, if any: then the kills are this node's own.
     """
     if answer is not None:
         return Verdict(reason=answer.reason, message=answer.message, end=end, step=step, evidence=evidence)
@@ -219,8 +216,8 @@ def verdict_on_failure(
     elif killed and oom_kills:
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory{booked}"
     elif said is not None:
-        # What follows is guessed from what was written last, which may be a row of data, and from how it ended, which
-        # may be a library that crashed on the way out.
+        # What follows is guessed from the last output, which may be a row of data, and from the exit, which may be a
+        # library that crashed on the way out.
         return Verdict(
             reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
         )
@@ -246,7 +243,7 @@ def verdict_on_failure(
 
 
 def verdict_on_timeout(step: Step, *, evidence: Evidence) -> Verdict:
-    """A step took longer than it may: what it waits for may answer in time when it is asked again."""
+    """A step took too long; what it waited for may answer next time."""
     message = f"step {step.name} took longer than {step.timeout_s:g} s, and was ended"
     return Verdict(reason=Reason.STORAGE_UNAVAILABLE, message=message, step=step.name, evidence=evidence)
 
@@ -254,10 +251,10 @@ def verdict_on_timeout(step: Step, *, evidence: Evidence) -> Verdict:
 def verdict_on_stop(
     cause: StopCause, ends: Sequence[ProcessEnd], *, step: str | None, signalled: bool, finished: bool
 ) -> Verdict:
-    """What became of an attempt that was told to stop.
+    """The verdict on an attempt that was told to stop.
 
-    Work that was complete counts as complete: ranks that all exit with 0 succeeded, unless we signalled
-    them before one of them said that it had finished.
+    Completed work counts: ranks that all exit with 0 succeeded, unless we signalled them before one of them reported
+    that it had finished.
     """
     if ends and not any(end.failed for end in ends) and (finished or not signalled):
         return verdict_of_success(ends, step=step)
@@ -272,18 +269,17 @@ def verdict_on_stop(
 
 
 def verdict_of_success(ends: Sequence[ProcessEnd], *, step: str | None) -> Verdict:
-    """All processes of a step did their work."""
     return Verdict(reason=Reason.SUCCEEDED, message="finished", end=ends[0], step=step)
 
 
 def _is_own(evidence: Evidence) -> bool:
-    """Whether the process failed of an error of its own, and not of another one's end."""
+    """Whether the process failed by an error of its own, and not because another one ended."""
     error = evidence.error
     return error is not None and not _HEARSAY.search(error) and not _BEREFT.search(error)
 
 
 def _shows(pattern: re.Pattern[str], evidence: Evidence) -> bool:
-    """Whether the process failed of this: its last error decides, its last lines when there is no telling error."""
+    """Whether the process failed by this: its last error decides; without a telling error, its last lines."""
     if evidence.error is not None:
         if pattern.search(evidence.error):
             return True

@@ -1,6 +1,6 @@
-"""What a worker keeps an eye on: the control file, the events of its ranks, the growth of their logs.
+"""What a worker polls: the control file, the events of its ranks, the growth of their logs.
 
-Each of them is cheap to look at (one `stat` when nothing changed), because it is looked at many times a second.
+Polling is cheap (one `stat` if nothing changed), because it happens many times a second.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from trainmaster.worker.verdict import Failure
 
 
 class ControlWatch:
-    """Sees a new wish of the server."""
-
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / CONTROL
         self._name = os.fspath(self._path)
@@ -29,10 +27,9 @@ class ControlWatch:
         self._seq = -1
 
     def look(self, *, closely: bool = False) -> Control | None:
-        """A control that is newer than all before, if there is one.
+        """A control that is newer than all before, or None.
 
-        `closely` reads the file even when its times say that it is the one we know: they are as coarse
-        as the kernel's clock.
+        `closely` reads the file even if its times are unchanged: they are as coarse as the kernel's clock.
         """
         try:
             status = os.stat(self._name)
@@ -45,7 +42,7 @@ class ControlWatch:
             document = read_document(self._path)
             control = Control.from_json(document) if document is not None else None
         except (ValueError, KeyError, TypeError):
-            # Nothing that this version understands; the next one may be.
+            # Not understood by this version; the next one may be.
             control = None
         self._signature = signature
         if control is None or control.seq <= self._seq:
@@ -55,7 +52,7 @@ class ControlWatch:
 
 
 class RankWatch:
-    """What the ranks let us know by what they write: their logs and their events."""
+    """What the ranks write: their logs and their events."""
 
     def __init__(self, directory: RunDirectory, *, log_cap_bytes: int = 0) -> None:
         self._directory = directory
@@ -64,16 +61,15 @@ class RankWatch:
         self._caps: list[LogCap] = []
         self._events: dict[int, EventWatch] = {}
         self.can_save = False
-        """Whether one of them said that it saves when it is asked to stop."""
+        """Whether one of them reported that it saves when asked to stop."""
         self.has_finished = False
-        """Whether one of them said that its work is complete."""
+        """Whether one of them reported that its work is complete."""
         self.dump_stacks: set[int] = set()
-        """Those that print their stacks when they are asked to."""
+        """Those that print their stacks when asked."""
         self.failures: dict[int, Failure] = {}
-        """Why ranks said that they failed."""
 
     def follow(self, logs: Sequence[str], events: Mapping[int, str]) -> None:
-        """Watch these logs from now on, by the names of their streams, and these files of events too."""
+        """Follow these logs from now on, and these event files, too."""
         self._logs = [LogClock(os.fspath(self._directory.path / log)) for log in logs]
         if self._log_cap_bytes:
             self._caps = [LogCap(self._directory, log, self._log_cap_bytes) for log in logs]
@@ -82,11 +78,11 @@ class RankWatch:
 
     @property
     def next_due(self) -> float | None:
-        """When to look at the latest, where that is sooner than usual: a log grows fast."""
+        """The latest time to look, if a fast-growing log needs it sooner than usual."""
         return min((cap.due for cap in self._caps if cap.due is not None), default=None)
 
     def look(self, *, last: bool = False) -> bool:
-        """Take in what is new; whether there was an event. `last` dates the logs to their very end."""
+        """Read what is new; returns whether there was an event. `last` dates the logs to their very end."""
         for log in self._logs:
             log.look(last=last)
         for cap in self._caps:
@@ -113,15 +109,13 @@ class RankWatch:
 
 _CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 16
-"""A rank that reports without end must not keep its worker from all else."""
+"""A rank that reports without end must not block its worker."""
 _LINES_PER_CHUNK = 1000
 _OF_INTEREST = re.compile(rb'"(?:capable|finished|failed)"')
 """Lines that a worker parses; all others are for the server."""
 
 
 class EventWatch:
-    """Reads along what a rank reports."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._read = 0
@@ -129,7 +123,7 @@ class EventWatch:
         """Whether the last look found anything, of interest or not."""
 
     def look(self) -> list[dict[str, Any]]:
-        """The events of interest that were added since the last look."""
+        """The events of interest since the last look."""
         before = self._read
         found = self._look()
         self.grew = self._read > before
@@ -155,20 +149,20 @@ class EventWatch:
                 found += parse_lines(lines[-_LINES_PER_CHUNK:])
             if not taken and len(chunk) < _CHUNK_BYTES:
                 break
-            # A line that is longer than any report is passed over.
+            # A line that is longer than any report is skipped.
             self._read += taken or len(chunk)
             file.seek(self._read)
         return found
 
 
 class LogClock:
-    """Dates the bytes of a log: a line `T N` beside it says that it had N bytes at the time T.
+    """Dates the bytes of a log: a line `T N` in a file beside it says that it had N bytes at time T.
 
-    So a line of the log is as old as the first entry whose number lies beyond the line's start.
+    A line of the log is as old as the first entry whose number lies beyond the line's start.
     """
 
     EVERY_S = 0.2
-    """How fine it is. A log that grows without pause would otherwise get an index of its own size."""
+    """Resolution. A log that grows constantly would otherwise get an index of its own size."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -176,7 +170,7 @@ class LogClock:
         self._due = 0.0
 
     def look(self, *, last: bool = False) -> None:
-        """Note the time if the log has grown. A full disk costs the entry, not the log."""
+        """A full disk costs the entry, not the log."""
         now = time.monotonic()
         if now < self._due and not last:
             return
@@ -197,17 +191,17 @@ class LogClock:
 
 
 SHORTEST_WAIT_S = 0.005
-"""Between two looks at a log that grows as fast as the disk lets it."""
+"""Between two looks at a log that grows as fast as the disk allows."""
 LONGEST_WAIT_S = 0.1
 _LINE_BYTES = 1 << 16
-"""How far a cut is moved to fall between two lines."""
+"""How far a cut may move to fall between two lines."""
 
 
 class LogCap:
-    """Keeps one log below its cap: its head and its tail stay, and the middle is removed as far as necessary.
+    """Keeps one log below its cap: head and tail stay, the middle is removed.
 
-    Ranks write straight to their files, so a log can only be cut after it was written. A log that grows fast is looked
-    at often: it exceeds its cap by no more than its rank writes between two looks.
+    Ranks write straight to their files, so a log can only be cut afterwards. A log that grows fast is checked often: it
+    exceeds its cap by no more than its rank writes between two looks.
     """
 
     def __init__(self, directory: RunDirectory, log: str, cap_bytes: int) -> None:
@@ -219,10 +213,10 @@ class LogCap:
         self._size = 0
         self._seen_at = time.monotonic()
         self.due: float | None = None
-        """When to look again, where that is sooner than usual."""
+        """When to look again, if sooner than usual."""
 
     def look(self) -> None:
-        """Cut the log if it holds too much. What a full disk prevents is tried again."""
+        """Cut the log if it is too large. A cut that a full disk prevents is tried again."""
         try:
             size = os.stat(self._path).st_size
         except OSError:
@@ -241,7 +235,7 @@ class LogCap:
                 self.due = now + max(wait_s, SHORTEST_WAIT_S)
 
     def _middle(self, size: int) -> Gap:
-        """What goes: after it, half of the cap is head and three eighths are tail, so that the next cut is not near."""
+        """The range to remove: half of the cap stays as head, three eighths as tail; so the next cut is not near."""
         start = self._gap.start if self._gap else self._line_end_before(self._cap // 2)
         return Gap(start=start, end=self._line_end_after(size - self._cap * 3 // 8), cap_bytes=self._cap)
 

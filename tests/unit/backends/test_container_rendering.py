@@ -24,7 +24,7 @@ from trainmaster.backends.container.container_spec import (
     volume_name,
 )
 from trainmaster.backends.container.worker_files import packed_worker
-from trainmaster.protocol.launch import BlobFile, ContainerWish, Launch, Lifetime, Step, Volume
+from trainmaster.protocol.launch import BlobFile, ContainerRequest, Launch, Lifetime, Step, Volume
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment, Within
 
 IMAGE = ImageFacts(
@@ -66,7 +66,7 @@ def test_what_is_booked_becomes_limits_and_what_is_not_stays_free() -> None:
     free = container_document(request(), 0, IMAGE, AROUND)["HostConfig"]
     assert not {"NanoCpus", "Memory", "MemorySwap", "DeviceRequests"} & free.keys()
     assert free["ShmSize"] == 2048 << 20
-    wished = container_document(request(container=ContainerWish(shm_mb=64)), 0, IMAGE, AROUND)["HostConfig"]
+    wished = container_document(request(container=ContainerRequest(shm_mb=64)), 0, IMAGE, AROUND)["HostConfig"]
     assert wished["ShmSize"] == 64 << 20
 
 

@@ -41,7 +41,7 @@ from trainmaster.backends.container.engine import (
 from trainmaster.backends.container.worker_files import put_secrets, remove_secrets
 from trainmaster.protocol import environment
 from trainmaster.protocol.documents import put_answer
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 
@@ -175,11 +175,9 @@ def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
     directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
     if directory.document(exit_document(node)) is not None:
         return
-    unknown = dict.fromkeys(("exit_code", "signal", "rank", "step", "stop_cause", "started_at"))
-    evidence: dict[str, Any] = {"last_lines": [], "frame": None, "oom_kills": None}
-    end = {"reason": reason, "message": message, **unknown, "ended_at": time.time(), "evidence": evidence}
     with contextlib.suppress(FileNotFoundError):  # the job was deleted
-        directory.put_document(exit_document(node), {**end, "streams": dict(directory.streams(node))})
+        streams = dict(directory.streams(node))
+        directory.put_document(exit_document(node), exit_record(reason, message, streams=streams))
 
 
 def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> dict[str, Any]:

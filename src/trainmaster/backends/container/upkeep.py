@@ -36,7 +36,7 @@ from trainmaster.backends.container.engine import (
 from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.local import liveness_of
 from trainmaster.protocol.processes import boot_id
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server.core.reports import Liveness
 
@@ -115,9 +115,8 @@ class Upkeep:
         counted = self._kills.get(name)
         if (counted is not None and counted.count > 0) or self._engine.ran_out_of_memory(name):
             message = "the container was killed by the kernel, with the worker in it: out of memory"
-            ended = {"reason": Reason.OUT_OF_MEMORY, "message": message, "ended_at": time.time()}
             try:
-                directory.put_document(exit_document(node), ended)
+                directory.put_document(exit_document(node), exit_record(Reason.OUT_OF_MEMORY, message))
             except OSError as error:  # the job may have taken its directory from us
                 _log.warning("how container %s ended cannot be written down: %s", name, error)
 

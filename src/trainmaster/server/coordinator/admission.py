@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import CONTAINER, LOCAL, ContainerWish, Launch
+from trainmaster.protocol.launch import CONTAINER, LOCAL, ContainerRequest, Launch
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.coordinator.capacity import Capacity
 from trainmaster.server.coordinator.source_checks import SourceChecks
@@ -324,7 +324,7 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
     wanted = {
         "image": launch.image is not None,
         "volumes": bool(launch.volumes),
-        "container": launch.container != ContainerWish(),
+        "container": launch.container != ContainerRequest(),
     }
     for part, spec in initializers.named() if initializers else ():
         wanted[f"initializers.{part}.image"] = spec.image is not None

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from trainmaster.protocol.launch import ContainerWish, PullPolicy, Step, Volume
+from trainmaster.protocol.launch import ContainerRequest, PullPolicy, Step, Volume
 from trainmaster.server.core.fields import AbsolutePath, Count, Flag, Matches, Model, Text
 
 VolumeSource = Annotated[
@@ -82,11 +82,11 @@ class ContainerOptions(Model):
     )
 
 
-def wish_from(spec: ContainerOptions | None) -> ContainerWish:
+def wish_from(spec: ContainerOptions | None) -> ContainerRequest:
     """As the backend is told."""
     if spec is None:
-        return ContainerWish()
-    return ContainerWish(
+        return ContainerRequest()
+    return ContainerRequest(
         pull_policy=spec.pull_policy,
         auto_remove=spec.auto_remove,
         shm_mb=spec.shm_mb,
