@@ -22,14 +22,14 @@ MANY = 2500
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the checkpoints that were read."""
     rows: list[str] = []
-    real = checkpoints.checkpoint_from_row
+    real = checkpoints.RECORDS.from_row
 
     def counted(row: object) -> Checkpoint:
         checkpoint = real(row)  # type: ignore[arg-type]
         rows.append(checkpoint.checkpoint_id)
         return checkpoint
 
-    monkeypatch.setattr(checkpoints, "checkpoint_from_row", counted)
+    monkeypatch.setattr(checkpoints.RECORDS, "from_row", counted)
     return rows
 
 

@@ -44,7 +44,7 @@ def names(database: Database, job: Job) -> list[str]:
 
 def test_pinned_checkpoint_says_so_until_it_is_unpinned(database: Database, job: Job) -> None:
     for pinned in (True, False):
-        database.write_now(lambda c, pinned=pinned: checkpoints.pin(c, ACME, job, "c1", pinned=pinned))
+        database.write_now(lambda c, pinned=pinned: checkpoints.change(c, ACME, job, "c1", pinned=pinned))
         with database.read() as connection:
             assert checkpoints.get(connection, ACME, "c1").pinned is pinned
             assert checkpoints.get(connection, ACME, "c2").pinned is False
@@ -75,13 +75,13 @@ def test_change_hides_what_is_replaced(database: Database, job: Job) -> None:
 
 
 def test_expiry_and_publication_are_changed_for_one_checkpoint(database: Database, job: Job) -> None:
-    database.write_now(lambda connection: checkpoints.expire_at(connection, ACME, job, "c1", 7.0))
-    database.write_now(lambda connection: checkpoints.publish(connection, ACME, job, "c1", public=True))
+    database.write_now(lambda connection: checkpoints.change(connection, ACME, job, "c1", expires_at=7.0))
+    database.write_now(lambda connection: checkpoints.change(connection, ACME, job, "c1", public=True))
     with database.read() as connection:
         first, second = checkpoints.of_job(connection, ACME, job.job_id)
     assert (first.expires_at, first.public) == (7.0, True)
     assert (second.expires_at, second.public) == (None, False)
-    database.write_now(lambda connection: checkpoints.expire_at(connection, ACME, job, "c1", None))
+    database.write_now(lambda connection: checkpoints.change(connection, ACME, job, "c1", expires_at=None))
     with database.read() as connection:
         assert checkpoints.overdue(connection, EVERYTHING, 1e12) == []
 
@@ -121,7 +121,7 @@ def test_jobs_that_go_on_from_a_checkpoint_are_its_users_until_they_end(database
 
 def test_another_account_can_neither_pin_nor_hide(database: Database, job: Job) -> None:
     for refused in (
-        lambda connection: checkpoints.pin(connection, OTHER, job, "c1", pinned=True),
+        lambda connection: checkpoints.change(connection, OTHER, job, "c1", pinned=True),
         lambda connection: checkpoints.hide(connection, OTHER, job, ["c1"]),
     ):
         with pytest.raises(NotFoundError):

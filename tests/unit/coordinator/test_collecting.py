@@ -201,7 +201,7 @@ def test_resumed_service_keeps_its_run_directory(place: Place) -> None:
 
 def test_old_checkpoints_go_but_for_the_latest_and_pinned_ones(place: Place) -> None:
     job = place.end(place.save(place.start(), "a", "b", "c"))
-    place.database.write_now(lambda c: checkpoints.pin(c, EVERYTHING, job, f"{job.job_id}-a", pinned=True))
+    place.database.write_now(lambda c: checkpoints.change(c, EVERYTHING, job, f"{job.job_id}-a", pinned=True))
     assert told(place.collect(checkpoints_s=500, dry_run=True)) == [("checkpoint", f"{job.job_id}-b")]
     assert place.saved(job) == ["a", "b", "c"]
     place.collect(checkpoints_s=500)
@@ -296,7 +296,9 @@ def test_checkpoint_whose_time_is_over_goes_by_itself(place: Place) -> None:
     for name, at in (("a", NOW + 5), ("b", NOW + 500)):
         checkpoint_id = f"{job.job_id}-{name}"
         place.database.write_now(
-            lambda connection, name=checkpoint_id, at=at: checkpoints.expire_at(connection, scope, job, name, at)
+            lambda connection, name=checkpoint_id, at=at: checkpoints.change(
+                connection, scope, job, name, expires_at=at
+            )
         )
     assert list(place.collector().expire(NOW)) == []
     assert told(list(place.collector().expire(NOW + 50))) == [("checkpoint", f"{job.job_id}-a")]
@@ -304,7 +306,7 @@ def test_checkpoint_whose_time_is_over_goes_by_itself(place: Place) -> None:
     place.collector().sweep()
     assert place.files(job) == ["b", "c"]
     pinned = f"{job.job_id}-b"
-    place.database.write_now(lambda connection: checkpoints.pin(connection, scope, job, pinned, pinned=True))
+    place.database.write_now(lambda connection: checkpoints.change(connection, scope, job, pinned, pinned=True))
     assert list(place.collector().expire(NOW + 5000)) == []
 
 

@@ -117,7 +117,7 @@ def test_oldest_checkpoints_go_when_there_are_more_than_the_limit(place: Place) 
 
 def test_pinned_checkpoint_stays_beside_the_limit(place: Place) -> None:
     job = place.save(place.job(save_total_limit=1), 1)
-    place.write(lambda connection: checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-1", pinned=True))
+    place.write(lambda connection: checkpoints.change(connection, SCOPE, job, f"{job.job_id}-1", pinned=True))
     for step in (2, 3):
         job = place.save(job, step)
     assert place.steps(job) == [1, 3]
@@ -261,7 +261,7 @@ def test_pinned_checkpoints_do_not_hold_up_others_that_expire(place: Place) -> N
 
     def pin(connection: Connection) -> None:
         for step in range(1001):
-            checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
+            checkpoints.change(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
 
     place.write(pin)
     assert [gone.name for gone in place.collector.expire(NOW + 2)] == [f"{other.job_id}-1"]
@@ -284,14 +284,14 @@ def test_removing_a_checkpoint_reads_none_of_the_thousands_that_the_job_has_besi
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps of the checkpoints that were read."""
     steps: list[int] = []
-    real = checkpoints.checkpoint_from_row
+    real = checkpoints.RECORDS.from_row
 
     def counted(row: Any) -> Checkpoint:
         checkpoint = real(row)
         steps.append(checkpoint.step)
         return checkpoint
 
-    monkeypatch.setattr(checkpoints, "checkpoint_from_row", counted)
+    monkeypatch.setattr(checkpoints.RECORDS, "from_row", counted)
     return steps
 
 
@@ -340,7 +340,7 @@ def kept(place: Place, limit: int, pinned: tuple[int, ...] = (), **pointers: int
     def work(connection: Connection) -> None:
         checkpoints.hide(connection, SCOPE, job, [f"{job.job_id}-0"])
         for step in pinned:
-            checkpoints.pin(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
+            checkpoints.change(connection, SCOPE, job, f"{job.job_id}-{step}", pinned=True)
         now = jobs.get(connection, SCOPE, job.job_id)
         changed = now.evolve(version=now.version + 1, **ids)
         assert jobs.apply(connection, SCOPE, Change(job=changed))

@@ -28,10 +28,10 @@ from trainmaster.server.store import (
     leases,
     nodes,
     queues,
-    records,
     schema,
 )
 from trainmaster.server.store.database import HEAD, Database, upgrade
+from trainmaster.server.store.records import Records
 from trainmaster.server.store.scope import Scope
 
 
@@ -156,6 +156,12 @@ NODE = Node(
 )
 
 
+def job_row(job: Job) -> dict[str, Any]:
+    number = None if job.attempt is None else job.attempt.number
+    rows = Records(Job, schema.jobs, without=["attempt"])
+    return rows.to_row(job, order_key=job.order_key, attempt_number=number)
+
+
 def fill_first_revision(connection: Connection) -> None:
     """What the first version could have stored, in the tables as they were then."""
     tables = MetaData()
@@ -165,13 +171,13 @@ def fill_first_revision(connection: Connection) -> None:
     share = {**owned, "attempt": 1, "member": 0, "node_id": "n1"}
     rows: dict[str, list[dict[str, Any]]] = {
         "accounts": [{"account_id": "acme", "created_at": 1.0}],
-        "jobs": [records.job_to_row(DELETED), records.job_to_row(RUNNING)],
+        "jobs": [job_row(DELETED), job_row(RUNNING)],
         "job_labels": labels,
-        "attempts": [records.attempt_to_row(RUNNING, RUNNING.live)],
+        "attempts": [Records(Attempt, schema.attempts).to_row(RUNNING.live, **owned)],
         "allocations": [{**share, "cpu_cores": 2, "ram_mb": 0, "storage_mb": 0}],
         "allocated_gpus": [{**share, "gpu_index": 0}],
-        "checkpoints": [records.checkpoint_to_row(RUNNING, CHECKPOINT)],
-        "events": [records.event_to_row(RUNNING, EVENT)],
+        "checkpoints": [Records(Checkpoint, schema.checkpoints).to_row(CHECKPOINT, account_id="acme")],
+        "events": [Records(Event, schema.events).to_row(EVENT, account_id="acme")],
         "activity": [{**owned, "at": 1003.0}],
         "idempotency": [{**owned, "key": "k", "fingerprint": "f", "created_at": 1000.0}],
         "api_keys": [
@@ -179,7 +185,7 @@ def fill_first_revision(connection: Connection) -> None:
         ],
         "blobs": [{"sha256": "a" * 64, "account_id": "acme", "size_bytes": 1, "created_at": 1.0, "last_used_at": 1.0}],
         "blob_uses": [{**owned, "sha256": "a" * 64}],
-        "nodes": [records.node_to_row(NODE)],
+        "nodes": [Records(Node, schema.nodes).to_row(NODE)],
     }
     for name, found in rows.items():
         table = tables.tables[name]

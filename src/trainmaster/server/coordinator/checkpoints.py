@@ -31,7 +31,7 @@ def pin(
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
         change = retention.pin(job, checkpoint, pinned=pinned, now=clock())
-        checkpoints.pin(connection, scope, job, checkpoint_id, pinned=pinned)
+        checkpoints.change(connection, scope, job, checkpoint_id, pinned=pinned)
         return change
 
     return commands.change(scope, job_id, decide, deleted=True, idempotency=idempotency)
@@ -52,7 +52,7 @@ def expire_at(
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
         change = retention.expire_at(job, checkpoint, at, now=clock())
-        checkpoints.expire_at(connection, scope, job, checkpoint_id, at)
+        checkpoints.change(connection, scope, job, checkpoint_id, expires_at=at)
         return change
 
     return commands.change(scope, job_id, decide, deleted=deleted)
@@ -73,7 +73,7 @@ def publish(
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
         change = retention.publish(job, checkpoint, public=public, now=clock())
-        checkpoints.publish(connection, scope, job, checkpoint_id, public=public)
+        checkpoints.change(connection, scope, job, checkpoint_id, public=public)
         return change
 
     return commands.change(scope, job_id, decide, deleted=deleted)

@@ -34,6 +34,7 @@ ACTIVE = RUNNING | {JobStatus.SCHEDULING, JobStatus.PREPARING}
 """Have a current attempt, which holds resources."""
 TERMINAL = frozenset({JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.PREEMPTED})
 """A batch job never leaves these."""
+UNFINISHED = frozenset(JobStatus) - TERMINAL
 LAUNCHED = RUNNING | {JobStatus.PREPARING}
 """Workers have claimed the attempt."""
 
@@ -177,7 +178,7 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
             # The record stays as it is; a child goes on. What completed needs no second try.
             return TERMINAL - {JobStatus.COMPLETED}
         case Action.EDIT:
-            return frozenset(JobStatus) - TERMINAL
+            return UNFINISHED
         case Action.DELETE:
             return frozenset(JobStatus)
 

@@ -1,85 +1,65 @@
-"""Accounts: whose jobs, keys and files are kept apart."""
+"""Accounts, whose jobs and files are kept apart, with their API keys and the idempotency keys of their requests."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import ConflictError, IdempotencyMismatchError, NotFoundError
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, dumps
+from trainmaster.server.store.records import Prepared, Records
 from trainmaster.server.store.scope import Scope
 
 _accounts, _jobs, _models = schema.accounts, schema.jobs, schema.promoted_models
-_keys = schema.api_keys
-_ITS_OWN = (
+_keys, _requests = schema.api_keys, schema.idempotency
+_REMOVED_WITH_ACCOUNT = (
     _keys,
     schema.webhooks,
-    schema.idempotency,
+    _requests,
     schema.operations,
     schema.tinker_samplers,
     schema.tinker_runs,
     schema.tinker_sessions,
     _accounts,
 )
-"""What goes with an account, in an order in which nothing refers to what is gone."""
+"""In an order in which no row refers to one that is gone."""
 
-_ACCOUNTS = select(*(_accounts.c[name] for name in Account.__dataclass_fields__))
-_BY_ID = Prepared(_ACCOUNTS.where(_accounts.c.account_id == bindparam("wanted")))
+_ACCOUNTS = Records(Account, _accounts)
+_BY_ID = Prepared(_ACCOUNTS.select.where(_accounts.c.account_id == bindparam("wanted")))
 
 
 def all(connection: Connection, scope: Scope) -> list[Account]:  # noqa: A001 - read as `accounts.all`
-    """Every account in scope, by name."""
-    query = scope.limit(_ACCOUNTS.order_by(_accounts.c.account_id), _accounts.c.account_id)
-    return [Account(**row._mapping) for row in connection.execute(query)]
+    return _ACCOUNTS.find(connection, scope, order_by=[_accounts.c.account_id])
 
 
 def get(connection: Connection, scope: Scope, account_id: str) -> Account:
-    """One account.
-
-    Raises:
-        NotFoundError: there is no such account in scope.
-    """
-    row = _BY_ID.execute(connection, {"wanted": account_id}).first() if scope.admits(account_id) else None
-    if row is None:
+    rows = _BY_ID.rows(connection, {"wanted": account_id}) if scope.admits(account_id) else []
+    if not rows:
         raise NotFoundError(f"there is no account {account_id}")
-    return Account(**row._mapping)
+    return _ACCOUNTS.from_row(rows[0])
 
 
 def ensure(connection: Connection, scope: Scope, account_id: str, now: float) -> None:
-    """Make an account unless it is there."""
     scope.require(account_id)
-    if _BY_ID.execute(connection, {"wanted": account_id}).first() is None:
+    if not _BY_ID.rows(connection, {"wanted": account_id}):
         connection.execute(insert(_accounts), {"account_id": account_id, "created_at": now})
 
 
 def create(connection: Connection, scope: Scope, account: Account) -> None:
-    """Make an account.
-
-    Raises:
-        ConflictError: there is one of that name, or there was one that left jobs behind.
-    """
     scope.require_everything()
-    if _BY_ID.execute(connection, {"wanted": account.account_id}).first() is not None:
+    if _BY_ID.rows(connection, {"wanted": account.account_id}):
         raise ConflictError(f"there is an account {account.account_id} already")
     left = select(_jobs.c.job_id).where(_jobs.c.account_id == account.account_id).limit(1)
     if connection.execute(left).first() is not None:
-        # Whoever had the name after it would have its events, usage and checkpoints.
+        # A new account of this name would get the events, usage and checkpoints of the old one.
         raise ConflictError(f"there was an account {account.account_id}, whose jobs are on record; take another name")
-    values = {name: getattr(account, name) for name in Account.__dataclass_fields__}
-    connection.execute(insert(_accounts), values)
+    _ACCOUNTS.insert(connection, account)
 
 
 def set_uid(connection: Connection, scope: Scope, account_id: str, uid: int | None) -> None:
-    """Say as whom the jobs of an account run.
-
-    Raises:
-        NotFoundError: there is no such account.
-    """
+    """Set the system user that runs the jobs of an account."""
     scope.require_everything()
     changed = update(_accounts).where(_accounts.c.account_id == account_id).values(uid=uid)
     if connection.execute(changed).rowcount == 0:
@@ -87,30 +67,24 @@ def set_uid(connection: Connection, scope: Scope, account_id: str, uid: int | No
 
 
 def remove(connection: Connection, scope: Scope, account_id: str) -> None:
-    """Take an account away, with its revoked keys, its webhooks, its operations and its sessions.
-
-    Raises:
-        NotFoundError: there is no such account.
-        ConflictError: it is the default account, or it has jobs, keys or promoted models.
-    """
+    """Remove an account that has no jobs, keys or models left, with its webhooks, operations and sessions."""
     scope.require_everything()
     get(connection, scope, account_id)
     if account_id == DEFAULT_ACCOUNT:
         raise ConflictError("the account default is always there: the key of the first start belongs to it")
-    jobs = select(_jobs.c.job_id).where(_jobs.c.account_id == account_id, _jobs.c.deleted_at.is_(None)).limit(1)
-    if connection.execute(jobs).first() is not None:
-        raise ConflictError(f"account {account_id} has jobs; delete them first")
-    keys = select(_keys.c.key_id).where(_keys.c.account_id == account_id, _keys.c.revoked_at.is_(None)).limit(1)
-    if connection.execute(keys).first() is not None:
-        raise ConflictError(f"account {account_id} has keys; revoke them first")
-    models = select(_models.c.model_id).where(_models.c.account_id == account_id).limit(1)
-    if connection.execute(models).first() is not None:
-        raise ConflictError(f"account {account_id} has promoted models; delete them first")
-    for table in _ITS_OWN:
+    for held, condition, message in (
+        (_jobs, _jobs.c.deleted_at.is_(None), "has jobs; delete them first"),
+        (_keys, _keys.c.revoked_at.is_(None), "has keys; revoke them first"),
+        (_models, None, "has promoted models; delete them first"),
+    ):
+        query = select(held.c.account_id).where(held.c.account_id == account_id).limit(1)
+        if connection.execute(query if condition is None else query.where(condition)).first() is not None:
+            raise ConflictError(f"account {account_id} {message}")
+    for table in _REMOVED_WITH_ACCOUNT:
         connection.execute(delete(table).where(table.c.account_id == account_id))
 
 
-# API keys: known by their digest only.
+# API keys, of which only the digest is stored.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,68 +104,40 @@ class ApiKey:
     revoked_at: float | None = None
 
 
-_API_KEYS = select(*(_keys.c[name] for name in ApiKey.__dataclass_fields__))
-_BY_HASH = _API_KEYS.where(_keys.c.hash == bindparam("digest"), _keys.c.revoked_at.is_(None))
+_API_KEYS = Records(ApiKey, _keys)
 
 
 def create_key(connection: Connection, scope: Scope, key: ApiKey) -> None:
-    """Add a key to an account that exists."""
     scope.require(key.account_id)
-    row = {name: getattr(key, name) for name in ApiKey.__dataclass_fields__}
-    connection.execute(insert(_keys), {**row, "scopes": dumps(key.scopes)})
+    _API_KEYS.insert(connection, key)
 
 
 def find_key(connection: Connection, scope: Scope, digest: str) -> ApiKey | None:
     """The key with this digest, unless it was revoked."""
-    row = connection.execute(_BY_HASH, {"digest": digest}).one_or_none()
-    return _key(row) if row is not None and scope.admits(row.account_id) else None
+    return _API_KEYS.first(connection, scope, _keys.c.hash == digest, _keys.c.revoked_at.is_(None))
 
 
 def all_keys(connection: Connection, scope: Scope) -> list[ApiKey]:
-    """Every key, also those that were revoked, the oldest first."""
-    query = _API_KEYS.order_by(_keys.c.created_at, _keys.c.key_id)
-    return [_key(row) for row in connection.execute(scope.limit(query, _keys.c.account_id))]
+    """Every key, also revoked ones, the oldest first."""
+    return _API_KEYS.find(connection, scope, order_by=[_keys.c.created_at, _keys.c.key_id])
 
 
 def get_key(connection: Connection, scope: Scope, key_id: str) -> ApiKey:
-    """One key, also one that was revoked.
-
-    Raises:
-        NotFoundError: there is no such key in scope.
-    """
-    query = scope.limit(_API_KEYS.where(_keys.c.key_id == key_id), _keys.c.account_id)
-    row = connection.execute(query).first()
-    if row is None:
-        raise NotFoundError(f"there is no key {key_id}")
-    return _key(row)
+    """One key, also a revoked one."""
+    return _API_KEYS.get(connection, scope, _keys.c.key_id == key_id, missing=f"there is no key {key_id}")
 
 
 def key_was_known(connection: Connection, scope: Scope, digest: str) -> bool:
-    """Whether there is or was a key with this digest."""
-    query = scope.limit(select(_keys.c.key_id).where(_keys.c.hash == digest), _keys.c.account_id)
-    return connection.execute(query).first() is not None
+    return _API_KEYS.first(connection, scope, _keys.c.hash == digest) is not None
 
 
 def revoke_key(connection: Connection, scope: Scope, key_id: str, now: float) -> None:
-    """Take a key's power away, for good.
-
-    Raises:
-        NotFoundError: there is no such key in scope, or it was revoked before.
-    """
     revoked = update(_keys).where(_keys.c.key_id == key_id, _keys.c.revoked_at.is_(None)).values(revoked_at=now)
-    if scope.account_id is not None:
-        revoked = revoked.where(_keys.c.account_id == scope.account_id)
-    if connection.execute(revoked).rowcount == 0:
+    if connection.execute(scope.limit(revoked, _keys.c.account_id)).rowcount == 0:
         raise NotFoundError(f"there is no key {key_id}")
 
 
-def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(**{**row._mapping, "scopes": tuple(json.loads(row.scopes))})
-
-
-# Idempotency keys: which job the first request with a key made or changed.
-
-_requests = schema.idempotency
+# Idempotency keys: which job the first request with a key created or changed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,36 +151,34 @@ class IdempotencyRecord:
     created_at: float
 
 
+_REQUESTS = Records(IdempotencyRecord, _requests)
 _REQUEST = Prepared(
-    select(*(_requests.c[name] for name in IdempotencyRecord.__dataclass_fields__)).where(
-        _requests.c.key == bindparam("wanted"), _requests.c.account_id == bindparam("account")
-    )
+    _REQUESTS.select.where(_requests.c.key == bindparam("wanted"), _requests.c.account_id == bindparam("account"))
 )
 _INSERT_REQUEST = Prepared(insert(_requests))
 
 
 def find_request(connection: Connection, scope: Scope, key: str, *fingerprints: str) -> IdempotencyRecord | None:
-    """The record of an earlier request with this key, if there was one; any of the fingerprints may be its own.
+    """The record of an earlier request with this key and one of the fingerprints.
 
     Raises:
         IdempotencyMismatchError: that request was a different one.
     """
-    row = _REQUEST.execute(connection, {"wanted": key, "account": scope.account}).one_or_none()
-    if row is None:
+    rows = _REQUEST.rows(connection, {"wanted": key, "account": scope.account})
+    if not rows:
         return None
-    if row.fingerprint not in fingerprints:
+    record = _REQUESTS.from_row(rows[0])
+    if record.fingerprint not in fingerprints:
         raise IdempotencyMismatchError()
-    return IdempotencyRecord(**row._mapping)
+    return record
 
 
 def record_request(connection: Connection, scope: Scope, record: IdempotencyRecord) -> None:
-    """Keep a record, in the transaction that does what was asked; `find` comes before it in the same one."""
-    _INSERT_REQUEST.execute(connection, {**asdict(record), "account_id": scope.account})
+    """Record a request, in the transaction that carries it out and after `find_request` in the same transaction."""
+    _INSERT_REQUEST.execute(connection, _REQUESTS.to_row(record, account_id=scope.account))
 
 
 def forget_requests(connection: Connection, scope: Scope, before: float) -> int:
-    """Forget what was asked before a time; says how much that was."""
+    """Delete the records of requests before a time; returns how many there were."""
     old = delete(_requests).where(_requests.c.created_at < before)
-    if scope.account_id is not None:
-        old = old.where(_requests.c.account_id == scope.account_id)
-    return connection.execute(old).rowcount
+    return connection.execute(scope.limit(old, _requests.c.account_id)).rowcount

@@ -18,13 +18,7 @@ from trainmaster.server.core.errors import DoubleBookedError, NotFoundError
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import (
-    ATTEMPT_FIELDS,
-    Prepared,
-    attempt_from_row,
-    attempt_to_row,
-    prepared_by_scope,
-)
+from trainmaster.server.store.records import Prepared, Records, ScopedQuery
 from trainmaster.server.store.scope import Scope
 
 _attempts = schema.attempts
@@ -32,9 +26,9 @@ _attempts = schema.attempts
 _MAX_DIGITS = 9
 """No attempt has a longer number, and no database takes every integer."""
 
-_SELECT = select(*(_attempts.c[name] for name in ATTEMPT_FIELDS))
-_OF_JOB = prepared_by_scope(
-    _SELECT.where(_attempts.c.job_id == bindparam("key")).order_by(_attempts.c.number), _attempts.c.account_id
+RECORDS = Records(Attempt, _attempts)
+_OF_JOB = ScopedQuery(
+    RECORDS.select.where(_attempts.c.job_id == bindparam("key")).order_by(_attempts.c.number), _attempts.c.account_id
 )
 _INSERT = Prepared(insert(_attempts))
 _UPDATE = Prepared(
@@ -50,7 +44,7 @@ _UPDATE = Prepared(
 def put(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> bool:
     """Store an attempt as it is now; True when it was not there before."""
     scope.require(job.account_id)
-    row = attempt_to_row(job, attempt)
+    row = RECORDS.to_row(attempt, account_id=job.account_id, job_id=job.job_id)
     key = {"key": job.job_id, "attempt": attempt.number, "account": job.account_id}
     if _UPDATE.execute(connection, {**row, **key}).rowcount:
         return False
@@ -59,23 +53,16 @@ def put(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> boo
 
 
 def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Attempt]:
-    """All attempts of a job, the first one first."""
-    rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
-    return [attempt_from_row(row) for row in rows]
+    return [RECORDS.from_row(row) for row in _OF_JOB.rows(connection, scope, key=job_id)]
 
 
 def get(connection: Connection, scope: Scope, attempt_id: str) -> Attempt:
-    """One attempt by its id, `<job_id>.<number>`.
-
-    Raises:
-        NotFoundError: there is none in scope.
-    """
+    """One attempt by its id, `<job_id>.<number>`."""
     job_id, _, number = attempt_id.rpartition(".")
     if number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS:
-        query = _SELECT.where(_attempts.c.job_id == job_id, _attempts.c.number == int(number))
-        row = connection.execute(scope.limit(query, _attempts.c.account_id)).first()
-        if row is not None:
-            return attempt_from_row(row)
+        found = RECORDS.first(connection, scope, _attempts.c.job_id == job_id, _attempts.c.number == int(number))
+        if found is not None:
+            return found
     raise NotFoundError("there is no such attempt")
 
 
@@ -88,6 +75,9 @@ def job_of_token(connection: Connection, scope: Scope, token: str) -> str | None
 # Allocations.
 
 _shares, _gpus, _nodes = schema.allocations, schema.allocated_gpus, schema.nodes
+
+_SHARE_FIELDS = ("node_id", "cpu_cores", "ram_mb", "storage_mb")
+"""The columns of a share; its GPUs have rows of their own."""
 
 _INSERT_SHARES, _INSERT_GPUS = (Prepared(insert(table)) for table in (_shares, _gpus))
 _DELETE_SHARES, _DELETE_GPUS = (
@@ -128,24 +118,14 @@ def take(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> No
     """Give an attempt its shares.
 
     Raises:
-        DoubleBookedError: another attempt holds one of the GPUs, or a node has not so much left; the transaction must
-            not be committed.
+        DoubleBookedError: a GPU is held, or a node has too little left; the transaction must not be committed.
     """
     scope.require(job.account_id)
     owners = [
         ({"account_id": job.account_id, "job_id": job.job_id, "attempt": attempt.number, "member": member}, share)
         for member, share in enumerate(attempt.shares)
     ]
-    shares = [
-        {
-            **owner,
-            "node_id": share.node_id,
-            "cpu_cores": share.cpu_cores,
-            "ram_mb": share.ram_mb,
-            "storage_mb": share.storage_mb,
-        }
-        for owner, share in owners
-    ]
+    shares = [{**owner, **{name: getattr(share, name) for name in _SHARE_FIELDS}} for owner, share in owners]
     gpus = [{**owner, "node_id": share.node_id, "gpu_index": gpu} for owner, share in owners for gpu in share.gpus]
     if shares:
         _INSERT_SHARES.execute_many(connection, shares)
@@ -177,7 +157,6 @@ def release(connection: Connection, scope: Scope, job: Job, attempt: Attempt) ->
 
 
 def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
-    """All current allocations."""
     gpus: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     held = select(_gpus.c.job_id, _gpus.c.attempt, _gpus.c.member, _gpus.c.gpu_index).order_by(_gpus.c.gpu_index)
     for job_id, attempt, member, gpu in connection.execute(scope.limit(held, _gpus.c.account_id)):
@@ -190,11 +169,8 @@ def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
             attempt=row.attempt,
             member=row.member,
             share=Share(
-                node_id=row.node_id,
                 gpus=tuple(gpus[row.job_id, row.attempt, row.member]),
-                cpu_cores=row.cpu_cores,
-                ram_mb=row.ram_mb,
-                storage_mb=row.storage_mb,
+                **{name: row._mapping[name] for name in _SHARE_FIELDS},
             ),
         )
         for row in connection.execute(scope.limit(query, _shares.c.account_id))

@@ -29,35 +29,26 @@ from sqlalchemy import (
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.retention import COMMITTED, DELETING
-from trainmaster.server.core.states import TERMINAL, JobStatus
+from trainmaster.server.core.states import UNFINISHED
 from trainmaster.server.store import schema
 from trainmaster.server.store.page_tokens import MAX_TOTAL_COUNT, bad_token, position_of, token_after
-from trainmaster.server.store.records import (
-    CHECKPOINT_FIELDS,
-    checkpoint_from_row,
-    checkpoint_to_row,
-    portions,
-    prepared_by_scope,
-)
+from trainmaster.server.store.records import Records, ScopedQuery, portions
 from trainmaster.server.store.scope import Scope
 
 _checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempts
 
-_ANY = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
-_SELECT = _ANY.where(_checkpoints.c.status == COMMITTED)
-_OF_JOB = prepared_by_scope(
-    _SELECT.where(_checkpoints.c.job_id == bindparam("key")).order_by(_checkpoints.c.created_at, _checkpoints.c.step),
-    _checkpoints.c.account_id,
+RECORDS = Records(Checkpoint, _checkpoints)
+_IS_COMMITTED = _checkpoints.c.status == COMMITTED
+_OLDEST_FIRST = (_checkpoints.c.created_at, _checkpoints.c.step)
+_NEWEST_FIRST = (_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
+_COMMITTED_OF_JOB = RECORDS.select.where(_IS_COMMITTED, _checkpoints.c.job_id == bindparam("key"))
+_OF_JOB = ScopedQuery(_COMMITTED_OF_JOB.order_by(*_OLDEST_FIRST), _checkpoints.c.account_id)
+_NEWEST_OF_JOB = ScopedQuery(
+    _COMMITTED_OF_JOB.order_by(*_NEWEST_FIRST).limit(bindparam("most")), _checkpoints.c.account_id
 )
+
 MOST_SHOWN = 1000
 """Checkpoints of a job that are shown with it: code inside jobs reports them, perhaps tens of thousands."""
-_NEWEST_OF_JOB = prepared_by_scope(
-    _SELECT.where(_checkpoints.c.job_id == bindparam("key"))
-    .order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
-    .limit(bindparam("most")),
-    _checkpoints.c.account_id,
-)
-_INSERT = insert(_checkpoints)
 
 
 def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequence[Checkpoint]) -> None:
@@ -73,154 +64,121 @@ def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequen
         for checkpoint_id in connection.execute(present).scalars():
             del by_id[checkpoint_id]
     if by_id:
-        connection.execute(_INSERT, [checkpoint_to_row(job, checkpoint) for checkpoint in by_id.values()])
+        rows = [RECORDS.to_row(checkpoint, account_id=job.account_id) for checkpoint in by_id.values()]
+        connection.execute(insert(_checkpoints), rows)
 
 
 def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
     """The checkpoints of a job, the oldest first."""
-    rows = _OF_JOB[scope.account_id is None].rows(connection, {"key": job_id, "account": scope.account_id})
-    return [checkpoint_from_row(row) for row in rows]
+    return [RECORDS.from_row(row) for row in _OF_JOB.rows(connection, scope, key=job_id)]
 
 
 def newest_of_job(connection: Connection, scope: Scope, job_id: str, *, most: int = MOST_SHOWN) -> list[Checkpoint]:
     """The newest checkpoints of a job, the oldest of them first."""
-    values = {"key": job_id, "account": scope.account_id, "most": most}
-    rows = _NEWEST_OF_JOB[scope.account_id is None].rows(connection, values)
-    return [checkpoint_from_row(row) for row in reversed(rows)]
+    rows = _NEWEST_OF_JOB.rows(connection, scope, key=job_id, most=most)
+    return [RECORDS.from_row(row) for row in reversed(rows)]
 
 
 def count_limited(connection: Connection, scope: Scope, job: Job) -> int:
-    """How many checkpoints of a job count towards its `save_total_limit`."""
     query = select(func.count()).where(*_limited(job))
     return int(connection.execute(scope.limit(query, _checkpoints.c.account_id)).scalar_one())
 
 
 def oldest_limited(connection: Connection, scope: Scope, job: Job, most: int) -> list[Checkpoint]:
-    """The oldest of those that count towards the `save_total_limit` of a job."""
-    query = _ANY.where(*_limited(job)).order_by(_checkpoints.c.created_at, _checkpoints.c.step).limit(most)
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+    return RECORDS.find(connection, scope, *_limited(job), order_by=_OLDEST_FIRST, limit=most)
 
 
 def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
-    """One checkpoint of the scope's account: code inside jobs names them, so ids are unique only there.
-
-    Raises:
-        NotFoundError: the account has none of this id.
-    """
-    query = _SELECT.where(_checkpoints.c.checkpoint_id == checkpoint_id, _checkpoints.c.account_id == scope.account)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
-    return checkpoint_from_row(row)
+    """One checkpoint of the scope's account: code inside jobs names checkpoints, so ids are unique only there."""
+    this, missing = _checkpoints.c.checkpoint_id == checkpoint_id, f"there is no checkpoint {checkpoint_id}"
+    return RECORDS.get(connection, Scope(scope.account), _IS_COMMITTED, this, missing=missing)
 
 
 def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> Checkpoint:
-    """What a user of a trainer service called so, in one job: the latest of that kind and name.
-
-    Raises:
-        NotFoundError: there is none.
-    """
-    query = _SELECT.where(
-        _checkpoints.c.job_id == job_id, _checkpoints.c.kind == kind, _checkpoints.c.name == name
-    ).order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
-    row = connection.execute(scope.limit(query.limit(1), _checkpoints.c.account_id)).one_or_none()
-    if row is None:
+    """The latest checkpoint of a kind that users of a trainer service saved under a name, in one job."""
+    found = RECORDS.first(
+        connection,
+        scope,
+        *_committed_of(job_id),
+        _checkpoints.c.kind == kind,
+        _checkpoints.c.name == name,
+        order_by=[_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc()],
+    )
+    if found is None:
         raise NotFoundError(f"job {job_id} has no {kind} checkpoint {name!r}")
-    return checkpoint_from_row(row)
+    return found
 
 
 def overdue(
     connection: Connection, scope: Scope, now: float, *, job_id: str | None = None, limit: int = 1000
 ) -> list[Checkpoint]:
-    """Checkpoints that were to go by themselves before a time and are not pinned; of one job, or of all."""
-    query = _SELECT.where(_checkpoints.c.expires_at < now, ~_checkpoints.c.pinned)
-    if job_id is not None:
-        query = query.where(_checkpoints.c.job_id == job_id)
-    query = query.order_by(_checkpoints.c.expires_at).limit(limit)
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+    """Checkpoints that have expired and are not pinned; of one job, or of all."""
+    of_job = () if job_id is None else (_checkpoints.c.job_id == job_id,)
+    expired = (_IS_COMMITTED, _checkpoints.c.expires_at < now, ~_checkpoints.c.pinned)
+    return RECORDS.find(connection, scope, *expired, *of_job, order_by=[_checkpoints.c.expires_at], limit=limit)
 
 
-def expire_at(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, at: float | None) -> None:
-    """Say when a checkpoint of a job goes by itself; None: never."""
+def change(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, **values: float | bool | None) -> None:
+    """Set `pinned`, `public` or `expires_at` of a checkpoint of a job."""
     scope.require(job.account_id)
-    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(expires_at=at))
-
-
-def publish(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, public: bool) -> None:
-    """Let others load a checkpoint of a job, or no more."""
-    scope.require(job.account_id)
-    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(public=public))
-
-
-def pin(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, *, pinned: bool) -> None:
-    """Pin a checkpoint of a job, or unpin it."""
-    scope.require(job.account_id)
-    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(pinned=pinned))
+    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(values))
 
 
 def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collection[str]) -> None:
-    """Let nobody see some checkpoints of a job any more; their files are to go."""
+    """Hide checkpoints of a job, whose files are to be deleted."""
     scope.require(job.account_id)
     for some in portions(checkpoint_ids):
         connection.execute(update(_checkpoints).where(*_of(job, some)).values(status=DELETING))
 
 
 def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
-    """Checkpoints whose files are to go."""
-    query = _ANY.where(_checkpoints.c.status == DELETING).limit(limit)
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
+    return RECORDS.find(connection, scope, _checkpoints.c.status == DELETING, limit=limit)
 
 
 def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
     """The job's other checkpoints at the place of one, above it or below it."""
     path = _checkpoints.c.path
     above = [os.fspath(parent) for parent in PurePosixPath(checkpoint.path).parents]
-    query = _SELECT.where(
-        _checkpoints.c.job_id == checkpoint.job_id,
+    return RECORDS.find(
+        connection,
+        scope,
+        *_committed_of(checkpoint.job_id),
         _checkpoints.c.checkpoint_id != checkpoint.checkpoint_id,
         _checkpoints.c.root == checkpoint.root,
         or_(path.in_([checkpoint.path, *above]), path.startswith(f"{checkpoint.path}/", autoescape=True)),
     )
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 
 def elsewhere(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
     """What other jobs registered at the very place of a checkpoint: classes of one name share their directory."""
-    query = _SELECT.where(
+    return RECORDS.find(
+        connection,
+        scope,
+        _IS_COMMITTED,
         _checkpoints.c.root == checkpoint.root,
         _checkpoints.c.path == checkpoint.path,
         _checkpoints.c.job_id != checkpoint.job_id,
     )
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, _checkpoints.c.account_id))]
 
 
 def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
-    """Forget a hidden checkpoint, whose files are gone."""
+    """Delete the row of a hidden checkpoint, whose files are gone."""
     statement = delete(_checkpoints).where(
         _checkpoints.c.checkpoint_id == checkpoint.checkpoint_id,
         _checkpoints.c.job_id == checkpoint.job_id,
         _checkpoints.c.status == DELETING,
     )
-    if scope.account_id is not None:
-        statement = statement.where(_checkpoints.c.account_id == scope.account_id)
-    connection.execute(statement)
+    connection.execute(scope.limit(statement, _checkpoints.c.account_id))
 
 
 def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str]) -> dict[str, set[str]]:
-    """Which jobs that have not ended go on from which of some checkpoints, now or with their next attempt."""
+    """Which unfinished jobs resume from which of some checkpoints, now or with their next attempt."""
     found: dict[str, set[str]] = {}
     for wanted in (_jobs.c.resume_checkpoint_id, _attempts.c.resume_checkpoint_id):
         query: Select[Any] = (
             select(wanted, _jobs.c.job_id)
-            .select_from(
-                _jobs.outerjoin(
-                    _attempts,
-                    (_attempts.c.job_id == _jobs.c.job_id)
-                    & (_attempts.c.number == _jobs.c.attempt_number)
-                    & (_attempts.c.account_id == _jobs.c.account_id),
-                )
-            )
-            .where(_jobs.c.status.in_(sorted(frozenset(JobStatus) - TERMINAL)))
+            .select_from(_jobs.outerjoin(_attempts, schema.is_current_attempt))
+            .where(_jobs.c.status.in_(sorted(UNFINISHED)))
         )
         for some in portions(checkpoint_ids):
             rows = connection.execute(scope.limit(query.where(wanted.in_(some)), _jobs.c.account_id))
@@ -230,7 +188,7 @@ def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str])
 
 
 def forget(connection: Connection, scope: Scope, job: Job) -> None:
-    """Drop all checkpoints of a job, whose files are gone."""
+    """Delete the rows of all checkpoints of a job, whose files are gone."""
     scope.require(job.account_id)
     connection.execute(
         delete(_checkpoints).where(_checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id)
@@ -238,7 +196,7 @@ def forget(connection: Connection, scope: Scope, job: Job) -> None:
 
 
 def _limited(job: Job) -> tuple[Any, ...]:
-    """The latest counts. Of the others, the best, pinned ones and what the job goes on from do not."""
+    """What counts towards `save_total_limit`: the latest, and all others but the best, pinned and resumed ones."""
     checkpoint_id = _checkpoints.c.checkpoint_id
     apart = [name for name in (job.best_checkpoint_id, job.resume_checkpoint_id) if name is not None]
     return (
@@ -267,7 +225,7 @@ _MAX_STEP = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPage:
-    """One page of a list of checkpoints, the oldest first."""
+    """A page of the checkpoints of a job, the oldest first."""
 
     checkpoints: tuple[Checkpoint, ...]
     next_page_token: str | None
@@ -278,17 +236,9 @@ class CheckpointPage:
 def page(
     connection: Connection, scope: Scope, job_id: str, *, page_size: int, page_token: str | None = None
 ) -> CheckpointPage:
-    """One page of the committed checkpoints of a job.
-
-    Raises:
-        SpecError: the token is not one of such a list.
-    """
-    c = _checkpoints.c
-    query = select(*(c[name] for name in CHECKPOINT_FIELDS)).where(*_committed_of(job_id))
-    if page_token is not None:
-        query = query.where(tuple_(c.created_at, c.step, c.checkpoint_id) > tuple_(*_position(page_token)))
-    query = scope.limit(query.order_by(c.created_at, c.step, c.checkpoint_id), c.account_id)
-    found = [checkpoint_from_row(row) for row in connection.execute(query.limit(page_size + 1))]
+    order = (*_OLDEST_FIRST, _checkpoints.c.checkpoint_id)
+    after = () if page_token is None else (tuple_(*order) > tuple_(*_position(page_token)),)
+    found = RECORDS.find(connection, scope, *_committed_of(job_id), *after, order_by=order, limit=page_size + 1)
     shown, more = found[:page_size], len(found) > page_size
     counted = more or page_token is not None
     return CheckpointPage(
@@ -299,34 +249,28 @@ def page(
 
 
 def named(connection: Connection, scope: Scope, job_id: str, checkpoint_ids: Collection[str]) -> list[Checkpoint]:
-    """The committed checkpoints of a job that have one of some ids."""
-    query = select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS)).where(*_committed_of(job_id))
+    """The checkpoints of a job with one of the ids."""
     found: list[Checkpoint] = []
     for some in portions(checkpoint_ids):
-        chosen = scope.limit(query.where(_checkpoints.c.checkpoint_id.in_(some)), _checkpoints.c.account_id)
-        found += [checkpoint_from_row(row) for row in connection.execute(chosen)]
+        found += RECORDS.find(connection, scope, *_committed_of(job_id), _checkpoints.c.checkpoint_id.in_(some))
     return found
 
 
 def called(connection: Connection, scope: Scope, job_id: str, name: str) -> list[Checkpoint]:
-    """What users of a trainer service saved under a name, or under an id."""
+    """What users of a trainer service saved under a name or an id."""
     c = _checkpoints.c
-    query = select(*(c[field] for field in CHECKPOINT_FIELDS)).where(
-        *_committed_of(job_id), c.kind != "", or_(c.checkpoint_id == name, c.name == name)
-    )
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, c.account_id))]
+    named_so = or_(c.checkpoint_id == name, c.name == name)
+    return RECORDS.find(connection, scope, *_committed_of(job_id), c.kind != "", named_so)
 
 
 def newest_of_kind(connection: Connection, scope: Scope, job_id: str, kind: str, *, most: int) -> list[Checkpoint]:
-    """What users of a trainer service saved last, of one kind; the newest first."""
-    c = _checkpoints.c
-    query = select(*(c[field] for field in CHECKPOINT_FIELDS)).where(*_committed_of(job_id), c.kind == kind)
-    query = query.order_by(c.created_at.desc(), c.step.desc()).limit(most)
-    return [checkpoint_from_row(row) for row in connection.execute(scope.limit(query, c.account_id))]
+    """What users of a trainer service saved last, of one kind."""
+    of_kind = (*_committed_of(job_id), _checkpoints.c.kind == kind)
+    return RECORDS.find(connection, scope, *of_kind, order_by=_NEWEST_FIRST, limit=most)
 
 
 def total_size(connection: Connection, scope: Scope, job_id: str, *, root: str) -> int | None:
-    """The room that the checkpoints of a job take below a root, as it reported it; None when there are none."""
+    """The size of a job's checkpoints below a root, as the job reported it; None when there are none."""
     c = _checkpoints.c
     query = select(func.sum(c.size_bytes)).where(*_committed_of(job_id), c.root == root)
     total = connection.execute(scope.limit(query, c.account_id)).scalar_one()
@@ -344,7 +288,7 @@ def paths(
 
 
 def _committed_of(job_id: str) -> tuple[ColumnElement[bool], ...]:
-    return _checkpoints.c.job_id == job_id, _checkpoints.c.status == COMMITTED
+    return _checkpoints.c.job_id == job_id, _IS_COMMITTED
 
 
 def _count(connection: Connection, scope: Scope, job_id: str) -> int:
@@ -354,7 +298,6 @@ def _count(connection: Connection, scope: Scope, job_id: str) -> int:
 
 
 def page_token_after(checkpoint: Checkpoint) -> str:
-    """The token of the page that goes on after a checkpoint."""
     return token_after(_ORDER, checkpoint.created_at, f"{checkpoint.step}:{checkpoint.checkpoint_id}")
 
 

@@ -64,35 +64,28 @@ PROBE_EVERY_S = 1.0
 
 
 class Watch(Protocol):
-    """Tells whether anybody has written."""
+    """A number that changes whenever anybody has committed."""
 
-    def version(self) -> int:
-        """A number that changes whenever anything was committed."""
+    def version(self) -> int: ...
 
-    def close(self) -> None:
-        """Let go of the database."""
+    def close(self) -> None: ...
 
 
 class Kind(Protocol):
-    """What is particular to a kind of database: `store.sqlite`, `store.postgres`."""
+    """What differs between kinds of database; `store.sqlite` and `store.postgres` say what each function does."""
 
-    def checked(self, url: URL) -> URL:
-        """The URL as the others take it."""
+    def checked(self, url: URL) -> URL: ...
 
-    def setting_up(self, url: URL) -> AbstractContextManager[None]:
-        """Have a database that can be connected to and migrated."""
+    def setting_up(self, url: URL) -> AbstractContextManager[None]: ...
 
-    def writing_engine(self, url: URL, lock_timeout_s: float) -> Engine:
-        """An engine whose transactions run one at a time, over all processes."""
+    def writing_engine(self, url: URL, lock_timeout_s: float) -> Engine: ...
 
-    def reading_engine(self, url: URL, lock_timeout_s: float) -> Engine:
-        """An engine whose transactions see one state and cannot write."""
+    def reading_engine(self, url: URL, lock_timeout_s: float) -> Engine: ...
 
     def Watch(self, url: URL, reading: Engine) -> Watch:  # noqa: N802 - a class
-        """Make a watch."""
+        ...
 
-    def meaning(self, error: BaseException) -> TrainmasterError | None:
-        """What an error of the database means for whoever asked; None when it is not the database's."""
+    def meaning(self, error: BaseException) -> TrainmasterError | None: ...
 
 
 _KINDS: dict[str, Kind] = {"sqlite": sqlite, "postgresql": postgres}
@@ -116,15 +109,12 @@ class Database:
 
     @staticmethod
     def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
-        """Open a database, made or migrated as needed; any number of processes may do so at the same time.
+        """Open a database, created or migrated as needed; any number of processes may do so at the same time.
 
-        Args:
-            url: an SQLite file, such as `sqlite:////srv/trainmaster/trainmaster.db`, or a PostgreSQL database, such as
-                `postgresql://user:password@host/trainmaster`.
-            lock_timeout_s: how long a write waits for a lock that another process holds.
+        `lock_timeout_s` is how long a write waits for a lock that another process holds.
 
         Raises:
-            RefusedError: no such database can be used, for example because it lies on a network file system.
+            RefusedError: the database cannot be used, for example because it lies on a network file system.
             NewerDatabaseError: a newer version of Trainmaster has migrated it.
             StoreUnavailableError: it cannot be opened now.
         """
@@ -149,7 +139,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Write what is queued, and let go of the database."""
+        """Commit the queued writes, and close the database."""
         self._writer.close()
         self._watch.close()
         self._reading.dispose()
@@ -164,7 +154,6 @@ class Database:
         return self._writer.submit(closure)
 
     def write_now(self, closure: Callable[[Connection], T]) -> T:
-        """Write, and wait until it is on disk."""
         return self.write(closure).result()
 
     @contextmanager
@@ -174,9 +163,9 @@ class Database:
             yield connection
 
     def probe(self) -> Future[None]:
-        """A write that changes nothing, to see whether the database takes any.
+        """A write that changes nothing, to see whether the database accepts writes.
 
-        Those who ask within a second share one. They ask on one thread.
+        Callers within a second share one. Call it on one thread.
         """
         if self._probe is None or (self._probe.done() and time.monotonic() - self._probe_began > PROBE_EVERY_S):
             self._probe_began = time.monotonic()
@@ -184,17 +173,13 @@ class Database:
         return self._probe
 
     def data_version(self) -> int:
-        """A number that changes whenever anything was committed, by this process or another; cheap to ask for."""
+        """A number that changes whenever this process or another has committed; cheap to read."""
         with self._watch_lock, _translated(self._kind):
             return self._watch.version()
 
 
 def check_url(url: str) -> None:
-    """See that a URL names a kind of database that there is; whether it can be opened is another matter.
-
-    Raises:
-        RefusedError: it does not.
-    """
+    """Raise RefusedError unless the URL names a supported kind of database; does not open it."""
     _find(url)
 
 
@@ -212,7 +197,7 @@ def _find(url: str) -> tuple[Kind, URL]:
 
 @contextmanager
 def _translated(kind: Kind) -> Iterator[None]:
-    """Raise errors of ours where the database itself fails."""
+    """Raise the meaning of the database's own errors."""
     try:
         yield
     except Exception as error:
@@ -243,7 +228,6 @@ class Writer:
     """
 
     def __init__(self, engine: Engine, meaning: Callable[[BaseException], TrainmasterError | None]) -> None:
-        """Take an engine whose transactions run one at a time, and what tells an error of the database by its name."""
         self._engine = engine
         self._meaning = meaning
         self._connection: Connection | None = None
@@ -254,7 +238,6 @@ class Writer:
         self._thread.start()
 
     def submit(self, closure: Callable[[Connection], T]) -> Future[T]:
-        """Queue a closure; its future has what it returned or raised."""
         future: Future[T] = Future()
         with self._closing:
             if self._closed:
@@ -263,7 +246,6 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write what is queued, and stop."""
         with self._closing:
             if not self._closed:
                 self._closed = True

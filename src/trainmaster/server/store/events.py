@@ -6,7 +6,6 @@ only the holder of the database's write lock is given ids: they rise in the orde
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, func, insert, select
@@ -14,21 +13,21 @@ from sqlalchemy import Connection, func, insert, select
 from trainmaster.server.core.job import Event, Job
 from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import EVENT_FIELDS, Prepared, dumps, event_from_row, event_to_row
+from trainmaster.server.store.records import Prepared, Records
 from trainmaster.server.store.scope import Scope
 
 _events = schema.events
 
-_COLUMNS = tuple(_events.c[name] for name in EVENT_FIELDS)
-_INSERT = Prepared(insert(_events).inline(), columns=["account_id", *EVENT_FIELDS])
+_RECORDS = Records(Event, _events)
+_INSERT = Prepared(insert(_events).inline(), columns=["account_id", *_RECORDS.fields])
 _LAST_ID = select(func.max(_events.c.id))
 
 
 def append(connection: Connection, scope: Scope, job: Job, events: Sequence[Event]) -> None:
-    """Add events to a job; one whose number is taken fails the transaction."""
+    """Add events to a job; a number that is taken fails the transaction."""
     scope.require(job.account_id)
     if events:
-        _INSERT.execute_many(connection, [event_to_row(job, event) for event in events])
+        _INSERT.execute_many(connection, [_RECORDS.to_row(event, account_id=job.account_id) for event in events])
 
 
 def page(
@@ -41,20 +40,25 @@ def page(
     newest_first: bool = False,
 ) -> list[Event]:
     """Events of a job with higher numbers than `after_seq`: the first ones, or the last ones in reverse."""
-    query = select(*_COLUMNS).where(_events.c.job_id == job_id, _events.c.seq > after_seq).limit(limit)
-    query = query.order_by(_events.c.seq.desc() if newest_first else _events.c.seq)
-    return [event_from_row(row) for row in connection.execute(scope.limit(query, _events.c.account_id))]
+    return _RECORDS.find(
+        connection,
+        scope,
+        _events.c.job_id == job_id,
+        _events.c.seq > after_seq,
+        order_by=[_events.c.seq.desc() if newest_first else _events.c.seq],
+        limit=limit,
+    )
 
 
 def feed(connection: Connection, scope: Scope, after_id: int, limit: int) -> list[tuple[int, Event]]:
-    """Events of all jobs after a cursor, each with its own."""
-    query = select(_events.c.id, *_COLUMNS).where(_events.c.id > after_id).order_by(_events.c.id).limit(limit)
+    """Events of all jobs after a cursor, each with its cursor."""
+    query = select(_events.c.id, *_RECORDS.columns).where(_events.c.id > after_id).order_by(_events.c.id).limit(limit)
     rows = connection.execute(scope.limit(query, _events.c.account_id))
-    return [(row[0], event_from_row(row[1:])) for row in rows]
+    return [(row[0], _RECORDS.from_row(row[1:])) for row in rows]
 
 
 def last_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cursor shows nothing
-    """The cursor at the end of the feed, whoever's event is there; 0 when there is none."""
+    """The cursor at the end of the feed of all accounts; 0 when there are no events."""
     return connection.execute(_LAST_ID).scalar() or 0
 
 
@@ -75,31 +79,23 @@ def changed_jobs(connection: Connection, scope: Scope, after_id: int) -> tuple[i
 
 _cluster_events = schema.cluster_events
 
-_CLUSTER_COLUMNS = tuple(_cluster_events.c[name] for name in ClusterEvent.__dataclass_fields__)
+_CLUSTER_RECORDS = Records(ClusterEvent, _cluster_events)
 _LAST_CLUSTER_ID = select(func.max(_cluster_events.c.id))
 
 
 def append_to_cluster(connection: Connection, scope: Scope, events: Iterable[ClusterEvent]) -> None:
-    """Add events. Whoever changes a node or a queue adds one: by it the leader learns of the change."""
+    """Add events. Every change of a node or a queue adds one: the leader learns of the change by it."""
     scope.require_everything()
-    rows = [
-        {"at": e.at, "type": e.type, "subject": e.subject, "message": e.message, "data": dumps(e.data)} for e in events
-    ]
-    if rows:
+    if rows := [_CLUSTER_RECORDS.to_row(event) for event in events]:
         connection.execute(insert(_cluster_events), rows)
 
 
 def last_cluster_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cursor shows nothing
-    """A number that rises with every event; 0 when there is none."""
     return connection.execute(_LAST_CLUSTER_ID).scalar() or 0
 
 
-def of_subject(connection: Connection, scope: Scope, subject: str, limit: int = 100) -> list[ClusterEvent]:  # noqa: ARG001
+def of_subject(connection: Connection, scope: Scope, subject: str, limit: int = 100) -> list[ClusterEvent]:
     """The last events of a node or a queue, the newest first."""
-    query = (
-        select(*_CLUSTER_COLUMNS)
-        .where(_cluster_events.c.subject == subject)
-        .order_by(_cluster_events.c.id.desc())
-        .limit(limit)
+    return _CLUSTER_RECORDS.find(
+        connection, scope, _cluster_events.c.subject == subject, order_by=[_cluster_events.c.id.desc()], limit=limit
     )
-    return [ClusterEvent(**{**row._mapping, "data": json.loads(row.data)}) for row in connection.execute(query)]

@@ -1,4 +1,4 @@
-"""What the attempts of a job are given: shipped files (blobs, whose bytes lie elsewhere), the launch, and secrets."""
+"""The inputs of jobs: uploaded files (blobs, whose bytes lie elsewhere), the compiled launch, and sealed secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, dumps, portions
+from trainmaster.server.store.records import Prepared, Records, dumps, portions
 from trainmaster.server.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
@@ -22,8 +22,6 @@ _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A file of an account."""
-
     account_id: str
     sha256: str
     size_bytes: int
@@ -32,24 +30,22 @@ class Blob:
     """When it was last shipped, or last used by a new job."""
 
 
-_BLOBS = sa.select(*(_blobs.c[name] for name in Blob.__dataclass_fields__))
+_BLOBS = Records(Blob, _blobs)
 
 
 def put_blob(connection: Connection, scope: Scope, sha256: str, size_bytes: int, now: float) -> None:
-    """Record that the account has a blob; once more is as good as once."""
+    """Record that the account has a blob; repeating it does no harm."""
     if not _touch(connection, scope.account, sha256, now):
         blob = Blob(account_id=scope.account, sha256=sha256, size_bytes=size_bytes, created_at=now, last_used_at=now)
-        connection.execute(sa.insert(_blobs), {name: getattr(blob, name) for name in Blob.__dataclass_fields__})
+        _BLOBS.insert(connection, blob)
 
 
 def get_blob(connection: Connection, scope: Scope, sha256: str) -> Blob | None:
     """The account's blob of a digest; in the scope of everything, any account's."""
-    row = connection.execute(scope.limit(_BLOBS.where(_blobs.c.sha256 == sha256), _blobs.c.account_id)).first()
-    return None if row is None else Blob(**row._mapping)
+    return _BLOBS.first(connection, scope, _blobs.c.sha256 == sha256)
 
 
 def missing_blobs(connection: Connection, scope: Scope, digests: Iterable[str]) -> list[str]:
-    """Those of the digests of which the account has no blob."""
     wanted = sorted(set(digests))
     kept: set[str] = set()
     for some in portions(wanted):
@@ -59,7 +55,7 @@ def missing_blobs(connection: Connection, scope: Scope, digests: Iterable[str]) 
 
 
 def use_blobs(connection: Connection, scope: Scope, job: Job, digests: Iterable[str], now: float) -> None:
-    """Keep blobs for as long as a job of their account is there; the job is stored before.
+    """Keep blobs of a job's account for as long as the job, which is stored already.
 
     Raises:
         NotFoundError: the account has no blob of one of the digests.
@@ -72,16 +68,15 @@ def use_blobs(connection: Connection, scope: Scope, job: Job, digests: Iterable[
 
 
 def unused_blobs(connection: Connection, scope: Scope, before: float) -> list[Blob]:
-    """Blobs that no job uses, but for deleted ones, and that were not touched since a time."""
-    query = _BLOBS.where(_unused_since(before)).order_by(_blobs.c.last_used_at)
-    return [Blob(**row._mapping) for row in connection.execute(scope.limit(query, _blobs.c.account_id))]
+    """Blobs that no job uses, except deleted ones, and that were not touched since a time."""
+    return _BLOBS.find(connection, scope, _unused_since(before), order_by=[_blobs.c.last_used_at])
 
 
 def delete_blob(connection: Connection, scope: Scope, blob: Blob, before: float) -> bool:
-    """Forget a blob that is still unused; False when somebody has come to use it."""
+    """Delete the row of a blob that is still unused; False when a job has come to use it."""
     scope.require(blob.account_id)
     this = sa.and_(_blobs.c.sha256 == blob.sha256, _blobs.c.account_id == blob.account_id)
-    if connection.execute(_BLOBS.where(this, _unused_since(before))).first() is None:
+    if _BLOBS.first(connection, scope, this, _unused_since(before)) is None:
         return False
     uses = sa.delete(_uses).where(_uses.c.sha256 == blob.sha256, _uses.c.account_id == blob.account_id)
     connection.execute(uses)  # of deleted jobs
@@ -125,13 +120,11 @@ def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: st
     return None if text is None else from_json(Launch, json.loads(text))
 
 
-# The sealed secrets of jobs. What they hold is known to nobody here.
+# Secrets of jobs, sealed: the store never sees their values.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedSecret:
-    """One secret of a job."""
-
     name: str
     sealed: str
     until_end: bool = False
@@ -139,30 +132,27 @@ class SealedSecret:
 
 
 def put_secrets(connection: Connection, scope: Scope, job: Job, sealed: Sequence[SealedSecret]) -> None:
-    """Store secrets of a job; each takes the place of one that had its name."""
+    """Store secrets of a job, in place of those with the same names."""
     scope.require(job.account_id)
     if not sealed:
         return
-    owner = {"job_id": job.job_id, "account_id": job.account_id}
-    rows = [{**owner, "name": secret.name, "sealed": secret.sealed, "until_end": secret.until_end} for secret in sealed]
+    rows = [_SECRETS.to_row(secret, job_id=job.job_id, account_id=job.account_id) for secret in sealed]
     _DELETE.execute_many(connection, [{**_key(job), "called": secret.name} for secret in sealed])
     _INSERT.execute_many(connection, rows)
 
 
 def secrets_of_job(connection: Connection, scope: Scope, job_id: str) -> list[SealedSecret]:
-    """Every secret of a job."""
-    rows = connection.execute(scope.limit(_OF_JOB, _secrets.c.account_id), {"key": job_id})
-    return [SealedSecret(name=row.name, sealed=row.sealed, until_end=row.until_end) for row in rows]
+    return _SECRETS.find(connection, scope, _secrets.c.job_id == job_id)
 
 
 def secrets_exist(connection: Connection, scope: Scope) -> bool:
-    """Whether anything is sealed in the whole database, a webhook's secret among it."""
+    """Whether any account has a sealed secret, of a job or of a webhook."""
     scope.require_everything()
     return connection.execute(_ANY).first() is not None
 
 
 def forget_secrets(connection: Connection, scope: Scope, job: Job, *, all_of_them: bool) -> None:
-    """Remove what a job has no use for any more: what it was given until its end, or everything."""
+    """Delete the secrets that a job was given until its end, or all of its secrets."""
     scope.require(job.account_id)
     (_FORGET_ALL if all_of_them else _FORGET).execute(connection, _key(job))
 
@@ -174,11 +164,9 @@ def _key(job: Job) -> dict[str, str]:
 _secrets = schema.secrets
 _THE_JOBS = (_secrets.c.job_id == bindparam("key"), _secrets.c.account_id == bindparam("account"))
 
+_SECRETS = Records(SealedSecret, _secrets)
 _INSERT = Prepared(sa.insert(_secrets))
 _DELETE = Prepared(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.name == bindparam("called")))
-_OF_JOB = sa.select(_secrets.c.name, _secrets.c.sealed, _secrets.c.until_end).where(
-    _secrets.c.job_id == bindparam("key")
-)
 _ANY = sa.union_all(sa.select(_secrets.c.name), sa.select(schema.webhooks.c.url)).limit(1)
 _FORGET_ALL = Prepared(sa.delete(_secrets).where(*_THE_JOBS))
 _FORGET = Prepared(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.until_end))

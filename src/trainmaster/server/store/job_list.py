@@ -36,7 +36,7 @@ _ORDERS: Mapping[str, type[str] | type[float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
-    """Which jobs to list, and how. What is empty or None does not filter."""
+    """Which jobs to list, and how. Empty fields and None do not filter."""
 
     statuses: tuple[JobStatus, ...] = ()
     """Any of these."""
@@ -54,7 +54,6 @@ class JobQuery:
     page_token: str | None = None
 
     def token_after(self, job: Job) -> str:
-        """The token of a page that goes on after a job of this list."""
         name = self.order_by.removeprefix("-")
         value = job.handle or job.job_id if name == "handle" else getattr(job, name)
         return token_after(self.order_by, value, job.job_id)
@@ -62,8 +61,6 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """One page of a list of jobs."""
-
     jobs: tuple[Job, ...]
     next_page_token: str | None
     total_count: int
@@ -72,7 +69,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIndex:
-    """One page of a list of jobs, without the jobs themselves."""
+    """A page of a list of jobs, without the jobs themselves."""
 
     versions: Mapping[str, int]
     """By id, in the order of the list. A job with the same version is the same."""
@@ -82,7 +79,7 @@ class JobIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """What of a query decides on its SQL; the rest are values."""
+    """What decides on the SQL of a query; the rest are values."""
 
     order_by: str
     statuses: int
@@ -103,11 +100,7 @@ class _Rows:
 
 
 def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
-    """One page of the jobs that a query asks for; deleted ones are never listed.
-
-    Raises:
-        SpecError: the order or the page's size is not possible, or the token is not one of such a list.
-    """
+    """One page of the jobs that a query asks for; deleted ones are never listed."""
     found = index(connection, scope, query)
     loaded = {job.job_id: job for job in jobs.load(connection, scope, list(found.versions))}
     return JobPage(
@@ -118,10 +111,10 @@ def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
 
 
 def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
-    """The same page, with the ids and versions of the jobs alone.
+    """The ids and versions of a page.
 
     Raises:
-        SpecError: the order or the page's size is not possible, or the token is not one of such a list.
+        SpecError: the order, the page size or the token is not valid.
     """
     if not 1 <= query.page_size <= MAX_PAGE_SIZE:
         raise SpecError([Problem(field="page_size", message=f"must be from 1 to {MAX_PAGE_SIZE}")])
@@ -203,7 +196,7 @@ def _count_statement(shape: _Shape) -> Prepared:
 
 
 def _ids(connection: Connection, rows: _Rows, query: JobQuery, name: str) -> list[tuple[str, Any]]:
-    """The ids of the page with what it is ordered by, and one more where the list goes on."""
+    """The ids of the page with the values of its order, and one more where the list goes on."""
     descending = query.order_by.startswith("-")
     conditions = list(rows.conditions)
     if query.page_token is not None:
@@ -220,9 +213,9 @@ def _count(connection: Connection, rows: _Rows) -> int:
 
 
 def _labelled(connection: Connection, scope: Scope, query: JobQuery, name: str) -> _Rows:
-    """Read off the index of the rarest label; its rows say which other labels their job has.
+    """Read the index of the rarest label, whose rows hold the other labels of their job.
 
-    So nothing else is looked at, unless the query asks for more than labels. Deleted jobs have no labels there.
+    No other table is read unless the query asks for more than labels. Deleted jobs have no labels there.
     """
     among = [] if scope.account_id is None else [_labels.c.account_id == scope.account_id]
     wanted = {key: [*among, *_having(key, values)] for key, values in query.labels.items()}
@@ -246,7 +239,7 @@ def _having(key: str, values: tuple[str, ...]) -> list[sa.ColumnElement[bool]]:
 
 
 def _size(connection: Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
-    """How many jobs have a label, as far as that is quick to tell."""
+    """How many jobs match, up to `MAX_TOTAL_COUNT`."""
     found = sa.select(sa.literal(1)).select_from(_labels).where(*conditions).limit(MAX_TOTAL_COUNT).subquery()
     return connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one()
 

@@ -10,17 +10,9 @@ from sqlalchemy import Connection, bindparam
 
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
+from trainmaster.server.core.states import TERMINAL, UNFINISHED
 from trainmaster.server.store import attempts, checkpoints, events, job_inputs, schema, usage
-from trainmaster.server.store.records import (
-    ATTEMPT_FIELDS,
-    JOB_FIELDS,
-    Prepared,
-    job_from_row,
-    job_to_row,
-    label_marks,
-    portions,
-)
+from trainmaster.server.store.records import Prepared, Records, label_marks, portions
 from trainmaster.server.store.scope import Scope
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
@@ -28,35 +20,28 @@ _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_
 
 
 def insert(connection: Connection, scope: Scope, change: Change) -> None:
-    """Store a new job with its labels and its first events.
-
-    Raises:
-        HandleTakenError: another job of the account, not deleted, has its handle.
-    """
+    """Store a new job with its labels and its first events."""
     job = change.job
     require_free_handle(connection, scope, job)
-    _INSERT.execute(connection, job_to_row(job))
+    _INSERT.execute(connection, _job_to_row(job))
     _insert_labels(connection, job)
     events.append(connection, scope, job, change.events)
 
 
 def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
-    """See that a new job can have its handle.
-
-    Raises:
-        HandleTakenError: another job of the account, not deleted, has it.
-    """
+    """Raise HandleTakenError when another job of the account, not deleted, has the job's handle."""
     scope.require(job.account_id)
     if job.handle is not None and connection.execute(_BY_HANDLE, _handle(job.account_id, job.handle)).first():
         raise HandleTakenError(f"another job has the handle {job.handle}")
 
 
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:
-    """Store what a decision made of a job, unless the job has changed since: then False, and nothing is written.
+    """Store the result of a decision, unless the job has changed since: then False, and nothing is written.
 
-    With the job go its current attempt and the one that ended, its labels, new events and new checkpoints; what those
-    replace is hidden. An attempt takes its resources when it is first stored, and gives them back with the change that
-    ends it. Secrets go that the job was given until its end; with a deletion, all.
+    This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
+    hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
+    back with the change that ends it. The end of a job deletes the secrets that it was given until then; a deletion
+    deletes all.
 
     Raises:
         DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
@@ -66,7 +51,7 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
     stored = _STORED_LABELS.execute(connection, key).first()
-    row = job_to_row(job)
+    row = _job_to_row(job)
     if _UPDATE.execute(connection, {**row, **key}).rowcount == 0:
         return False
     if stored is not None and (stored.labels, stored.deleted_at) != (row["labels"], job.deleted_at):
@@ -90,17 +75,9 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
 def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False) -> Job:
     """A job by its id or, in the scope of an account, by its handle.
 
-    Args:
-        connection: where to look.
-        scope: whose jobs to look among.
-        job_id: an id or a handle; an id comes first.
-        deleted: find it even when it was deleted; by its handle where no other job has that now, and of several that
-            had it the last.
-
-    Raises:
-        JobNotFoundError: there is none in scope.
+    `deleted` also finds deleted jobs; by a handle only where no other job has it now, and then the last one that did.
     """
-    for job in map(job_from_row, _BY_ID.rows(connection, {"key": job_id})):
+    for job in map(_job_from_row, _BY_ID.rows(connection, {"key": job_id})):
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
     if scope.account_id is not None:
@@ -109,33 +86,28 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
         if row is None and deleted:
             row = connection.execute(_BY_HANDLE_ONCE, key).first()
         if row is not None:
-            return job_from_row(row)
+            return _job_from_row(row)
     raise JobNotFoundError(f"there is no job {job_id}")
 
 
 def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
-    """The job that has a handle or, where none has it, the last that had it and was deleted.
-
-    Raises:
-        JobNotFoundError: no job of the scope's account ever had it.
-    """
+    """The job of the scope's account that has a handle or, where none has it, the last deleted one that had it."""
     key = _handle(scope.account, handle)
     row = connection.execute(_BY_HANDLE, key).first() or connection.execute(_BY_HANDLE_ONCE, key).first()
     if row is None:
         raise JobNotFoundError(f"there is no job {handle}")
-    return job_from_row(row)
+    return _job_from_row(row)
 
 
 def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
-    """Those of the named jobs that are there, deleted or not, in no particular order."""
+    """The named jobs that exist, deleted or not, in no particular order."""
     found: list[Job] = []
     for some in portions(job_ids):
-        found += map(job_from_row, connection.execute(_BY_IDS, {"keys": some}))
+        found += map(_job_from_row, connection.execute(_BY_IDS, {"keys": some}))
     return [job for job in found if scope.admits(job.account_id)]
 
 
 def versions(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> dict[str, int]:
-    """The versions of those of the named jobs that are there, deleted or not."""
     found: dict[str, int] = {}
     query = scope.limit(_VERSIONS, _jobs.c.account_id)
     for portion in portions(job_ids):
@@ -144,23 +116,16 @@ def versions(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> di
 
 
 def unfinished(connection: Connection, scope: Scope) -> list[Job]:
-    """Every job with something left to do: those in no terminal state."""
-    return [job_from_row(row) for row in connection.execute(scope.limit(_NOT_ENDED, _jobs.c.account_id))]
+    return [_job_from_row(row) for row in connection.execute(scope.limit(_UNFINISHED, _jobs.c.account_id))]
 
 
 def count_unfinished(connection: Connection, scope: Scope) -> int:
-    """How many jobs are in no terminal state."""
-    statement = sa.select(sa.func.count()).where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
+    statement = sa.select(sa.func.count()).where(_jobs.c.status.in_(sorted(UNFINISHED)))
     return int(connection.execute(scope.limit(statement, _jobs.c.account_id)).scalar_one())
 
 
-def active(connection: Connection, scope: Scope) -> list[Job]:
-    """Every job that has a current attempt."""
-    return [job_from_row(row) for row in connection.execute(scope.limit(_ACTIVE, _jobs.c.account_id))]
-
-
 def exist(connection: Connection, scope: Scope) -> bool:
-    """Whether there is any job, deleted ones among them."""
+    """Whether there is any job, deleted or not."""
     return connection.execute(scope.limit(sa.select(_jobs.c.job_id), _jobs.c.account_id).limit(1)).first() is not None
 
 
@@ -170,7 +135,7 @@ def to_purge(connection: Connection, scope: Scope) -> list[str]:
 
 
 def purged(connection: Connection, scope: Scope, job_id: str) -> None:
-    """Record that the files of a deleted job are gone; its checkpoints are forgotten with them."""
+    """Record that the files of a deleted job are gone, and delete the rows of its checkpoints."""
     job = get(connection, scope, job_id, deleted=True)
     checkpoints.forget(connection, scope, job)
     connection.execute(_PURGED, {"key": job.job_id, "account": job.account_id})
@@ -181,27 +146,33 @@ def tombstones(
 ) -> list[Job]:
     """Deleted jobs that nobody has asked to purge, the last deleted first.
 
-    Args:
-        connection: where to look.
-        scope: whose jobs to look among.
-        name: only those that had this handle, or whose id begins so.
-        after: when the job before them was deleted, and its id.
-        limit: at most so many.
+    `name` is a handle or the beginning of an id; `after` is when the job before the page was deleted, and its id.
     """
     query = scope.limit(_TOMBSTONES, _jobs.c.account_id)
     if name is not None:
         query = query.where(sa.or_(_jobs.c.handle == name, _jobs.c.job_id.startswith(name, autoescape=True)))
     if after is not None:
         query = query.where(sa.tuple_(_jobs.c.deleted_at, _jobs.c.job_id) < sa.tuple_(*after))
-    return [job_from_row(row) for row in connection.execute(query.limit(limit))]
+    return [_job_from_row(row) for row in connection.execute(query.limit(limit))]
 
 
 def _insert_labels(connection: Connection, job: Job) -> None:
-    """Those of a deleted job are left out: no list shows it."""
+    """Insert the labels of a job unless it was deleted: no list shows it."""
     if job.labels and job.deleted_at is None:
         marks = label_marks(job.labels)
         owner = {"account_id": job.account_id, "job_id": job.job_id, "created_at": job.created_at, "marks": marks}
         _INSERT_LABELS.execute_many(connection, [{**owner, "key": k, "value": v} for k, v in job.labels.items()])
+
+
+def _job_to_row(job: Job) -> dict[str, Any]:
+    number = None if job.attempt is None else job.attempt.number
+    return _RECORDS.to_row(job, order_key=job.order_key, attempt_number=number)
+
+
+def _job_from_row(row: Sequence[Any]) -> Job:
+    """The job of its row, followed by the row of its current attempt (all NULL where there is none)."""
+    of_job, of_attempt = row[: len(_RECORDS.fields)], row[len(_RECORDS.fields) :]
+    return _RECORDS.from_row(of_job, attempt=None if of_attempt[0] is None else attempts.RECORDS.from_row(of_attempt))
 
 
 def _handle(account_id: str, handle: str) -> dict[str, str]:
@@ -210,18 +181,10 @@ def _handle(account_id: str, handle: str) -> dict[str, str]:
 
 _jobs, _attempts, _labels = schema.jobs, schema.attempts, schema.job_labels
 
-# Made once: to build a statement takes longer than to execute it.
-_SELECT: sa.Select[Any] = sa.select(
-    *(_jobs.c[name] for name in JOB_FIELDS), *(_attempts.c[name] for name in ATTEMPT_FIELDS)
-).select_from(
-    _jobs.outerjoin(
-        _attempts,
-        sa.and_(
-            _attempts.c.job_id == _jobs.c.job_id,
-            _attempts.c.number == _jobs.c.attempt_number,
-            _attempts.c.account_id == _jobs.c.account_id,
-        ),
-    )
+# Module constants, because building a statement takes longer than executing it.
+_RECORDS = Records(Job, _jobs, without=["attempt"], lazy="spec")
+_SELECT: sa.Select[Any] = sa.select(*_RECORDS.columns, *attempts.RECORDS.columns).select_from(
+    _jobs.outerjoin(_attempts, schema.is_current_attempt)
 )
 _BY_ID = Prepared(_SELECT.where(_jobs.c.job_id == bindparam("key")))
 _BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
@@ -238,9 +201,7 @@ _BY_HANDLE_ONCE = (
     .order_by(_jobs.c.deleted_at.desc())
     .limit(1)
 )
-_UNFINISHED_STATUSES = sorted(frozenset(JobStatus) - TERMINAL)
-_NOT_ENDED = _SELECT.where(_jobs.c.status.in_(_UNFINISHED_STATUSES))
-_ACTIVE = _SELECT.where(_jobs.c.status.in_(sorted(ACTIVE)))
+_UNFINISHED = _SELECT.where(_jobs.c.status.in_(sorted(UNFINISHED)))
 _TOMBSTONES = _SELECT.where(_jobs.c.deleted_at.is_not(None), _jobs.c.purge == sa.false()).order_by(
     _jobs.c.deleted_at.desc(), _jobs.c.job_id.desc()
 )
@@ -276,11 +237,7 @@ _activity = schema.activity
 
 
 def record_use(connection: Connection, scope: Scope, job_id: str, at: float) -> None:
-    """Record that a job was used at a time; a time earlier than the recorded one changes nothing.
-
-    Raises:
-        JobNotFoundError: there is no such job in scope.
-    """
+    """Record that a job was used at a time; a time earlier than the recorded one changes nothing."""
     owner = scope.limit(sa.select(_jobs.c.account_id).where(_jobs.c.job_id == job_id), _jobs.c.account_id)
     account_id = connection.execute(owner).scalar()
     if account_id is None:
@@ -294,12 +251,10 @@ def record_use(connection: Connection, scope: Scope, job_id: str, at: float) -> 
 
 
 def last_use(connection: Connection, scope: Scope, job_id: str) -> float | None:
-    """When a job was last used; None if never."""
     query = sa.select(_activity.c.at).where(_activity.c.job_id == job_id)
     return connection.execute(scope.limit(query, _activity.c.account_id)).scalar()
 
 
 def last_uses(connection: Connection, scope: Scope) -> dict[str, float]:
-    """When each job that has been used was last used."""
     rows = connection.execute(scope.limit(sa.select(_activity.c.job_id, _activity.c.at), _activity.c.account_id))
     return {row.job_id: row.at for row in rows}

@@ -11,18 +11,15 @@ from sqlalchemy import Connection, select, update
 
 from trainmaster.server.core.errors import NotLeaderError
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, database_time
+from trainmaster.server.store.records import Prepared, Records, database_time
 from trainmaster.server.store.scope import Scope
 
 _leader = schema.leader
-_SELECT = Prepared(select(_leader.c.epoch, _leader.c.holder, _leader.c.url, _leader.c.expires_at, _leader.c.since))
 _TIME = Prepared(select(database_time()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to lead."""
-
     epoch: int
     holder: str
     """The server that leads; no other may have the same name at the same time."""
@@ -33,15 +30,19 @@ class Lease:
     """When it changed hands last."""
 
 
+_LEASES = Records(Lease, _leader)
+_LEASE = Prepared(_LEASES.select)
+
+
 def now(connection: Connection, scope: Scope) -> float:  # noqa: ARG001 - the time is no secret
-    """What the database's clock shows: servers on several machines agree on it, and not on their own."""
+    """The time by the database's clock, on which all servers agree."""
     return float(_TIME.execute(connection, {}).scalar_one())
 
 
 def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: float, ttl_s: float) -> Lease | None:
-    """Take the lead if nobody else has it; who has it already keeps its epoch."""
+    """Take the lead if nobody else has it; the holder keeps its epoch."""
     scope.require_everything()
-    row = _SELECT.execute(connection, {}).one()
+    row = _LEASE.execute(connection, {}).one()
     if row.holder not in (None, holder) and row.expires_at > now:
         return None
     epoch, since = (row.epoch, row.since) if row.holder == holder else (row.epoch + 1, now)
@@ -55,7 +56,7 @@ def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: fl
 
 
 def renew(connection: Connection, scope: Scope, lease: Lease, now: float, ttl_s: float) -> Lease | None:
-    """Lead for longer; None when somebody else has taken over."""
+    """Extend the lease; None when another server has taken over."""
     scope.require_everything()
     renewed = connection.execute(
         update(_leader)
@@ -66,7 +67,7 @@ def renew(connection: Connection, scope: Scope, lease: Lease, now: float, ttl_s:
 
 
 def release(connection: Connection, scope: Scope, lease: Lease) -> None:
-    """Stop leading, so that another server need not wait for the lease's end."""
+    """Stop leading, so that another server need not wait for the lease to expire."""
     scope.require_everything()
     connection.execute(
         update(_leader)
@@ -76,19 +77,13 @@ def release(connection: Connection, scope: Scope, lease: Lease) -> None:
 
 
 def current(connection: Connection, scope: Scope) -> Lease | None:  # noqa: ARG001 - who leads is no secret
-    """The lease as it stands, even when its time is over; None when nobody holds it."""
-    row = _SELECT.execute(connection, {}).one()
-    if row.holder is None:
-        return None
-    return Lease(epoch=row.epoch, holder=row.holder, url=row.url, expires_at=row.expires_at, since=row.since)
+    """The lease, also an expired one; None when nobody holds it."""
+    row = _LEASE.execute(connection, {}).one()
+    return None if row.holder is None else _LEASES.from_row(row)
 
 
 def check(connection: Connection, scope: Scope, epoch: int) -> None:
-    """Fail the transaction of a leader that leads no more.
-
-    Raises:
-        NotLeaderError: the lease has changed hands, or was released, since this epoch.
-    """
+    """Raise NotLeaderError in the transaction of a server whose lease has changed hands or was released."""
     lease = current(connection, scope)
     if lease is None or lease.epoch != epoch:
         raise NotLeaderError()

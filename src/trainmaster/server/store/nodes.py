@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, update
 
-from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
 from trainmaster.server.store import events, schema
-from trainmaster.server.store.records import NODE_FIELDS, Prepared, dumps, node_from_row, node_to_row
+from trainmaster.server.store.records import Prepared, Records, dumps
 from trainmaster.server.store.scope import Scope
 
 _nodes = schema.nodes
 
-_SELECT = select(*(_nodes.c[name] for name in NODE_FIELDS))
-_ALL = Prepared(_SELECT.order_by(_nodes.c.node_id))
+_RECORDS = Records(Node, _nodes)
+_ALL = Prepared(_RECORDS.select.order_by(_nodes.c.node_id))
 
 OFFLINE_AFTER_S = 60.0
 """A node that nobody reported for so long takes no work: a renamed machine must not be offered twice."""
@@ -27,16 +26,16 @@ _GIVEN = ("given_labels", "given_capabilities", "drain_reason", "drain_force", "
 
 
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
-    """Store nodes as a backend reports them now; what operators said of them stays.
+    """Store nodes as a backend reports them; what operators set stays.
 
-    A report is whole for the hosts that it names: other nodes of the same backend there are gone. Nodes of other
-    hosts that were not reported for a while are OFFLINE. What is worth telling becomes an event of the cluster.
+    A report is complete for the hosts that it names: other nodes of the same backend there are gone. Nodes of other
+    hosts that were not reported for a while are OFFLINE. Notable changes become events of the cluster.
     """
     scope.require_everything()
     known = {node.node_id: node for node in all(connection, scope)}
     now = max((node.last_seen_at for node in inventory), default=0.0)
     for node in inventory:
-        row = node_to_row(node)
+        row = _RECORDS.to_row(node)
         before = known.get(node.node_id)
         if before is None:
             connection.execute(insert(_nodes), row)
@@ -63,20 +62,11 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
 
 
 def all(connection: Connection, scope: Scope) -> list[Node]:  # noqa: A001, ARG001 - `nodes.all`; nodes are everybody's
-    """Every node there is."""
-    return [node_from_row(row) for row in _ALL.rows(connection, {})]
+    return [_RECORDS.from_row(row) for row in _ALL.rows(connection, {})]
 
 
-def get(connection: Connection, scope: Scope, node_id: str) -> Node:  # noqa: ARG001 - nodes are everybody's
-    """One node.
-
-    Raises:
-        NotFoundError: there is no such node.
-    """
-    row = connection.execute(_SELECT.where(_nodes.c.node_id == node_id)).first()
-    if row is None:
-        raise NotFoundError(f"there is no node {node_id}")
-    return node_from_row(row)
+def get(connection: Connection, scope: Scope, node_id: str) -> Node:
+    return _RECORDS.get(connection, scope, _nodes.c.node_id == node_id, missing=f"there is no node {node_id}")
 
 
 def drain(
@@ -89,12 +79,9 @@ def drain(
     force: bool = False,
     grace_s: float | None = None,
 ) -> None:
-    """Give a node no more work; with `force`, what runs there is preempted. It is DRAINED when nothing is left.
+    """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left.
 
-    A drain that is repeated without a reason keeps the one that it had.
-
-    Raises:
-        NotFoundError: there is no such node.
+    A repeated drain without a reason keeps the reason that it had.
     """
     scope.require_everything()
     node = get(connection, scope, node_id)
@@ -116,11 +103,6 @@ def drained(connection: Connection, scope: Scope, node_id: str, now: float) -> N
 
 
 def enable(connection: Connection, scope: Scope, node_id: str, now: float) -> None:
-    """Give a node work again.
-
-    Raises:
-        NotFoundError: there is no such node.
-    """
     scope.require_everything()
     node = get(connection, scope, node_id)
     if node.state not in _OPERATORS:
@@ -139,11 +121,7 @@ def give(
     labels: Sequence[str] | None = None,
     capabilities: Sequence[str] | None = None,
 ) -> None:
-    """Set the labels or the capabilities that a node has beside those of its backend.
-
-    Raises:
-        NotFoundError: there is no such node.
-    """
+    """Set the labels or the capabilities that a node has beside those of its backend."""
     scope.require_everything()
     node = get(connection, scope, node_id)
     wanted = {
@@ -163,7 +141,7 @@ def _change(connection: Connection, node_id: str, **values: Any) -> None:
 
 
 def _news(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
-    """What of a new report is worth an event."""
+    """The changes of a report that are worth an event."""
     was = {gpu.index: gpu for gpu in before.gpus}
     for gpu in node.gpus:
         old = was.get(gpu.index)

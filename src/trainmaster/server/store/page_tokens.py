@@ -17,12 +17,12 @@ _MAX_NUMBER = 2.0**62
 
 
 def token_after(order_by: str, value: str | float, row_id: str) -> str:
-    """The token of the page after a row, by the value that the list is ordered by and by the row's id."""
+    """The token of the page after a row, from the value that the list is ordered by and the row's id."""
     return base64.urlsafe_b64encode(json.dumps([order_by, value, row_id]).encode()).decode().rstrip("=")
 
 
 def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tuple[str | float, str]:
-    """The value and the id that a token stands for.
+    """The value and the id in a token.
 
     Raises:
         SpecError: it is not a token of a list with this order.
@@ -45,11 +45,10 @@ def _decode(token: str) -> tuple[Any, Any, Any]:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is text that every database takes."""
+    """Whether a value is text that every database accepts."""
     # JSON can spell half of a surrogate pair, which no database takes, and NUL, which PostgreSQL does not take.
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
 
 
 def bad_token(message: str = "is not a token that this server gave out") -> SpecError:
-    """What to say of a token that is none."""
     return SpecError([Problem(field="page_token", message=message)])

@@ -47,11 +47,7 @@ otherwise."""
 
 
 def checked(url: URL) -> URL:
-    """The URL with its driver and time-outs.
-
-    Raises:
-        RefusedError: it names no database or another driver, or the driver is not installed.
-    """
+    """The URL with its driver and time-outs; RefusedError where it names no database or another driver."""
     shown = url.render_as_string(hide_password=True)
     if url.drivername not in ("postgresql", "postgresql+psycopg"):
         raise RefusedError(f"{shown}: the driver for PostgreSQL is psycopg; write postgresql://")
@@ -65,10 +61,10 @@ def checked(url: URL) -> URL:
 
 @contextmanager
 def setting_up(url: URL) -> Iterator[None]:
-    """Make sure of a database that can be used. Servers that migrate it at once are kept apart by the writers' lock.
+    """See that the database can be used. The writers' lock separates servers that migrate it at once.
 
     Raises:
-        RefusedError: its version or its encoding is not fit.
+        RefusedError: its version or its encoding is not supported.
     """
     engine = _engine(url, poolclass=NullPool)
     with engine.connect() as connection:
@@ -110,7 +106,7 @@ def writing_engine(url: URL, lock_timeout_s: float) -> Engine:
 def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     """An engine whose transactions see one state of the database and cannot write.
 
-    Its connections are tried before they are used: after a restart of the database, reading just goes on.
+    It tests a connection before each use, so that reading continues after a restart of the database.
     """
     half = READERS // 2
     engine = _engine(url, pool_size=half, max_overflow=half, pool_timeout=lock_timeout_s, pool_pre_ping=True)
@@ -128,14 +124,13 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
 
 
 class Watch:
-    """Tells whether anybody has written, by the snapshot that a query would see: cheap, and nothing to listen to."""
+    """Detects commits by the snapshot that a query would see: cheap, and nothing to listen to."""
 
     def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - it is in no transaction, as readers are
         self._engine = _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
 
     def version(self) -> int:
-        """A number that changes with every commit of anybody."""
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
@@ -146,7 +141,6 @@ class Watch:
         return hash(snapshot)
 
     def close(self) -> None:
-        """Let go of the database."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.invalidate()
@@ -154,7 +148,7 @@ class Watch:
 
 
 def meaning(error: BaseException) -> TrainmasterError | None:
-    """What an error of the database means for whoever asked; None when it is not the database's."""
+    """The error of ours that an error of the database stands for; None when it is not the database's."""
     import psycopg
 
     if isinstance(error, PoolTimeoutError):

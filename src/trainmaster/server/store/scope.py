@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select
+from sqlalchemy import ColumnElement, Delete, Select, Update
 
 from trainmaster.server.core.errors import NotFoundError
+
+Statement = TypeVar("Statement", Select[Any], Update, Delete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,16 @@ class Scope:
         return self.account_id
 
     def admits(self, account_id: str) -> bool:
-        """Whether the rows of an account are in scope."""
         return self.account_id is None or self.account_id == account_id
 
     def require(self, account_id: str) -> None:
-        """Refuse to touch an account that is out of scope."""
         if not self.admits(account_id):
             raise NotFoundError()
 
     def require_everything(self) -> None:
-        """Refuse to touch what belongs to no account."""
         if self.account_id is not None:
             raise NotFoundError()
 
-    def limit(self, statement: Select[Any], column: ColumnElement[str]) -> Select[Any]:
-        """A query, restricted to the rows in scope."""
-        return statement if self.account_id is None else statement.where(column == self.account_id)
+    def limit(self, statement: Statement, owner: ColumnElement[str]) -> Statement:
+        """The statement, restricted to the rows in scope; `owner` is the column that names their account."""
+        return statement if self.account_id is None else statement.where(owner == self.account_id)

@@ -25,11 +25,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 def checked(url: URL) -> URL:
-    """The URL of a file that can be used, with its whole path.
-
-    Raises:
-        RefusedError: it names no file, or one on a network file system.
-    """
+    """The URL with an absolute path; RefusedError where it names no file, or one on a network file system."""
     if url.database in (None, "", ":memory:"):
         raise RefusedError(f"{url.render_as_string()} names no file; write sqlite:////absolute/path.db")
     path = Path(str(url.database)).absolute()
@@ -45,7 +41,7 @@ def checked(url: URL) -> URL:
 
 
 def file_system(path: Path, mounts: str) -> str | None:
-    """The type of the file system that a path lies on, by the text of `/proc/mounts`."""
+    """The type of the file system of a path, by the text of `/proc/mounts`."""
     place = os.path.realpath(path)
     deepest, found = "", None
     for line in mounts.splitlines():
@@ -59,7 +55,7 @@ def file_system(path: Path, mounts: str) -> str | None:
 
 @contextmanager
 def setting_up(url: URL) -> Iterator[None]:
-    """Make sure of the database's file, and hold off every other process that wants to set it up.
+    """Create the database's file, and hold off every other process that wants to set it up.
 
     Only its owner can read the file (it holds tokens), and it has a write-ahead log.
     """
@@ -98,25 +94,23 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
 
 
 class Watch:
-    """Tells whether anybody has written, by a number that SQLite keeps for each connection."""
+    """Detects commits by a number that SQLite keeps for each connection."""
 
     def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - any connection will do
         self._connection = reading.raw_connection()
 
     def version(self) -> int:
-        """A number that changes whenever another connection, of whatever process, has committed a change."""
         cursor = self._connection.cursor()
         cursor.execute("PRAGMA data_version")
         ((version,),) = cursor.fetchall()
         return int(version)
 
     def close(self) -> None:
-        """Let go of the database."""
         self._connection.close()
 
 
 def meaning(error: BaseException) -> TrainmasterError | None:
-    """What an error of the database means for whoever asked; None when it is not the database's."""
+    """The error of ours that an error of the database stands for; None when it is not the database's."""
     if isinstance(error, UnicodeEncodeError):  # half a character
         return RefusedError(f"the database takes no such value ({error})")
     cause = error.orig if isinstance(error, DBAPIError) else error

@@ -45,7 +45,7 @@ class Used:
 
 
 def record(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> None:
-    """Keep what an attempt that ended has used; one that never started used nothing."""
+    """Record what an attempt that ended has used; one that never started used nothing."""
     scope.require(job.account_id)
     if attempt.started_at is None or attempt.ended_at is None:
         return
@@ -64,7 +64,6 @@ def record(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> 
 
 
 def total(connection: Connection, scope: Scope, *, since: float, until: float, now: float) -> Used:
-    """What all attempts together used in an interval."""
     held = _held(scope, since, until, now)
     row = connection.execute(sa.select(*_sums(held, _seconds(held.c.begin, held.c.end)))).one()
     return _used("", row._mapping)
@@ -73,11 +72,7 @@ def total(connection: Connection, scope: Scope, *, since: float, until: float, n
 def by_group(
     connection: Connection, scope: Scope, group: str, *, since: float, until: float, now: float, limit: int
 ) -> list[Used]:
-    """What each group of attempts used in an interval: days in order, of everything else the greatest first.
-
-    Raises:
-        ValueError: usage cannot be grouped by that.
-    """
+    """What each group of attempts used in an interval: days in order, other groups by usage."""
     held: sa.FromClause = _held(scope, since, until, now)
     seconds = _seconds(held.c.begin, held.c.end)
     key: sa.ColumnElement[Any]
@@ -109,7 +104,7 @@ def by_group(
 
 
 def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
-    """What attempts held in an interval, each with its own part of it."""
+    """What attempts held in an interval, cut to the interval."""
     ended = sa.select(
         _usage.c.account_id,
         _usage.c.job_id,
@@ -137,14 +132,7 @@ def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
             .where(shares.c.job_id == _jobs.c.job_id)
             .scalar_subquery(),
         )
-        .select_from(
-            _jobs.join(
-                _attempts,
-                (_attempts.c.job_id == _jobs.c.job_id)
-                & (_attempts.c.number == _jobs.c.attempt_number)
-                & (_attempts.c.account_id == _jobs.c.account_id),
-            )
-        )
+        .select_from(_jobs.join(_attempts, schema.is_current_attempt))
         .where(_jobs.c.status.in_(sorted(ACTIVE)), _attempts.c.started_at < until_now, sa.literal(since) < until_now)
     )
     return sa.union_all(scope.limit(ended, _usage.c.account_id), scope.limit(running, _jobs.c.account_id)).subquery(

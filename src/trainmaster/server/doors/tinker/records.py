@@ -24,7 +24,8 @@ from trainmaster.server.doors.tinker.names import (
     WeightsPath,
 )
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import CHECKPOINT_FIELDS, checkpoint_from_row, dumps, portions
+from trainmaster.server.store.checkpoints import RECORDS as CHECKPOINTS
+from trainmaster.server.store.records import dumps, portions
 from trainmaster.server.store.scope import Scope
 
 _sessions, _runs, _samplers = schema.tinker_sessions, schema.tinker_runs, schema.tinker_samplers
@@ -38,11 +39,9 @@ DOOR = "tinker"
 _SESSIONS = select(*(_sessions.c[name] for name in TinkerSession.__dataclass_fields__))
 _RUNS = select(*(_runs.c[name] for name in TinkerRun.__dataclass_fields__))
 _SAMPLERS = select(*(_samplers.c[name] for name in TinkerSampler.__dataclass_fields__))
-_WEIGHTS = (
-    select(*(_checkpoints.c[name] for name in CHECKPOINT_FIELDS))
-    .where(_checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND))
-    .order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
-)
+_WEIGHTS = CHECKPOINTS.select.where(
+    _checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND)
+).order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
 
 
 def open_session(connection: Connection, scope: Scope, session: TinkerSession) -> TinkerSession:
@@ -258,7 +257,7 @@ def weights(
         query = query.where(_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name)
     found: dict[tuple[str, str, str], Checkpoint] = {}
     for row in connection.execute(scope.limit(query, _checkpoints.c.account_id)):
-        checkpoint = checkpoint_from_row(row)
+        checkpoint = CHECKPOINTS.from_row(row)
         if checkpoint.attributes.get("door") == DOOR:
             model_id = str(checkpoint.attributes.get("model_id"))
             found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)

@@ -24,7 +24,6 @@ metadata = MetaData(
 
 
 def text_column(name: str, **options: Any) -> Column[str]:
-    """Text; also ids and JSON."""
     return Column(name, Text, nullable=False, **options)
 
 
@@ -44,26 +43,21 @@ def number(name: str) -> Column[float]:
 
 
 def flag(name: str) -> Column[bool]:
-    """True or false."""
     return Column(name, Boolean, nullable=False)
 
 
 def maybe_text(name: str) -> Column[str | None]:
-    """Text, or nothing."""
     return Column(name, Text)
 
 
 def maybe_number(name: str) -> Column[float | None]:
-    """A number with a fraction, or nothing."""
     return Column(name, Double)
 
 
 def of_a_job() -> ForeignKeyConstraint:
-    """That a row belongs to a job, and to its account."""
     return ForeignKeyConstraint(["job_id", "account_id"], ["jobs.job_id", "jobs.account_id"])
 
 
 def partial_index(name: str, *columns: Column[Any], where: str, unique: bool = False) -> Index:
-    """An index of those rows alone that a condition holds for."""
     condition = text(where)
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)

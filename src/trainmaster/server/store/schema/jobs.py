@@ -13,6 +13,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    and_,
     false,
     text,
 )
@@ -175,6 +176,13 @@ attempts = Table(
 )
 Index("attempts_by_token", attempts.c.token)
 partial_index("attempts_by_checkpoint", attempts.c.resume_checkpoint_id, where="ended_at IS NULL")
+
+is_current_attempt = and_(
+    attempts.c.job_id == jobs.c.job_id,
+    attempts.c.number == jobs.c.attempt_number,
+    attempts.c.account_id == jobs.c.account_id,
+)
+"""Joins jobs with their current attempt."""
 
 allocations = Table(
     "allocations",
