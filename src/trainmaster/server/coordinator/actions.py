@@ -80,14 +80,14 @@ class _Memory:
     handle: str | None = None
 
     def restart_waits(self) -> None:
-        """Wait from now on: what was remembered is by a clock that was set back."""
+        """Wait from now on: the remembered times are by a clock that was set back."""
         self.not_before = 0.0
         self.wait_told_at = float("-inf")
         self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
 
 
 class Acting:
-    """Carries acts out in a small pool of threads, one at a time for each attempt."""
+    """Carries actions out in a small pool of threads, one at a time for each attempt."""
 
     def __init__(
         self,
@@ -127,15 +127,15 @@ class Acting:
         self._pools = ActPools(backends, pool)
 
     def forget(self) -> None:
-        """Trust nothing of an earlier reign."""
+        """Forget what was done in an earlier term as leader."""
         self._memory = {}
 
     def close(self) -> None:
-        """Finish what is under way; what has not begun, or an engine keeps from its end, is done by the next leader."""
+        """Finish actions under way; the next leader does those that have not begun or that an engine holds up."""
         self._pools.close()
 
     def act(self, view: ClusterView, now: float) -> None:
-        """Start the acts that the committed jobs call for."""
+        """Start the actions that the committed jobs call for."""
         live: set[str] = set()
         if now < self._acted_at:
             for memory in self._memory.values():
@@ -161,7 +161,7 @@ class Acting:
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
 
     def look(self, job: Job, view: ClusterView) -> AttemptSight | None:
-        """What is to be seen of a job's attempt now; None when it was not launched yet."""
+        """What can be seen of a job's attempt now; None when it was not launched yet."""
         memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
         directory = run_directory(self._roots, job.job_id, job.live.number)
         if memory.request is None:
@@ -200,7 +200,7 @@ class Acting:
         return last_beat(job.live, run_directory(self._roots, job.job_id, job.live.number))
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
-        """What a launch that was carried out, or refused, makes of its job."""
+        """The change of a job that follows from a launch that was carried out or refused."""
         memory = self._memory.get(f"{job.job_id}.{job.live.number}")
         if memory is None:
             return None
@@ -227,7 +227,6 @@ class Acting:
         return None
 
     def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Act | None:
-        """The one thing to do next for an attempt, if any."""
         attempt = job.live
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
@@ -288,7 +287,7 @@ class Acting:
     def _launch(
         self, verb: Callable[[AttemptRequest], str | None], job: Job, view: ClusterView, memory: _Memory
     ) -> None:
-        """Lay an attempt out and hand it to its backend, to be started or to be withdrawn."""
+        """Lay out the run directory and hand the attempt to its backend, to be started or withdrawn."""
         try:
             request = self._prepared(job, view, memory)
             failpoints.reach("act.before_submit")
@@ -314,7 +313,7 @@ class Acting:
             _log.warning("%s was not launched: %s", job.job_id, memory.refusal)
 
     def _prepared(self, job: Job, view: ClusterView, memory: _Memory) -> AttemptRequest:
-        """The attempt's request, laid out on disk; made anew from the job where a crash has left none."""
+        """The attempt's request, laid out on disk; computed again from the job where a crash has left none."""
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
             request = _readable(directory) or self._new_request(job, view)
@@ -353,7 +352,7 @@ class Acting:
             memory.lost.discard(node)
 
     def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
-        """Remove where an attempt worked, if it is to be, in place of a worker that died first, or never was."""
+        """Remove the working directory of an attempt, where its worker should have and died first or never started."""
         if memory.request is None:
             return
         job_id, _, number = attempt_id.rpartition(".")
@@ -373,9 +372,9 @@ class Acting:
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:
-    """The request of a run directory; None when there is none, or a power cut left nothing of it.
+    """The request of a run directory; None when there is none, or a power cut damaged it.
 
-    It is believed, because no job that has anything to win by it can write there (`protocol.run_directory`).
+    The request can be trusted, because no job that could gain by it can write there (`protocol.run_directory`).
     """
     try:
         return directory.request()

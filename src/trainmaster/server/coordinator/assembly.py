@@ -38,7 +38,7 @@ _HINT_WAIT_S = 1.0
 
 
 class CoordinatorRole:
-    """Coordinates from `start` to `stop`; what runs goes on afterwards."""
+    """Coordinates from `start` to `stop`; running jobs continue afterwards."""
 
     def __init__(
         self,
@@ -118,23 +118,19 @@ class CoordinatorRole:
         self._listening = threading.Thread(target=self._pass_hints_on, name="hints", daemon=True)
 
     def hint(self, subject: str) -> None:
-        """Look soon: at one attempt, or at the feed of events."""
         self._coordinator.hint(subject)
 
     def problem(self) -> str | None:
-        """Why nothing is being coordinated here; None when all is well."""
         return self._coordinator.problem()
 
     def leads(self) -> bool:
-        """Whether this server is the leader."""
         return self._leadership.epoch is not None
 
     def engine(self, backend: str) -> EngineFacts | None:
-        """What runs the jobs of a backend, asked now; None: nobody but this server."""
+        """The engine that runs the jobs of a backend, asked now; None where this server runs them itself."""
         return self._backends[backend].engine()
 
     def start(self) -> None:
-        """Report the nodes, then begin to lead or to wait for the lead."""
         self._reports.take()
         for backend in self._backends.values():
             backend.open()
@@ -145,7 +141,7 @@ class CoordinatorRole:
         self._listening.start()
 
     def stop(self) -> None:
-        """Finish what is under way, and give the lead back."""
+        """Finish what is under way, and release the lease."""
         self._stopping.set()
         self._chores.stop()
         self._deliveries.stop()
@@ -189,18 +185,14 @@ class CoordinatorRole:
 
 
 def private_places(settings: Settings, settings_file: Path | None) -> tuple[Path, ...]:
-    """What no job has mounted: directories with the server's state, and files by which others could pass for it."""
+    """What no job may mount: the server's directories, and files by which others could pass for the server."""
     directories = (settings.data_dir, settings.runs, settings.artifacts, settings.blobs, settings.cache)
     files = (key_file(settings), settings.database_file, settings.tls_key, settings_file)
     return (*directories, *filter(None, files))
 
 
 def worker_url(settings: Settings, url: str) -> str | None:
-    """Where workers report over HTTP; None when they share the server's files.
-
-    Raises:
-        ValueError: this server has no routes for them, and no other was named.
-    """
+    """The URL to which workers report over HTTP; None when they share the server's files."""
     if settings.transport is TransportKind.FILES:
         return None
     if not settings.advertise_url and Role.API not in settings.roles:

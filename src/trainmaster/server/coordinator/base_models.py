@@ -33,7 +33,7 @@ _NAME = re.compile(r"accounts/([^/]+)/models/([a-z0-9-]{1,63})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """A directory with a transformers checkpoint, and what it is called."""
+    """A directory with a transformers checkpoint, and its name."""
 
     name: str
     path: Path
@@ -43,11 +43,10 @@ class BaseModel:
     """Below one of which its files have to lie: an account that can write there may put links in their place."""
 
     def config(self) -> Mapping[str, Any]:
-        """What its `config.json` says; nothing where it cannot be read."""
+        """The content of `config.json`; empty where it cannot be read."""
         return _json_of(self._open(CONFIG))
 
     def has(self, name: str) -> bool:
-        """Whether it has a file of this name."""
         descriptor = self._open(name)
         if descriptor is not None:
             os.close(descriptor)
@@ -61,7 +60,7 @@ class BaseModel:
 
     @property
     def context_length(self) -> int | None:
-        """The longest sequence that it was made for; None where it does not say."""
+        """The longest sequence that the model supports; None where its config does not say."""
         config = self.config()
         try:
             return ModelConfig.of(config, self.path / CONFIG).max_positions
@@ -71,16 +70,11 @@ class BaseModel:
 
     @property
     def is_moe(self) -> bool:
-        """Whether it is a mixture of experts."""
         config = self.config()
         return any((part.get(name) or 0) > 1 for part in (config, _language_model(config)) for name in _EXPERTS)
 
     def require(self, context_length: int | None = None) -> int:
-        """See that a trainer can hold it, with sequences of a length; returns the longest that it can have.
-
-        Raises:
-            RefusedError: it cannot; says why.
-        """
+        """Raise RefusedError unless a trainer can hold the model with such sequences; returns the longest length."""
         config = self.config()
         if not config:
             raise RefusedError(f"base model {self.name} has no {CONFIG} that can be read")
@@ -96,7 +90,7 @@ class BaseModel:
 
 
 class BaseModels:
-    """What this server knows by name."""
+    """The models that this server knows by name."""
 
     def __init__(self, aliases: Sequence[NamedPath] = (), *, artifacts: Path = Path()) -> None:
         self._paths = {alias.name: alias.path for alias in aliases}
@@ -104,11 +98,9 @@ class BaseModels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that the operator gave, sorted."""
         return tuple(sorted(self._paths))
 
     def find(self, name: str, account_id: str) -> BaseModel | None:
-        """The model that an account means by a name; None when there is none."""
         path = self._paths.get(name)
         if path is None:
             model = self._promoted_model(name, account_id)
@@ -117,25 +109,25 @@ class BaseModels:
         return BaseModel(name=name, path=path, aliases=others)
 
     def at(self, path: Path, account_id: str, *, name: str, within: Sequence[Path] = ()) -> BaseModel:
-        """The model in a directory that an account names; `within` says where such may lie, if it is none of ours."""
+        """The model in a directory that an account names; `within` says where directories that are not ours may lie."""
         if path in self._paths.values():
             return BaseModel(name=name, path=path)
         return BaseModel(name=name, path=path, within=(path,) if self.owns(path, account_id) else tuple(within))
 
     def of_account(self, account_id: str) -> list[BaseModel]:
-        """The models that the operator named as those of an account, by name."""
+        """The models whose names the operator put below an account."""
         prefix = f"accounts/{account_id}/models/"
         return [BaseModel(name=name, path=self._paths[name]) for name in self.names if name.startswith(prefix)]
 
     def owns(self, path: Path, account_id: str) -> bool:
-        """Whether a directory is one that this server offers to an account."""
+        """Whether this server offers a directory to an account."""
         return path in self._paths.values() or path.parent == self._promoted / account_id
 
     def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
-        """The request with the directory of the model that it names, where it is left to us to know.
+        """The request with the directory of the model that it names, where the request has none.
 
         Raises:
-            RefusedError: nothing is known by that name, or no trainer can hold what is.
+            RefusedError: no model has that name, or no trainer can hold it.
         """
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
@@ -155,11 +147,7 @@ class BaseModels:
         return request.model_copy(update={"workload": found})
 
     async def looked_up(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
-        """What `named` returns, for an event loop: models may lie on a disk that does not answer.
-
-        Raises:
-            RefusedError: nothing is known by that name, or no trainer can hold what is.
-        """
+        """What `named` returns, for an event loop: models may lie on a disk that does not answer."""
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec):
             return request
@@ -186,17 +174,16 @@ class BaseModels:
 
 
 def promoted_path(artifacts: Path, account_id: str, model_id: str) -> Path:
-    """Where a promoted model of an account lies."""
     return artifacts / promoted_name(account_id, model_id)
 
 
 def promoted_name(account_id: str, model_id: str) -> str:
-    """The same, below the artifacts' root."""
+    """The path of a promoted model, below the artifacts' root."""
     return f"{PROMOTED}/{account_id}/{model_id}"
 
 
 def read_own_config(top: Path, name: str) -> Mapping[str, Any]:
-    """The JSON object of a file below a directory of ours; an empty one where there is none."""
+    """The JSON object in a file below a directory of ours; empty where there is no file."""
     try:
         return _json_of(open_below(top, name))
     except FileNotFoundError:
@@ -215,17 +202,13 @@ def _json_of(descriptor: int | None) -> Mapping[str, Any]:
 
 
 def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config says of the language model alone, where it sees pictures too."""
+    """The part of a config about the language model, where the model also sees images."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else {}
 
 
 def check_aliases(aliases: Sequence[NamedPath]) -> None:
-    """See that every alias leads to a model, and that no name has two.
-
-    Raises:
-        ValueError: some do not; all of them are named.
-    """
+    """Raise ValueError, with all problems, unless every alias names one directory with a model."""
     seen: dict[str, Path] = {}
     problems = []
     for alias in aliases:

@@ -26,7 +26,7 @@ def pin(
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Keep a checkpoint whatever the limits say, or do so no more; the latter also of a deleted job."""
+    """Keep a checkpoint regardless of limits, or stop doing so; the latter also for a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
@@ -47,7 +47,7 @@ def expire_at(
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Have a checkpoint go by itself at a time; None: never. With `deleted`, also one of a deleted job."""
+    """Have a checkpoint deleted at a time; None: never."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
@@ -68,7 +68,7 @@ def publish(
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Let others load a checkpoint, or no more. With `deleted`, also one of a deleted job."""
+    """Let other accounts load a checkpoint, or stop doing so."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
@@ -89,7 +89,7 @@ def delete(
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Remove a checkpoint: at once from all lists, soon from the disk. With `deleted`, also one of a deleted job."""
+    """Delete a checkpoint: at once from all lists, soon from the disk."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
@@ -104,10 +104,10 @@ def delete(
 
 
 def prune(connection: Connection, job: Job) -> Job:
-    """Take the checkpoints of a job beyond its limit out of sight, in a transaction; the job afterwards.
+    """Hide the checkpoints of a job beyond its limit, in a transaction; returns the job afterwards.
 
-    Only those that go are read: everybody's writes wait meanwhile. Those that a job goes on from stay. The files of
-    the others go with the next sweep (`coordinator.retention`).
+    Only those checkpoints are read, because all other writes wait meanwhile. Checkpoints that a job resumes from stay.
+    The next sweep deletes the files (`coordinator.retention`).
     """
     limit = retention.checkpoint_limit(job)
     scope = Scope(job.account_id)
@@ -127,7 +127,7 @@ def prune(connection: Connection, job: Job) -> Job:
 def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) -> list[Checkpoint]:
     """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first.
 
-    That is the newest of the others; and where the best goes, all of them.
+    That is the newest of the others and, where the best goes, all of them.
     """
     scope = Scope(job.account_id)
     if job.best_checkpoint_id in {each.checkpoint_id for each in gone}:
@@ -137,7 +137,6 @@ def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) ->
 
 
 def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:
-    """A checkpoint of a job."""
     found = checkpoints.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
     if not found:
         raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")

@@ -25,7 +25,7 @@ COLLECT_EVERY_S = 600.0
 
 
 class Chores:
-    """Done by a thread of its own every so often, while this server leads: removing much takes long."""
+    """Runs the chores in a thread every so often, while this server leads."""
 
     def __init__(
         self,
@@ -48,13 +48,12 @@ class Chores:
         self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         # The first collection takes its time: until then, settings that keep too little can be seen and mended.
         self._collected_at = self._clock()
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what is under way is left to the next leader."""
+        """Stop; the next leader finishes what is under way."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -84,7 +83,7 @@ class Chores:
         )
 
     def _purge_jobs(self) -> None:
-        """Remove the files of jobs that were deleted with `purge`: first the files, then the mark."""
+        """Remove the files of jobs that were deleted with `purge`, then the mark."""
         with self._database.read() as connection:
             buried = jobs.to_purge(connection, _EVERYTHING)
         gone = [job_id for job_id in buried if self._remove_files(job_id)]
@@ -97,7 +96,7 @@ class Chores:
             self._database.write_now(work)
 
     def _remove_files(self, job_id: str) -> bool:
-        """Remove all files of a job; False when they could not be: the others' go all the same."""
+        """Remove all files of a job; False when that failed, which does not stop the other jobs' removal."""
         try:
             self._collector.purge_checkpoints(job_id)
             for root in (ARTIFACTS, RUNS):
@@ -108,7 +107,6 @@ class Chores:
         return True
 
     def _collect(self, now: float) -> None:
-        """Take out of sight what has outlived its job."""
         for gone in self._collector.collect(now):
             if gone.what != FAILED:
                 _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)

@@ -21,7 +21,7 @@ _EVERYTHING = Scope.everything()
 
 
 class StoredView:
-    """Reads the view from the database, and brings it up to date with what others have committed since."""
+    """Reads the view from the database, and updates it with what others have committed since."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,7 +29,6 @@ class StoredView:
         self._cluster_cursor = 0
 
     def read(self) -> ClusterView:
-        """The whole view."""
         with self._database.read() as connection:
             self._cursor = events.last_id(connection, _EVERYTHING)
             self._cluster_cursor = events.last_cluster_id(connection, _EVERYTHING)
@@ -39,7 +38,7 @@ class StoredView:
         return ClusterView().with_nodes(known).with_queues(there).with_jobs(unfinished)
 
     def caught_up(self, view: ClusterView) -> tuple[ClusterView, set[str]]:
-        """A view with what others committed since the last call, and the ids of the jobs that they changed."""
+        """The view with what others committed since the last call, and the ids of the jobs that they changed."""
         with self._database.read() as connection:
             cursor, seen = events.changed_jobs(connection, _EVERYTHING, self._cursor)
             stale = [
@@ -54,7 +53,7 @@ class StoredView:
         return view, set(stale)
 
     def with_cluster(self, view: ClusterView) -> ClusterView:
-        """A view with the changes that operators and the inventory made to nodes and queues."""
+        """The view with the changes that operators and the inventory made to nodes and queues."""
         with self._database.read() as connection:
             view, cursor = self._with_cluster(connection, view)
         self._cluster_cursor = cursor
@@ -80,11 +79,11 @@ class NodeReports:
         """Called when nodes were reported, before anything is placed on them."""
 
     def take(self) -> None:
-        """Store what is there now, for a server that starts; it knows of no jobs yet."""
+        """Store the nodes for a server that starts and knows of no jobs yet."""
         self._store(inventory_of(self._backends))
 
     def take_into(self, view: ClusterView, judged_by: ClusterView) -> ClusterView:
-        """Store what is there now, seen with the jobs of a view; the other view with these nodes."""
+        """Store the nodes, judged by the jobs of one view; returns the other view with these nodes."""
         self._store(judge(inventory_of(self._backends), judged_by))
         with self._database.read() as connection:
             return view.with_nodes(nodes.all(connection, _EVERYTHING))
@@ -95,7 +94,7 @@ class NodeReports:
 
 
 def inventory_of(backends: Iterable[Backend]) -> list[Node]:
-    """The nodes of all backends, once each; one that cannot tell now keeps those that are known."""
+    """The nodes of all backends, once each; a backend that cannot report now keeps its known nodes."""
     found: dict[str, Node] = {}
     for backend in backends:
         try:
@@ -106,7 +105,7 @@ def inventory_of(backends: Iterable[Backend]) -> list[Node]:
 
 
 def freed_real_gpus(view: ClusterView, changes: Iterable[Change]) -> bool:
-    """Whether attempts have ended on GPUs whose memory can be looked at before somebody else gets them."""
+    """Whether attempts have ended on GPUs whose memory can be checked before another job gets them."""
     freed = {share.node_id for change in changes if change.ended for share in change.ended.shares if share.gpus}
     found = (view.nodes[node_id] for node_id in freed if node_id in view.nodes)
     return any(gpu.used_mb is not None for node in found for gpu in node.gpus)

@@ -44,7 +44,7 @@ _NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idempotency:
-    """What makes a repeated request recognisable."""
+    """What identifies a repeated request."""
 
     key: str
     fingerprint: str
@@ -89,7 +89,7 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Make a new job. Its secrets are sealed; `tokens` are kept for it until it ends.
+        """Create a job. Its secrets are sealed; `tokens` are kept until it ends.
 
         On an event loop, call `Admission.look_up` before: it reads files.
         """
@@ -105,7 +105,7 @@ class Commands:
         return self._write(work)
 
     def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
-        """See that `submit` would take a request, once the files are here that it ships."""
+        """Check that `submit` would accept a request once its files are uploaded."""
         compiled = self.admission.compile(request, scope.account)
         change = self._new_job(scope, compiled, created_by=created_by)
 
@@ -119,7 +119,6 @@ class Commands:
     def cancel(
         self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
     ) -> Future[Outcome]:
-        """End a job for good."""
         return self._command(
             scope, job_id, idempotency, lambda _, job: decide.cancel(job, now=self._clock(), message=message)
         )
@@ -127,7 +126,6 @@ class Commands:
     def pause(
         self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
     ) -> Future[Outcome]:
-        """Park a running job."""
         return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
 
     def resume(
@@ -139,7 +137,7 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Queue a parked job again; `tokens` take the place of those that it had."""
+        """Queue a paused job again; `tokens` replace those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
             chosen = _checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
@@ -159,7 +157,6 @@ class Commands:
         labels: Mapping[str, str] | None = None,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Change priority, queue or labels."""
 
         def edited(connection: Connection, job: Job) -> Change | None:
             if queue is not None:
@@ -171,7 +168,7 @@ class Commands:
     def delete(
         self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
     ) -> Future[Outcome]:
-        """Stop a job and hide it. With `purge`, one that was deleted before is found once more."""
+        """Stop a job and hide it. With `purge`, a job that was deleted before is found again."""
         return self._command(
             scope,
             job_id,
@@ -193,7 +190,7 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Make a child of a job that ended; it goes on from the parent's checkpoint, with its secrets."""
+        """Create a child of a job that ended; it resumes from the parent's checkpoint, with its secrets."""
 
         def work(connection: Connection) -> Outcome:
             def child() -> Outcome:
@@ -228,10 +225,7 @@ class Commands:
         deleted: bool = False,
         idempotency: Idempotency | None = None,
     ) -> Future[Outcome]:
-        """Carry out any other decision about a job; what it writes besides goes into the same transaction.
-
-        With `deleted`, also about one that was deleted.
-        """
+        """Carry out any other decision about a job; what the decision writes goes into the same transaction."""
         return self._command(scope, job_id, idempotency, decision, deleted=deleted)
 
     def _new_job(self, scope: Scope, compiled: CompiledJob, *, created_by: str, parent: Job | None = None) -> Change:
@@ -248,7 +242,7 @@ class Commands:
         return merge(change, admitted) if admitted else change
 
     def _sealed(self, job: Job, values: Mapping[str, str], tokens: Mapping[str, str]) -> list[SealedSecret]:
-        """The secrets of a new job; one that was refused at once has no use for what is kept until the end."""
+        """The secrets of a new job; one that was refused at once needs none until its end."""
         kept = _NO_TOKENS if job.status in TERMINAL else tokens
         return [*self._vault.seal(job, values), *self._vault.seal(job, kept, until_end=True)]
 

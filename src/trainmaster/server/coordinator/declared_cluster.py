@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 
 class Declaring:
-    """Applies what one settings file says."""
-
     def __init__(
         self,
         database: Database,
@@ -43,7 +41,7 @@ class Declaring:
         self._warned = False
 
     def apply(self) -> None:
-        """Apply everything, in one transaction.
+        """Apply everything in one transaction.
 
         Raises:
             RefusedError: a webhook cannot be as the file says.
@@ -54,7 +52,7 @@ class Declaring:
         self.settle_nodes()
 
     def settle_nodes(self) -> None:
-        """Give nodes their labels and capabilities that were reported since the last call."""
+        """Set labels and capabilities of the declared nodes that were reported since the last call."""
         if not self._awaited:
             return
         with self._database.read() as connection:

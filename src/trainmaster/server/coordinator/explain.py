@@ -41,8 +41,6 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntry:
-    """A job that waits in a queue."""
-
     job: Job
     position: int
     reason: str | None
@@ -51,7 +49,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntries:
-    """A part of a queue, in the order of the scheduler."""
+    """A page of a queue, in the order of the scheduler."""
 
     entries: Sequence[QueueEntry]
     next_page_token: str | None
@@ -72,9 +70,9 @@ class _Cluster:
 
 
 class Explainer:
-    """Tells why jobs wait. Any thread may use it, but none that holds a connection: it may need one itself.
+    """Explains why jobs wait. Any thread may use it, except one that holds a connection, as it may need one itself.
 
-    What it reads of the cluster is kept until anything is written to the database.
+    What it reads of the cluster is cached until anything is written to the database.
     """
 
     def __init__(self, database: Database) -> None:
@@ -83,7 +81,7 @@ class Explainer:
         self._kept: _Cluster | None = None
 
     def explain(self, scope: Scope, job: Job, *, now: float) -> Waiting:
-        """A job's place in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
+        """A job's position in its queue, what it waits for, and for how long. Jobs out of scope are not named."""
         scope.require(job.account_id)
         if job.status not in WAITING:
             return Waiting()
@@ -103,11 +101,7 @@ class Explainer:
     def look_into(
         self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
     ) -> QueueEntries:
-        """A page of a queue: who waits there, for how long, and why as far as the scope may know.
-
-        Raises:
-            SpecError: the token is not one of such a list.
-        """
+        """A page of a queue: the jobs, how long each waits, and why as far as the scope may know."""
         cluster = self._cluster()
         with self._database.read() as connection:
             page = queues.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
@@ -136,7 +130,7 @@ class Explainer:
     def _cluster(self) -> _Cluster:
         """The cluster with everything that was committed before this call.
 
-        Threads that call it while another one reads share what the next of them reads.
+        Threads that call it while another one reads share the next read.
         """
         called_at = time.monotonic()
         with self._lock:
@@ -169,7 +163,7 @@ def _read(connection: Connection, asked_at: float, data_version: int) -> _Cluste
 
 
 def _with(view: ClusterView, jobs: Sequence[Job]) -> ClusterView:
-    """The view with those of the jobs that it does not have as they are."""
+    """The view with those of the jobs that it does not have in this version."""
     known = view.jobs
     return view.with_jobs(
         job for job in jobs if (before := known.get(job.job_id)) is None or before.version != job.version

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Takes the lease when it is free and keeps it while the loop makes progress.
+    """Takes the lease when it is free, and keeps it while the loop makes progress.
 
     The lease alone proves nothing: every transaction of the leader checks the epoch again.
     """
@@ -54,11 +54,10 @@ class Leadership:
         return lease.epoch if lease else None
 
     def start(self) -> None:
-        """Begin to compete for the lease."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the lease back, so that another server need not wait for it to run out."""
+        """Release the lease, so that another server need not wait for it to expire."""
         self._stopping.set()
         self._thread.join()
         lease, self._lease = self._lease, None
@@ -69,11 +68,11 @@ class Leadership:
                 _log.warning("the lease could not be given back; it runs out by itself")
 
     def progressed(self) -> None:
-        """Called by the loop after each pass."""
+        """The loop calls this after each pass."""
         self._progress_at = time.monotonic()
 
     def lost(self) -> None:
-        """Called by the loop when a transaction found another epoch."""
+        """The loop calls this when a transaction found another epoch."""
         self._lease = None
 
     def _keep(self) -> None:
@@ -87,7 +86,7 @@ class Leadership:
                 return
 
     def _give_up(self, lease: Lease) -> None:
-        """Let somebody else lead, and leave them the time to take over."""
+        """Release the lease, and leave another server the time to take it."""
         _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
         self._lease = None
         self._not_before = time.monotonic() + 2 * self._lease_s

@@ -41,7 +41,7 @@ _EVERYTHING = Scope.everything()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often the loop looks by itself. Hints make it look at once; these are for lost hints and for time."""
+    """How often the loop looks without a hint."""
 
     poll_s: float = 1.0
     """Running attempts and timers."""
@@ -110,29 +110,27 @@ class Coordinator:
 
     @property
     def view(self) -> ClusterView:
-        """What the leader believes of the cluster."""
         return self._view
 
     # -- for other threads --
 
     def hint(self, subject: str) -> None:
-        """Look soon: at one attempt (by its id), or at the feed of events."""
+        """Look soon: at one attempt (by its id), or at the feed of events. Any thread may call it."""
         self._alarm.hint(subject)
 
     def problem(self) -> str | None:
-        """Why nothing is being coordinated here; None when all is well."""
+        """Why nothing is being coordinated here; None when all is well. Any thread may call it."""
         if self._thread is not None and not self._thread.is_alive():
             return "the coordinator's thread has ended"
         idle_s = time.monotonic() - self._finished_at
         return f"the coordinator finished no pass for {idle_s:.0f} s" if idle_s > STUCK_AFTER_S else None
 
     def start(self) -> None:
-        """Run the loop in a thread of its own."""
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the pass and stop; what runs goes on."""
+        """Finish the pass and stop; running jobs continue."""
         self._alarm.stop()
         if self._thread is not None:
             self._thread.join()
@@ -163,7 +161,6 @@ class Coordinator:
                 self._alarm.rest(0.5)
 
     def run_pass(self, hinted: frozenset[str] = frozenset()) -> None:
-        """One pass, if this server leads."""
         epoch = self._leadership.epoch
         if epoch is None:
             self._epoch = None
@@ -192,7 +189,7 @@ class Coordinator:
         METERS.passes_s.observe(time.perf_counter() - began)
 
     def _is_time(self, now: float) -> bool:
-        """Whether this pass looks at everything; by a clock that nobody sets."""
+        """Whether this pass looks at everything; by the monotonic clock."""
         tick = time.monotonic()
         if self._polled_at is not None and tick - self._polled_at < self._pace.poll_s:
             return False
@@ -207,14 +204,14 @@ class Coordinator:
         return True
 
     def _take_over(self, epoch: int) -> None:
-        """Begin to lead: nothing of an earlier reign is trusted."""
+        """Begin to lead: nothing of an earlier term is trusted."""
         self._view = self._stored.read()
         self._acting.forget()
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
 
     def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
-        """What the outside and the clock say of the jobs that have an attempt."""
+        """The changes that reports and the clock make to jobs with an attempt."""
         changes: dict[str, Change] = {}
         used = self._last_use() if everything else {}
         for job in self._view.holding.values():
@@ -240,11 +237,9 @@ class Coordinator:
         return changes
 
     def _next_look_in_s(self) -> float | None:
-        """When the first of the looks is due that wait for their time."""
         return max(0.0, min(self._next_looks.values()) - time.monotonic()) if self._next_looks else None
 
     def _due_looks(self) -> frozenset[str]:
-        """Take those looks that are due."""
         due = frozenset(attempt_id for attempt_id, at in self._next_looks.items() if at <= time.monotonic())
         for attempt_id in due:
             del self._next_looks[attempt_id]
@@ -270,7 +265,6 @@ class Coordinator:
             return None
 
     def _admit(self, now: float, changes: dict[str, Change]) -> None:
-        """Let new jobs in, or refuse them."""
         for job in self._view.pending.values():
             try:
                 with self._database.read() as connection:
@@ -293,7 +287,7 @@ class Coordinator:
         return False
 
     def _place(self, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
-        """Start what fits, in the same commit as what made room for it."""
+        """Start what fits, in the same commit as the changes that made room for it."""
         self._plan = schedule(ahead, now=now, limit=PLACEMENTS_PER_PASS)
         if len(self._plan.placements) >= PLACEMENTS_PER_PASS:
             self.hint("")  # There may be more to start.
@@ -312,7 +306,7 @@ class Coordinator:
             _add(changes, commands.make_room(ahead.jobs[job_id], now=now, victims=preempted))
 
     def _drain(self, epoch: int, now: float, ahead: ClusterView, changes: dict[str, Change]) -> None:
-        """Clear nodes that are drained by force, and say which nodes are empty."""
+        """Evict jobs from nodes that are drained by force, and record which nodes are empty."""
         drainage = drain(ahead)
         for eviction in drainage.evictions:
             job, node = eviction.job, eviction.node
@@ -330,7 +324,7 @@ class Coordinator:
             self._view = self._stored.with_cluster(self._view)
 
     def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
-        """Everything that was decided, in one transaction; a job that somebody else changed meanwhile is left out."""
+        """Commit all changes in one transaction, except those of jobs that somebody else changed meanwhile."""
         wanted = list(changes)
         if not wanted:
             return
@@ -354,7 +348,7 @@ class Coordinator:
             self.hint("")
 
     def _commit_singly(self, epoch: int, wanted: list[Change]) -> list[Job]:
-        """Commit each change in a transaction of its own: one that fails is its own job's trouble."""
+        """Commit each change in a transaction of its own, so that one that fails affects its own job only."""
         applied = []
         for change in wanted:
 
@@ -385,14 +379,14 @@ class Coordinator:
 
 
 def _apply(connection: Connection, change: Change) -> Job | None:
-    """Store a change, and prune what it makes too many; the job afterwards, or None when somebody else was first."""
+    """Store a change and prune surplus checkpoints; returns the job, or None when somebody else was first."""
     if not jobs.apply(connection, _EVERYTHING, change):
         return None
     return prune(connection, change.job) if change.checkpoints else change.job
 
 
 def _add(changes: dict[str, Change], change: Change | None) -> None:
-    """One more change of a job; it was decided on what the one before it made of the job."""
+    """Add a change of a job that was decided after the earlier change of the same job."""
     if change is not None:
         earlier = changes.get(change.job.job_id)
         changes[change.job.job_id] = merge(earlier, change) if earlier else change

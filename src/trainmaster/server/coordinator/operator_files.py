@@ -24,8 +24,6 @@ KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeDocument:
-    """One runtime."""
-
     name: str
     kind: str
     file: str
@@ -34,25 +32,16 @@ class RuntimeDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
-    """A file of which something cannot be used."""
-
     file: str
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFiles:
-    """What a directory has."""
-
     runtimes: tuple[RuntimeDocument, ...] = ()
     broken: tuple[BrokenFile, ...] = ()
 
     def get(self, name: str) -> RuntimeDocument:
-        """The runtime of a name.
-
-        Raises:
-            NotFoundError: there is none.
-        """
         for runtime in self.runtimes:
             if runtime.name == name:
                 return runtime
@@ -61,7 +50,7 @@ class RuntimeFiles:
 
 
 def load_runtimes(directory: Path) -> RuntimeFiles:
-    """The runtimes of a directory, in the order of the files; one that is not there has none."""
+    """The runtimes of a directory, in the order of the files; a missing directory has none."""
     found: dict[str, RuntimeDocument] = {}
     broken: list[BrokenFile] = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -88,7 +77,7 @@ def _documents(path: Path, broken: list[BrokenFile]) -> list[Any]:
 
 
 def _runtime(document: Any, file: str) -> RuntimeDocument | None:
-    """What has to be right for it to be handed out; the rest is its reader's. None: it is something else."""
+    """Check what is needed to return a document; clients check the rest. None: it is something else."""
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(kind, str):
         raise ValueError(f"kind: must be {' or '.join(KINDS)}")
@@ -108,15 +97,14 @@ def _runtime(document: Any, file: str) -> RuntimeDocument | None:
 # Training shapes: one YAML file each.
 
 
-class ShapeFileError(ValueError):
-    """A file is no training shape; the message says why."""
+class ShapeFileError(ValueError): ...
 
 
 def load_shapes(directory: Path) -> Shapes:
-    """The shapes of a directory beside the built-in ones; one that is not there has none.
+    """The built-in shapes and those of a directory, which may be missing.
 
     Raises:
-        ShapeFileError: files are no shapes; what is wrong, line by line.
+        ShapeFileError: with the problems of all files, line by line.
     """
     files = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES) if directory.is_dir() else []
     found: dict[str, Shape] = {}
@@ -137,7 +125,7 @@ def load_shapes(directory: Path) -> Shapes:
 
 
 def _document(path: Path) -> Any:
-    """The document of a file; a shape that has no name of its own has the file's."""
+    """The document of a file; a shape without a name gets the file's."""
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except YamlError as error:

@@ -20,7 +20,7 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing to do for an attempt."""
+    """One action for an attempt."""
 
     work: Callable[[], None]
     slow: bool = False
@@ -31,9 +31,9 @@ class Act:
 
 
 class Pool(Executor):
-    """Carries calls out in a few threads, which are made when they are needed.
+    """Carries calls out in a few threads, which are started when they are needed.
 
-    Those of the standard library's pool are waited for when the process ends, however long they take.
+    The standard library's pool waits for its threads when the process ends, however long they take.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +45,6 @@ class Pool(Executor):
         self._is_shut = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a call carried out."""
         future: Future[Any] = Future()
         with self._lock:
             if self._is_shut:
@@ -58,7 +57,6 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more."""
         with self._lock:
             self._is_shut = True
             if cancel_futures:
@@ -69,7 +67,6 @@ class Pool(Executor):
             self.join()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until all that was begun has ended."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -96,7 +93,7 @@ class Pool(Executor):
 
 
 class ActPools:
-    """The pools of a coordinator; with `pool`, that one does everything."""
+    """The pools of a coordinator; a given `pool` replaces all of them."""
 
     def __init__(self, backends: Iterable[str], pool: Executor | None = None) -> None:
         names = tuple(backends)
@@ -106,24 +103,22 @@ class ActPools:
         self._launching = {name: pool or Pool(f"launch {name}") for name in names}
 
     def for_act(self, act: Act, backend: str) -> Executor:
-        """The pool that carries out an act for a backend."""
         if act.launches:
             return self._launching[backend]
         return self._slow[backend] if act.slow else self._quick
 
     def tidy(self, work: Callable[[], None]) -> None:
-        """Have something removed, which nobody waits for."""
+        """Run something that nobody waits for."""
         self._tidying.submit(work)
 
     def close(self) -> None:
-        """Finish quick acts and launches that have begun, unless that takes too long; drop the rest."""
+        """Finish quick actions and launches that have begun, unless that takes too long; drop the rest."""
         for pool in (self._tidying, *self._slow.values()):
             pool.shutdown(wait=False, cancel_futures=True)
         _close_pools([self._quick, *self._launching.values()], within_s=CLOSE_S)
 
 
 def _close_pools(pools: Sequence[Executor], *, within_s: float) -> None:
-    """Finish what was begun in any of them, unless that takes too long."""
     for pool in pools:
         pool.shutdown(wait=False, cancel_futures=True)
     deadline = time.monotonic() + within_s

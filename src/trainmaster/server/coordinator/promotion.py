@@ -59,8 +59,6 @@ DRAFTS = ".drafts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """What is asked for."""
-
     job_id: str
     """The id of the job, not its handle."""
     checkpoint_id: str
@@ -69,7 +67,7 @@ class Promotion:
 
 
 class Promotions:
-    """Carries promotions out, each in a thread of its own. Its methods wait, and belong into threads."""
+    """Carries promotions out, each in a thread of its own. Its methods block."""
 
     def __init__(
         self, database: Database, roots: Roots, models: BaseModels, *, clock: Callable[[], float] = time.time
@@ -80,11 +78,11 @@ class Promotions:
         self._clock = clock
 
     def start(self, scope: Scope, wanted: Promotion) -> Operation:
-        """Begin a promotion; it may well be done when this returns.
+        """Begin a promotion, which may be done when this returns.
 
         Raises:
             NotFoundError: there is no such checkpoint.
-            RefusedError: it cannot become a model, or is of another base model.
+            RefusedError: it cannot become a model, or has another base model.
             ConflictError: there is another model of that name.
         """
         with self._database.read() as connection:
@@ -108,11 +106,7 @@ class Promotions:
         return operation if operation.done else self._work(scope, operation)
 
     def poll(self, scope: Scope, operation_id: str) -> tuple[Operation, PromotedModel | None]:
-        """How far an operation is, and the model once it is there.
-
-        Raises:
-            NotFoundError: there is no such operation.
-        """
+        """The state of an operation, and its model once that exists."""
 
         def read() -> tuple[Operation, PromotedModel | None]:
             with self._database.read() as connection:
@@ -132,11 +126,6 @@ class Promotions:
         return read()
 
     def remove(self, scope: Scope, model_id: str) -> None:
-        """Forget a model, and remove its files.
-
-        Raises:
-            NotFoundError: there is none of that name.
-        """
         self._database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
         aside = f"{DRAFTS}/removed-{secrets.token_hex(8)}"
         account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
@@ -161,14 +150,14 @@ class Promotions:
         return job, checkpoint
 
     def _same_model(self, trained: str, named: str, account_id: str) -> bool:
-        """Whether two names mean one model; one that nobody knows any more is only itself."""
+        """Whether two names mean one model; a name that is no longer known equals only itself."""
         if trained == named:
             return True
         found = [self._models.find(name, account_id) for name in (trained, named)]
         return None not in found and found[0].path == found[1].path  # type: ignore[union-attr]
 
     def _work(self, scope: Scope, operation: Operation) -> Operation:
-        """Have a thread go on with an operation; how far it is soon after."""
+        """Continue an operation in a thread; returns its state soon after."""
         thread = threading.Thread(target=self._carry_out, args=(scope, operation), name="promote", daemon=True)
         thread.start()
         thread.join(AT_ONCE_S)
@@ -221,7 +210,7 @@ class Promotions:
                 account_files.remove(self._artifacts, left)
 
     def _make_places(self, account_id: str, user: User | None) -> None:
-        """Make the directories of drafts and of the account's models, and remove drafts that nobody went on with."""
+        """Create the directories of drafts and of the account's models, and remove abandoned drafts."""
         account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
         # The account's own trainers read its models, as the user whom they run as.
         account_files.claim_directory(self._artifacts, PROMOTED, mode=SEARCH_ONLY)
@@ -249,7 +238,7 @@ class Promotions:
         )
 
     def _say(self, operation: Operation) -> Callable[[], None]:
-        """What says, now and then, that an operation is still worked on."""
+        """A function that records, now and then, that an operation is still worked on."""
         due = time.monotonic() + SAY_EVERY_S
 
         def say() -> None:
@@ -282,7 +271,7 @@ def why_not(checkpoint: Checkpoint) -> str | None:
 
 
 def _before(connection: Connection, scope: Scope, wanted: Promotion) -> PromotedModel | None:
-    """The model that an earlier promotion of the very same checkpoint made."""
+    """The model that an earlier promotion of the same checkpoint made."""
     try:
         there = promoted.get(connection, scope, wanted.model_id)
     except NotFoundError:

@@ -48,7 +48,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Something that goes, or would."""
+    """Something that is removed, or would be."""
 
     what: str
     """`run directory`, `checkpoint`, `deleted job`, `cache`, `blob`, `orphan`, the record of a `session`, of a
@@ -62,7 +62,6 @@ Collect = Callable[[Database, Keep, float, bool], Iterator[Collected]]
 
 
 def keep_from_settings(settings: Settings) -> Keep:
-    """How long this server keeps things."""
     return Keep(
         runs_s=settings.keep_runs_s,
         checkpoints_s=settings.keep_checkpoints_s,
@@ -74,8 +73,6 @@ def keep_from_settings(settings: Settings) -> Keep:
 
 
 class Collector:
-    """Collects on one server's roots."""
-
     def __init__(
         self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None, also: Sequence[Collect] = ()
     ) -> None:
@@ -88,7 +85,7 @@ class Collector:
         """What was said to stay, once."""
 
     def collect(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
-        """Take out of sight whatever may go, and tell of it; with `dry_run` only tell."""
+        """Hide what may go, and report it; with `dry_run` only report."""
         if self._keep.runs_s or self._keep.checkpoints_s or self._keep.deleted_s:
             for _, job in self._directories():
                 if job is None:
@@ -104,7 +101,7 @@ class Collector:
             yield from collect(self._database, self._keep, now, dry_run)
 
     def expire(self, now: float) -> Iterator[Collected]:
-        """Take checkpoints out of sight that were to go by themselves by now, and tell of them."""
+        """Hide checkpoints that have expired, and report them."""
         with self._database.read() as connection:
             jobs_with_some = {each.job_id for each in checkpoints.overdue(connection, _EVERYTHING, now)}
 
@@ -128,13 +125,13 @@ class Collector:
             yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
 
     def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
-        """The same with directories of jobs that nobody knows of, and that nobody touched for a day."""
+        """Hide directories of unknown jobs that nobody touched for a day, and report them."""
         for name, job in self._directories():
             if job is None:
                 yield from self._alone(name, self._orphans(name, now, dry_run=dry_run))
 
     def _alone(self, name: str, found: Iterator[Collected]) -> Iterator[Collected]:
-        """What is found of one job; its trouble does not keep the others from being collected."""
+        """What is found of one job; its errors do not keep the others from being collected."""
         try:
             yield from found
         except StoreUnavailableError:
@@ -146,7 +143,7 @@ class Collector:
             yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
 
     def sweep(self) -> None:
-        """Remove what is out of sight."""
+        """Remove what is hidden."""
         for root in (RUNS, ARTIFACTS):
             for name in account_files.directories_in(self._roots.path(root, "")):
                 if name.startswith(_GOING):
@@ -168,7 +165,7 @@ class Collector:
                 self._told.add(location.path)
 
     def purge_checkpoints(self, job_id: str) -> None:
-        """Remove what lies outside the directory of a job that is purged, unless somebody goes on from it.
+        """Remove the checkpoints outside the directory of a purged job, except those that another job resumes from.
 
         Raises:
             OSError: something could not be removed.
@@ -199,7 +196,7 @@ class Collector:
                 self._roots.remove(Location(root=ARTIFACTS, path=aside))
 
     def _directories(self) -> Iterator[tuple[str, Job | None]]:
-        """All directories of jobs by their names, with the jobs that are known."""
+        """The directories of jobs by name, with the jobs that are known."""
         names = {
             name
             for root in (RUNS, ARTIFACTS)
@@ -257,7 +254,7 @@ class Collector:
             yield Collected(what="checkpoint", name=checkpoint.checkpoint_id, size_bytes=checkpoint.size_bytes)
 
     def _deleted(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        """Have a deleted job purged, unless another one goes on from a checkpoint of it."""
+        """Purge a deleted job, unless another one resumes from a checkpoint of it."""
         with self._database.read() as connection:
             names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
             if checkpoints.users(connection, Scope(job.account_id), names):
@@ -282,7 +279,7 @@ class Collector:
                 yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
 
     def _caches(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        """What couriers left whose attempt has ended: nobody will ever come for it."""
+        """The spool directories of couriers whose attempt has ended."""
         if self._spool is None or not self._keep.caches_s:
             return
         for name in account_files.directories_in(self._spool):
@@ -302,7 +299,7 @@ class Collector:
         yield Collected(what="cache", name=name, size_bytes=size)
 
     def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        """Forget blobs that no job uses: first the record, so that nobody relies on a file that goes."""
+        """Delete blobs that no job uses: first the row, so that nobody relies on a file that goes."""
         before = now - self._keep.blobs_s
         with self._database.read() as connection:
             unused = job_inputs.unused_blobs(connection, _EVERYTHING, before)
@@ -319,7 +316,7 @@ class Collector:
                 yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
 
     def _take(self, location: Location) -> bool:
-        """Take a directory out of sight; False when somebody else did."""
+        """Hide a directory; False when somebody else did."""
         return self._roots.move(location, f"{_GOING}{location.path}-{secrets.token_hex(4)}")
 
     def _is_there(self, location: Location) -> bool:

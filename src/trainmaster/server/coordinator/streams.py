@@ -51,7 +51,7 @@ _NOTHING = Fresh()
 
 
 class Streams:
-    """Reads streams on from where the last look stopped, within the limits of one look."""
+    """Reads streams from where the last look stopped, within the limits of one look."""
 
     def __init__(self, directory: RunDirectory, attempt: Attempt, *, count: int) -> None:
         self._directory = directory
@@ -65,7 +65,7 @@ class Streams:
         self.skipped_bytes = 0
 
     def fresh(self, stream: str, *, of_rank: bool) -> Fresh:
-        """The next lines of an event stream, and a note on each that was skipped."""
+        """The next lines of an event stream, and a note on each line that was skipped."""
         start, taken = self.offsets.get(stream, 0), self.offsets.get(_lines_of(stream), 0)
         room = MOST_LINES - taken
         if of_rank:
@@ -132,7 +132,7 @@ class Streams:
         return replace(said, records=[*said.records, *parse_lines(lines)], behind=False)
 
     def newest(self, stream: str) -> list[dict[str, Any]]:
-        """The last lines that a stream has beyond what was read before; earlier ones are skipped."""
+        """The last lines of a stream beyond what was read before; earlier ones are skipped."""
         return parse_lines(self._newest(stream, most_bytes=METRICS_BYTES, most_lines=METRICS_LINES))
 
     def _newest(self, stream: str, *, most_bytes: int, most_lines: int) -> list[bytes]:
@@ -157,5 +157,4 @@ def _lines_of(stream: str) -> str:
 
 
 def note(message: str, at: object = None) -> dict[str, Any]:
-    """A record that tells users something."""
     return {"type": "note", "t": at, "message": message}

@@ -23,7 +23,7 @@ _REMEMBER_S = 5.0
 
 
 class Tenants:
-    """Asked at each submission whether jobs of an account may run here. One thread asks."""
+    """Checks at each submission that jobs of an account may run here. Call it on one thread."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -41,16 +41,13 @@ class Tenants:
 def runs_as(
     account: Account, settings: Settings, *, server_uid: int | None = None, contained: bool = False
 ) -> int | None:
-    """The uid as which the account's jobs run; None means that of the server itself.
+    """The uid that runs the account's jobs; None means the server's own.
 
-    Args:
-        account: whose jobs they are.
-        settings: those of the server.
-        server_uid: as whom the server runs, where it is not this process.
-        contained: whether they run in containers.
+    `server_uid` is the uid of the server, where that is not this process; `contained` says that the jobs run in
+    containers.
 
     Raises:
-        RefusedError: they must not run here, or cannot; the message says what to do.
+        RefusedError: the jobs must not run here, or cannot; the message says what to do.
     """
     own = os.geteuid() if server_uid is None else server_uid
     name = account.account_id
@@ -72,16 +69,12 @@ def runs_as(
 
 
 def is_confined(account: Account, settings: Settings) -> bool:
-    """Whether nothing of an account's jobs may run on this machine but in containers, which part it from others."""
+    """Whether an account's jobs may run on this machine only in containers, which separate them from others."""
     return account.uid is None and not settings.shared_uid and account.account_id != DEFAULT_ACCOUNT
 
 
 def check_uid(account: Account, *, server_uid: int | None = None) -> None:
-    """See that a server can run jobs as the user whom an account names, if it names one.
-
-    Raises:
-        RefusedError: it cannot, or must not.
-    """
+    """Raise RefusedError unless a server can run jobs as the user that an account names."""
     own = os.geteuid() if server_uid is None else server_uid
     name = account.account_id
     if account.uid == ROOT:

@@ -21,16 +21,12 @@ _BATCHES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """A deleted job whose files are still there."""
-
     job: Job
     deleted_at: float
     size_bytes: int
 
 
 class Tombstones:
-    """Those of one server's roots."""
-
     def __init__(self, database: Database, roots: Roots) -> None:
         self._database = database
         self._roots = roots
@@ -38,16 +34,9 @@ class Tombstones:
     def page(
         self, scope: Scope, *, name: str | None = None, page_size: int, page_token: str | None = None
     ) -> tuple[list[Tombstone], str | None]:
-        """The last deleted first, and the token of the next page, where there may be one; a page may be short.
+        """Deleted jobs, the last deleted first, and the token of the next page; a page may be short.
 
-        Args:
-            scope: whose jobs to look among.
-            name: only those that had this handle, or whose id begins so.
-            page_size: at most so many.
-            page_token: from the page before.
-
-        Raises:
-            SpecError: the token is none of such a list.
+        `name` is a handle or the beginning of an id.
         """
         found: list[Tombstone] = []
         for _ in range(_BATCHES):
@@ -72,7 +61,7 @@ class Tombstones:
         return [(job, job.deleted_at) for job in buried if job.deleted_at is not None]
 
     def _left(self, job: Job) -> int | None:
-        """The room that the files of a job take; None when there are none."""
+        """The size of a job's files; None when there are none."""
         present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(self._roots.path(root, ""), job.job_id)]
         sizes = [self._roots.size_of(Location(root=root, path=job.job_id)) for root in present]
         if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside

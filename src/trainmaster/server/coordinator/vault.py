@@ -16,20 +16,19 @@ from trainmaster.server.store.scope import Scope
 
 
 class Vault:
-    """Seals and opens the secrets of jobs. Each is bound to its job: it does not open in another one's row."""
+    """Seals and opens the secrets of jobs. Each is bound to its job: it does not open in the row of another."""
 
     def __init__(self, sealer: Sealer) -> None:
         self.sealer = sealer
 
     def seal(self, job: Job, values: Mapping[str, str], *, until_end: bool = False) -> list[SealedSecret]:
-        """Values by their names, as they are stored with a job."""
         return [
             SealedSecret(name=name, sealed=self.sealer.seal(value, about=_row(job, name)), until_end=until_end)
             for name, value in values.items()
         ]
 
     def open(self, connection: Connection, job: Job, *, until_end: bool = True) -> dict[str, str]:
-        """The values of a job's secrets, by their names; without `until_end`, those alone that a child inherits.
+        """The values of a job's secrets by name; without `until_end`, only those that a child inherits.
 
         Raises:
             SealError: one does not open with the keys that this server has.
@@ -45,7 +44,7 @@ class Vault:
         }
 
     def cloned(self, connection: Connection, job: Job, document: object) -> object:
-        """The request of a clone: `document`, or the job's own request, with the job's secrets where it has `***`.
+        """The request of a clone: `document`, or the job's own request, with the job's secrets in place of `***`.
 
         Raises:
             SpecError: `***` stands where the job has no secret.
@@ -56,11 +55,7 @@ class Vault:
         return with_secrets_of(given, request, self.open(connection, job, until_end=False))
 
     def secrets_for(self, connection: Connection, job: Job) -> Secrets:
-        """What the workers of a job are given.
-
-        Raises:
-            SealError: one does not open with the keys that this server has.
-        """
+        """The secrets for the workers of a job."""
         return Secrets.of(self.open(connection, job))
 
 

@@ -30,13 +30,12 @@ class Alarm:
             self._condition.notify()
 
     def stop(self) -> None:
-        """Wake the loop for the last time."""
         with self._condition:
             self.stopped = True
             self._condition.notify()
 
     def wait(self, rest_s: float = 0.0, within_s: float | None = None) -> frozenset[str]:
-        """Wait for a hint, a foreign write or the next poll; what was hinted at.
+        """Wait for a hint, a write of another process or the next poll; returns the hinted subjects.
 
         For the first `rest_s` only a hint at an attempt counts. `within_s` is for a poll that is due sooner.
         """
@@ -60,7 +59,7 @@ class Alarm:
         return hinted
 
     def rest(self, seconds: float) -> None:
-        """Wait without listening to hints."""
+        """Wait, ignoring hints."""
         with self._condition:
             if not self.stopped:
                 self._condition.wait_for(lambda: self.stopped, seconds)

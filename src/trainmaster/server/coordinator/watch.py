@@ -51,16 +51,9 @@ def look(
 ) -> AttemptSight:
     """What is new about the current attempt.
 
-    Args:
-        job: whose attempt it is.
-        directory: its run directory.
-        liveness: of each node.
-        ranks_per_node: how many report.
-        roots: where checkpoints may lie.
-        endpoint: tells from a node, and the host and port that its worker names, where its service is reached.
-
-    `liveness` must have been taken before the call: a worker that was found gone has written all it
-    ever will, so nothing that it said can be missed here.
+    `liveness` has one entry for each node. It must have been taken before the call: a worker that was found gone has
+    written all it ever will, so nothing that it reported can be missed here. `endpoint` tells from a node, and the host
+    and port that its worker names, where its service is reached.
     """
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
@@ -81,7 +74,7 @@ def look(
 
 
 def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
-    """When the workers of an attempt last said that they live: the time of the one that has been silent for longest."""
+    """The last heartbeat of an attempt's workers, of the one that has been silent for longest."""
     times = []
     for node in range(len(attempt.shares)):
         if node not in attempt.exits:
@@ -149,10 +142,10 @@ def _told_of_skipping(streams: Streams) -> dict[str, Any]:
 
 
 def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
-    """host:port of a service, once its worker says that it answers.
+    """host:port of a service, once its worker reports that it answers.
 
-    The gateway sends requests there in the server's name. So it is the backend that knows where: a worker must not lead
-    it to others whom the server can reach.
+    The gateway sends requests there in the server's name. So the backend decides on the address: a worker must not
+    direct the gateway to other machines that the server can reach.
     """
     told = directory.document(endpoint_document(node))
     if told is None:
@@ -162,7 +155,7 @@ def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | No
 
 
 def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[str, Any] | None:
-    """A rank's record as the core wants it; phases count from rank 0 alone."""
+    """A rank's record as the core expects it; phases count from rank 0 only."""
     match record.get("type"):
         case "phase" if rank != 0:
             return None
@@ -179,10 +172,10 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 
 
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
-    """Where a checkpoint lies: in its job's directory for them, or on an object store.
+    """Where a checkpoint lies: in its job's directory for checkpoints, or on an object store.
 
-    What is registered is shown, fetched and removed with the rights of the server, on the word of the job. So it may
-    be nothing of another's, and nothing behind a link. What lies on an object store is only ever named.
+    A registered checkpoint is shown, fetched and removed with the server's rights, on the word of the job. So it must
+    not belong to another job, nor lie behind a link. Object stores are never accessed.
     """
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
@@ -202,7 +195,7 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
 
 
 def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progress | None:
-    """The last word of rank 0's metrics; None when it said nothing new."""
+    """The last values of rank 0's metrics; None when there is nothing new."""
     latest = None
     for record in records:
         latest = _advanced(latest or progress, record)
@@ -210,7 +203,7 @@ def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progr
 
 
 def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
-    """Progress after one more report; what it does not say, or nobody could understand, stays."""
+    """Progress after one more report; values that are missing or malformed stay."""
 
     def or_before(told: float | None, before: float | None) -> float | None:
         return before if told is None else told
@@ -236,7 +229,7 @@ def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
 
 
 def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
-    """The last value of each name; of too many names, those go that were known longest and are not told again."""
+    """The last value of each metric; of too many, the oldest go that are not reported again."""
     merged = {**before, **told}
     surplus = len(merged) - reports.MAX_METRICS
     if surplus > 0:

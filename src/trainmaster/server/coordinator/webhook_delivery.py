@@ -40,15 +40,13 @@ class DeliveryError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is sent for one event."""
-
     event_id: str
     """The same however often it is sent."""
     body: bytes
 
 
 def message_of(event_id: int, event: Event, job: Job) -> Message:
-    """What is told of a change of status."""
+    """The message about a change of status."""
     status = str(event.to_status)
     return _message(
         str(event_id),
@@ -72,7 +70,7 @@ def message_of(event_id: int, event: Event, job: Job) -> Message:
 
 
 def trial(event_id: str, account_id: str, now: float) -> Message:
-    """What is sent to see whether a webhook works."""
+    """A test message."""
     return _message(event_id, kind="test", at=now, account_id=account_id, job=None)
 
 
@@ -90,7 +88,7 @@ def headers_of(message: Message, secret: str, now: float) -> dict[str, str]:
 
 
 def url_problem(url: str, *, private_addresses: bool) -> str | None:
-    """What is wrong with a webhook's address, as far as it can be told without a look at the network."""
+    """The problem with a webhook's address, as far as can be told without the network."""
     if len(url) > MAX_URL_LENGTH:
         return f"has more than {MAX_URL_LENGTH} characters"
     if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\<>"'):
@@ -135,10 +133,10 @@ class Poster:
             await client.aclose()
 
     async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
-        """Send a message; the status of the answer, which is a good one.
+        """Send a message, and return the status of a successful response.
 
         Raises:
-            DeliveryError: it did not arrive, or was not taken.
+            DeliveryError: the message did not arrive, or was not accepted.
         """
         problem = url_problem(url, private_addresses=self._private_addresses)
         if problem is not None:
@@ -206,7 +204,7 @@ class Poster:
 
 
 def _look_up(host: str, port: int) -> Future[list[str]]:
-    """The addresses of a host; asked for by a thread that nobody waits for, as a name server may never answer."""
+    """The addresses of a host, resolved in a thread that nobody waits for, as a name server may never answer."""
     answer: Future[list[str]] = Future()
 
     def ask() -> None:

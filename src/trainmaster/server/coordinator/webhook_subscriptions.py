@@ -29,7 +29,7 @@ SECRET_PREFIX = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribed:
-    """A webhook that was made, with what its deliveries are signed with."""
+    """A webhook, and the secret that signs its deliveries."""
 
     webhook: Webhook
     secret: str = field(repr=False)
@@ -38,7 +38,7 @@ class Subscribed:
 
 
 class Subscriptions:
-    """The webhooks of all accounts. What is signed with is sealed, each in its row."""
+    """The webhooks of all accounts, with sealed secrets."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Subscriptions:
     def create(
         self, scope: Scope, *, url: str, statuses: Sequence[JobStatus], secret: str | None
     ) -> Future[Subscribed]:
-        """Make a webhook that is told of what happens from now on. One that is the same in everything is found again.
+        """Create a webhook for what happens from now on; one that is equal in everything is found again.
 
         Raises:
-            SpecError: the url or the secret will not do.
+            SpecError: the url or the secret is not valid.
             ConflictError: in the future: the account has too many.
         """
         self._check(url, secret)
@@ -91,10 +91,10 @@ class Subscriptions:
         statuses: Sequence[JobStatus] | None = None,
         secret: str | None = None,
     ) -> Future[Webhook]:
-        """Change a webhook; it goes on with the event that is next.
+        """Change a webhook, which continues with its next event.
 
         Raises:
-            SpecError: the url or the secret will not do.
+            SpecError: the url or the secret is not valid.
             NotFoundError: in the future: there is no such webhook.
         """
         self._check(url, secret)
@@ -140,7 +140,7 @@ class Subscriptions:
             webhooks.change(connection, scope, replace(before, url=url, statuses=wanted, sealed=sealed))
 
     def secret_of(self, webhook: Webhook) -> str:
-        """What the deliveries of a webhook are signed with.
+        """The secret that signs the deliveries of a webhook.
 
         Raises:
             SealError: it was sealed with a key that this server does not have.
@@ -148,7 +148,6 @@ class Subscriptions:
         return self._sealer.open(webhook.sealed, about=_row(webhook))
 
     def poster(self) -> Poster:
-        """What sends deliveries to where they may go."""
         return Poster(private_addresses=self._private_addresses, ca=self._ca, timeout_s=self._timeout_s)
 
     def _new(
@@ -178,11 +177,7 @@ class Subscriptions:
 
 
 def check_webhook(url: str | None, secret: str | None, *, private_addresses: bool) -> None:
-    """See that a webhook can have this url and this secret, as far as they are given.
-
-    Raises:
-        SpecError: it cannot.
-    """
+    """Raise SpecError unless a webhook can have this url and this secret, where they are given."""
     problems = []
     if url is not None and (wrong := url_problem(url, private_addresses=private_addresses)):
         problems.append(Problem(field="url", message=wrong))

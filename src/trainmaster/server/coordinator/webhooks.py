@@ -51,12 +51,12 @@ Key = tuple[str, str]
 
 
 def retry_delay_s(failures: int) -> float:
-    """How long an event waits that was sent so often in vain."""
+    """How long an event waits after so many failures."""
     return float(min(FIRST_RETRY_S * 2.0 ** min(failures - 1, 32), LONGEST_RETRY_S))
 
 
 def most_tries(give_up_after_s: float = GIVE_UP_AFTER_S) -> int:
-    """How often an event is sent before it is given up."""
+    """How often an event is sent before the server gives up."""
     tries, waited_s = 1, 0.0
     while waited_s < give_up_after_s:
         waited_s += retry_delay_s(tries)
@@ -96,11 +96,10 @@ class Deliveries:
         """How far the feed holds nothing more for a webhook, beyond the cursor that is stored."""
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a delivery under way is cut off and made again by the next leader."""
+        """Stop; a delivery under way is cut off, and the next leader repeats it."""
         self._stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
@@ -127,7 +126,7 @@ class Deliveries:
             await self._drop_all()
 
     async def _look(self, poster: Poster) -> None:
-        """Begin to tell every webhook that has something to be told."""
+        """Start a task for every webhook that has undelivered events."""
         epoch = self._epoch_now()
         if epoch != self._epoch:
             await self._drop_all()
@@ -163,7 +162,7 @@ class Deliveries:
         self._due = 0.0
 
     async def _tell(self, webhook: Webhook, poster: Poster, epoch: int) -> None:
-        """Tell one webhook all that is new to it, until it has been told or does not listen."""
+        """Deliver all new events to one webhook, until none is left or one fails."""
         try:
             while await self._tell_page(webhook, poster, epoch):
                 webhook = await asyncio.to_thread(self._read, functools.partial(_again, webhook=webhook))
@@ -177,7 +176,7 @@ class Deliveries:
             await asyncio.sleep(REST_S)
 
     async def _tell_page(self, webhook: Webhook, poster: Poster, epoch: int) -> bool:
-        """Tell a webhook of the next page of events; whether there may be more for it now."""
+        """Deliver a page of events; returns whether there may be more now."""
         key = _key(webhook)
         start = max(webhook.cursor, self._passed.get(key, 0))
         messages, reached, more = await asyncio.to_thread(
@@ -199,7 +198,7 @@ class Deliveries:
         return more
 
     async def _send(self, webhook: Webhook, message: Message, poster: Poster) -> str:
-        """Send one message; what went wrong, or nothing."""
+        """Send one message; returns what went wrong, or nothing."""
         try:
             headers = headers_of(message, self._subscriptions.secret_of(webhook), self._clock())
             await poster.post(webhook.url, message, headers)
@@ -211,7 +210,7 @@ class Deliveries:
         return ""
 
     def _after(self, webhook: Webhook, cursor: int, message: Message, problem: str) -> Webhook:
-        """What a delivery, or one that failed, makes of a webhook."""
+        """The webhook after a delivery, or after one that failed."""
         now = self._clock()
         if not problem:
             return replace(webhook, cursor=cursor, failures=0, not_before=0.0, delivered_at=now, problem="")
@@ -258,12 +257,11 @@ def _webhooks_and_end(connection: Connection) -> tuple[list[Webhook], int]:
 
 
 def _again(connection: Connection, webhook: Webhook) -> Webhook:
-    """A webhook as it is stored now."""
     return webhooks.get(connection, Scope(webhook.account_id), webhook.webhook_id)
 
 
 def _page(connection: Connection, webhook: Webhook, start: int) -> tuple[list[tuple[int, Message]], int, bool]:
-    """What a webhook is to be told next, up to where that was looked for, and whether there is more to look at."""
+    """The next messages of a webhook, the cursor up to which events were read, and whether there are more to read."""
     scope = Scope(webhook.account_id)
     end = events.last_id(connection, scope)
     found = events.feed(connection, scope, start, PAGE)
