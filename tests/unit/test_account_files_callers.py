@@ -18,7 +18,6 @@ CALLERS = {
     "server/coordinator/data_checks.py",
     "server/coordinator/promotion.py",
     "server/coordinator/retention.py",
-    "server/coordinator/tombstones.py",
     "protocol/documents.py",
     "protocol/run_directory.py",
     "server/storage.py",

@@ -24,9 +24,8 @@ from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.capacity import Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
-from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.operator_files import load_runtimes, load_shapes
+from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
 from trainmaster.server.coordinator.tenants import Tenants, check_uid
 from trainmaster.server.coordinator.vault import Vault
@@ -68,8 +67,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         stack.callback(database.close)
         stack.callback(_mark_at_rest, settings, database)
         subscriptions = Subscriptions(database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca)
-        declaring = Declaring(database, declared, subscriptions)
-        declaring.apply()
+        declared_cluster = DeclaredCluster(database, declared, subscriptions)
+        declared_cluster.apply()
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         collector = Collector(
             database,
@@ -106,7 +105,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 admission=admission,
                 vault=vault,
                 subscriptions=subscriptions,
-                declaring=declaring,
+                declared_cluster=declared_cluster,
                 collector=collector,
                 hint_socket=hint_socket,
             )

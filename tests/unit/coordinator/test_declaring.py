@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.coordinator.declared_cluster import Declaring
+from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Node, Queue
@@ -41,8 +41,8 @@ def subscriptions(database: Database) -> Subscriptions:
     return Subscriptions(database, Sealer(bytes(32)), private_addresses=True)
 
 
-def declaring(database: Database, subscriptions: Subscriptions, **tables: Any) -> Declaring:
-    return Declaring(database, Declared(**tables), subscriptions, clock=lambda: 1000.0)
+def cluster_of(database: Database, subscriptions: Subscriptions, **tables: Any) -> DeclaredCluster:
+    return DeclaredCluster(database, Declared(**tables), subscriptions, clock=lambda: 1000.0)
 
 
 def report(database: Database, *names: str) -> None:
@@ -63,9 +63,9 @@ def test_webhook_of_an_account_that_is_not_there_stops_the_start(
 ) -> None:
     hook = DeclaredWebhook(url="http://a.example/", secret=SECRET, account="visoin")
     with pytest.raises(RefusedError, match=r"webhooks.x.account: there is no account 'visoin'"):
-        declaring(database, subscriptions, webhooks={"x": hook}).apply()
+        cluster_of(database, subscriptions, webhooks={"x": hook}).apply()
     known = {"visoin": DeclaredAccount()}
-    declaring(database, subscriptions, accounts=known, webhooks={"x": hook}).apply()
+    cluster_of(database, subscriptions, accounts=known, webhooks={"x": hook}).apply()
 
 
 def test_queues_and_accounts_are_made_or_changed_and_others_stay(
@@ -81,14 +81,14 @@ def test_queues_and_accounts_are_made_or_changed_and_others_stay(
         "queues": {"research": DeclaredQueue(weight=2.0, quota_gpus=8), "new": DeclaredQueue()},
         "accounts": {"vision": DeclaredAccount(uid=1500), "speech": DeclaredAccount()},
     }
-    declaring(database, subscriptions, **tables).apply()
+    cluster_of(database, subscriptions, **tables).apply()
     with database.read() as connection:
         found = {queue.name: (queue.weight, queue.quota_gpus) for queue in queues.all(connection, EVERYTHING)}
         assert found == {"default": (1.0, None), "research": (2.0, 8), "new": (1.0, None), "other": (7.0, None)}
         assert accounts.get(connection, EVERYTHING, "vision").uid == 1500
         assert accounts.get(connection, EVERYTHING, "speech").uid is None
         told = events.last_cluster_id(connection, EVERYTHING)
-    declaring(database, subscriptions, **tables).apply()
+    cluster_of(database, subscriptions, **tables).apply()
     with database.read() as connection:
         assert events.last_cluster_id(connection, EVERYTHING) == told
 
@@ -98,7 +98,7 @@ def test_node_has_its_labels_when_it_is_reported_and_routes_may_change_them(
 ) -> None:
     report(database, "a")
     given = {"a": DeclaredNode(labels=("x",)), "b": DeclaredNode(labels=("y",), capabilities=("ib",))}
-    first = declaring(database, subscriptions, nodes=given)
+    first = cluster_of(database, subscriptions, nodes=given)
     first.apply()
     assert labels(database, "a") == ("x",)
     report(database, "a", "b")
@@ -107,14 +107,14 @@ def test_node_has_its_labels_when_it_is_reported_and_routes_may_change_them(
     database.write_now(lambda connection: nodes.give(connection, EVERYTHING, "b", 1001.0, labels=["mine"]))
     first.settle_nodes()
     assert labels(database, "b") == ("mine",)
-    declaring(database, subscriptions, nodes=given).apply()
+    cluster_of(database, subscriptions, nodes=given).apply()
     assert labels(database, "b") == ("y",)
 
 
 def test_node_that_nobody_reports_is_told_once(
     database: Database, subscriptions: Subscriptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_typo = declaring(database, subscriptions, nodes={"gpu-1O": DeclaredNode(labels=("x",))})
+    with_typo = cluster_of(database, subscriptions, nodes={"gpu-1O": DeclaredNode(labels=("x",))})
     with_typo.apply()
     assert caplog.messages == []  # nobody has reported anything yet
     report(database, "gpu-10")
@@ -128,7 +128,7 @@ def test_webhook_keeps_its_place_while_the_file_changes_it(database: Database, s
     def declare(**fields: Any) -> webhooks.Webhook:
         hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
         owners = {name: DeclaredAccount() for name in ("default", "vision")}
-        declaring(database, subscriptions, accounts=owners, webhooks={"chat": hook}).apply()
+        cluster_of(database, subscriptions, accounts=owners, webhooks={"chat": hook}).apply()
         with database.read() as connection:
             (found,) = webhooks.all(connection, EVERYTHING)
             return found
@@ -148,4 +148,4 @@ def test_webhook_that_cannot_be_stops_the_start(
 ) -> None:
     hook = DeclaredWebhook(**{"url": "http://a.example/", "secret": SECRET, **fields})
     with pytest.raises(RefusedError, match=r"webhooks\.chat: "):
-        declaring(database, subscriptions, accounts={"default": DeclaredAccount()}, webhooks={"chat": hook}).apply()
+        cluster_of(database, subscriptions, accounts={"default": DeclaredAccount()}, webhooks={"chat": hook}).apply()

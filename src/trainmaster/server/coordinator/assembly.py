@@ -15,10 +15,10 @@ from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
-from trainmaster.server.coordinator.declared_cluster import Declaring
 from trainmaster.server.coordinator.launch import Standing, fetching_environment, stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
+from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.server.coordinator.vault import Vault
@@ -52,7 +52,7 @@ class CoordinatorRole:
         admission: Admission,
         vault: Vault,
         subscriptions: Subscriptions,
-        declaring: Declaring,
+        declared_cluster: DeclaredCluster,
         collector: Collector,
         hint_socket: Path,
     ) -> None:
@@ -79,7 +79,7 @@ class CoordinatorRole:
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
-        self._reports = NodeReports(database, self._backends.values(), declaring.settle_nodes)
+        self._reports = NodeReports(database, self._backends.values(), declared_cluster.settle_nodes)
         self._coordinator = Coordinator(
             database,
             reports=self._reports,

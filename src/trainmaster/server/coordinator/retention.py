@@ -1,8 +1,8 @@
-"""Collecting what has outlived its job: run directories, checkpoints, files of deleted jobs, caches and orphans.
+"""Collects what has outlived its job: run directories, checkpoints, files of deleted jobs, caches and orphans.
 
-What goes is decided by `core.retention`. It is taken out of sight first, in the transaction that says so (a directory
-by a rename, a checkpoint by its row), and removed afterwards: several may collect at the same time, and a crash in
-between is made good by the next who does. A job whose files cannot be looked at is reported, and the others go on.
+`core.retention` decides what goes. It is hidden first, in the transaction that says so (a directory by a rename, a
+checkpoint by its row), and removed afterwards: several servers may collect at the same time, and the next collection
+completes one that crashed. A job whose files cannot be read is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, 
 from trainmaster.server.store import checkpoints, job_inputs, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import Blob
+from trainmaster.server.store.page_tokens import position_of, token_after
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 _EVERYTHING = Scope.everything()
 
 ORPHAN_AGE_S = 24 * 3600.0
-"""What belongs to no job is left alone for so long: a restored database may still learn of it."""
+"""Files without a job are kept for so long: a restored database may still learn of the job."""
 
 _JOB_DIRECTORY = re.compile(r"job-[0-9a-z]{1,64}")
 _SPOOLED = re.compile(r"(job-[0-9a-z]{1,64})\.(\d{1,9})\.\d{1,6}")
 _GOING = ".going-"
-"""Directories with this in front are out of sight, and about to be removed."""
+"""The prefix of hidden directories, which are about to be removed."""
 _BATCH = 500
 FAILED = "failed"
-"""Of a `Collected`: nothing goes, because something is wrong; its name says what."""
+"""The kind of a `Collected` that could not be collected; its name says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Collected:
 
 
 Collect = Callable[[Database, Keep, float, bool], Iterator[Collected]]
-"""Collects something more at a time, or (True) only tells of it: the records of a foreign API."""
+"""Collects the records of a foreign API; with True as the last argument, only reports them."""
 
 
 def keep_from_settings(settings: Settings) -> Keep:
@@ -81,8 +82,8 @@ class Collector:
         self._roots = roots
         self._keep = keep
         self._spool = spool
-        self._told: set[str] = set()
-        """What was said to stay, once."""
+        self._warned: set[str] = set()
+        """Names of which a warning was logged; it is logged once."""
 
     def collect(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
         """Hide what may go, and report it; with `dry_run` only report."""
@@ -109,20 +110,30 @@ class Collector:
             yield from self._alone(job_id, self._expire(job_id, now))
 
     def _expire(self, job_id: str, now: float) -> Iterator[Collected]:
-        def work(connection: Connection) -> list[Checkpoint]:
-            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+        def choose(connection: Connection, job: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
             overdue = checkpoints.overdue(connection, _EVERYTHING, now, job_id=job_id)
             in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in overdue])
-            doomed = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
-            left = left_beside(connection, job, doomed)
-            change = retention.expire_checkpoints(job, doomed, others=left, now=now)
+            expired = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
+            return expired, left_beside(connection, job, expired)
+
+        for gone in self._hide_checkpoints(job_id, choose, now):
+            yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
+
+    def _hide_checkpoints(
+        self, job_id: str, choose: Callable[[Connection, Job], tuple[list[Checkpoint], list[Checkpoint]]], now: float
+    ) -> list[Checkpoint]:
+        """Hide checkpoints of a job; `choose` returns which of them, and the others."""
+
+        def work(connection: Connection) -> list[Checkpoint]:
+            job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
+            expired, others = choose(connection, job)
+            change = retention.expire_checkpoints(job, expired, others=others, now=now)
             if change is None or not jobs.apply(connection, _EVERYTHING, change):
                 return []
-            checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in doomed])
-            return doomed
+            checkpoints.hide(connection, _EVERYTHING, job, [c.checkpoint_id for c in expired])
+            return expired
 
-        for gone in self._database.write_now(work):
-            yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
+        return self._database.write_now(work)
 
     def orphans(self, now: float, *, dry_run: bool = False) -> Iterator[Collected]:
         """Hide directories of unknown jobs that nobody touched for a day, and report them."""
@@ -137,8 +148,8 @@ class Collector:
         except StoreUnavailableError:
             raise
         except Exception as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 _log.warning("%s cannot be collected: %s", name, error, exc_info=not isinstance(error, OSError))
             yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
 
@@ -152,7 +163,8 @@ class Collector:
             hidden = checkpoints.hidden(connection, _EVERYTHING)
         for checkpoint in hidden:
             try:
-                self._remove_checkpoint(checkpoint)
+                self._remove_files(checkpoint)
+                self._drop(checkpoint)
             except OSError as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
 
@@ -160,9 +172,9 @@ class Collector:
         try:
             self._roots.remove(location)
         except OSError as error:
-            if location.path not in self._told:
+            if location.path not in self._warned:
                 _log.warning("%s cannot be removed, and keeps its room on the disk: %s", location.uri, error)
-                self._told.add(location.path)
+                self._warned.add(location.path)
 
     def purge_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints outside the directory of a purged job, except those that another job resumes from.
@@ -180,8 +192,7 @@ class Collector:
             if checkpoint.checkpoint_id not in in_use:
                 self._remove_files(checkpoint)
 
-    def _remove_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._remove_files(checkpoint)
+    def _drop(self, checkpoint: Checkpoint) -> None:
         self._database.write_now(lambda connection: checkpoints.drop(connection, _EVERYTHING, checkpoint))
 
     def _remove_files(self, checkpoint: Checkpoint) -> None:
@@ -228,29 +239,19 @@ class Collector:
             yield Collected(what="run directory", name=job.job_id, size_bytes=size)
 
     def _checkpoints(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        def decide(connection: Connection, fresh: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
+        def choose(connection: Connection, fresh: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
             present = checkpoints.of_job(connection, _EVERYTHING, fresh.job_id)
-            scope = Scope(fresh.account_id)
-            in_use = checkpoints.users(connection, scope, [c.checkpoint_id for c in present])
-            doomed = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)
-            return doomed, retention.without(present, doomed)
-
-        def work(connection: Connection) -> list[Checkpoint]:
-            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
-            doomed, left = decide(connection, fresh)
-            change = retention.expire_checkpoints(fresh, doomed, others=left, now=now)
-            if change is None or not jobs.apply(connection, _EVERYTHING, change):
-                return []
-            checkpoints.hide(connection, _EVERYTHING, fresh, [c.checkpoint_id for c in doomed])
-            return doomed
+            in_use = checkpoints.users(connection, Scope(fresh.account_id), [c.checkpoint_id for c in present])
+            expired = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)
+            return expired, retention.without(present, expired)
 
         if not self._keep.checkpoints_s or not retention.ended_before(job, now - self._keep.checkpoints_s):
             return
         with self._database.read() as connection:
-            doomed, _ = decide(connection, job)
-        if doomed and not dry_run:
-            doomed = self._database.write_now(work)
-        for checkpoint in doomed:
+            expired, _ = choose(connection, job)
+        if expired and not dry_run:
+            expired = self._hide_checkpoints(job.job_id, choose, now)
+        for checkpoint in expired:
             yield Collected(what="checkpoint", name=checkpoint.checkpoint_id, size_bytes=checkpoint.size_bytes)
 
     def _deleted(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
@@ -324,3 +325,61 @@ class Collector:
 
     def _newest(self, location: Location) -> float:
         return account_files.newest_in(self._roots.path(location.root, ""), location.path)
+
+
+# Tombstones: deleted jobs whose files are still there.
+
+_ORDER = "-deleted_at"
+_BATCHES = 10
+"""The row of a purged job stays, and does not say so: a page reads this many batches in vain, then it is short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    job: Job
+    deleted_at: float
+    size_bytes: int
+
+
+def tombstones(
+    database: Database,
+    roots: Roots,
+    scope: Scope,
+    *,
+    name: str | None = None,
+    page_size: int,
+    page_token: str | None = None,
+) -> tuple[list[Tombstone], str | None]:
+    """A page of tombstones, the last deleted first, and the token of the next page; a page may be short.
+
+    `name` is a handle or the beginning of an id.
+    """
+    found: list[Tombstone] = []
+    for _ in range(_BATCHES):
+        after = None
+        if page_token is not None:
+            at, job_id = position_of(page_token, _ORDER, float)
+            after = (float(at), job_id)
+        with database.read() as connection:
+            deleted = jobs.tombstones(connection, scope, name=name, after=after, limit=_BATCH)
+        for job in deleted:
+            deleted_at = job.deleted_at or 0.0
+            page_token = token_after(_ORDER, deleted_at, job.job_id)
+            if (size_bytes := _size_left(database, roots, job)) is not None:
+                found.append(Tombstone(job=job, deleted_at=deleted_at, size_bytes=size_bytes))
+            if len(found) == page_size:
+                return found, page_token
+        if len(deleted) < _BATCH:
+            return found, None
+    return found, page_token
+
+
+def _size_left(database: Database, roots: Roots, job: Job) -> int | None:
+    """The size of a job's files; None when there are none."""
+    present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(roots.path(root, ""), job.job_id)]
+    sizes = [roots.size_of(Location(root=root, path=job.job_id)) for root in present]
+    if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
+        with database.read() as connection:
+            outside = checkpoints.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)
+        sizes += [] if outside is None else [outside]
+    return sum(sizes) if sizes else None

@@ -13,8 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster.schema.jobs import TombstonePage, TombstoneResource
 from trainmaster.schema.reports import CollectedKind, Collection
-from trainmaster.server.coordinator.retention import FAILED, Collected, Collector
-from trainmaster.server.coordinator.tombstones import Tombstone, Tombstones
+from trainmaster.server.coordinator.retention import FAILED, Collected, Collector, Tombstone, tombstones
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, instant, ok
@@ -108,11 +107,15 @@ async def list_tombstones(
     page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
 ) -> Response:
     """List deleted jobs whose files are still there, the last deleted first. A page may be short."""
-    tombstones = Tombstones(context.database, context.roots)
 
     def look() -> TombstonePage:
-        found, following = tombstones.page(
-            principal.scope, name=job or None, page_size=page_size, page_token=page_token or None
+        found, following = tombstones(
+            context.database,
+            context.roots,
+            principal.scope,
+            name=job or None,
+            page_size=page_size,
+            page_token=page_token or None,
         )
         return TombstonePage(tombstones=[tombstone_resource(each) for each in found], next_page_token=following)
 
