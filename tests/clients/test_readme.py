@@ -1,4 +1,4 @@
-"""README.md works as it stands: its blocks are run, in order, in a fresh copy of the repository and a fresh home."""
+"""README.md and the tutorials work as they stand: their blocks run in order, in a fresh clone and a fresh home."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ from client_programs import ROOT
 from trainmaster.protocol.processes import ProcessIdentity, is_alive
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"sh", "python"}
-BLOCKS = BLOCK.findall((ROOT / "README.md").read_text())
+TUTORIALS = ROOT / "docs" / "tutorials"
+PAGES = [
+    ROOT / "README.md",
+    *(TUTORIALS / f"{name}.md" for name in ("fine-tune", "own-code", "notebook", "share-a-machine")),
+]
+BLOCKS = [
+    (page.stem, language, text)
+    for page in PAGES
+    for language, text in BLOCK.findall(page.read_text())
+    if language != "console"  # shows what a terminal printed
+]
 TIMEOUT_S = 900.0
 
 pytestmark = pytest.mark.timeout(int(TIMEOUT_S) + 60)
@@ -103,14 +112,14 @@ def as_shell(language: str, text: str) -> str:
 
 
 def test_every_block_is_one_that_a_reader_can_run() -> None:
-    assert {language for language, _ in BLOCKS} == LANGUAGES
-    assert len(BLOCKS) >= 6
-    assert "JOB" not in "".join(text for _, text in BLOCKS), "a placeholder cannot be run"
+    assert set(PAGES[1:]) == set(TUTORIALS.glob("*.md"))
+    assert {language for _, language, _ in BLOCKS} == {"sh", "python"}
+    assert "JOB" not in "".join(text for *_, text in BLOCKS), "a placeholder cannot be run"
 
 
 def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str, str]) -> None:
     # One shell for all of them, as a reader has it: what a block exports is there in the next.
-    steps = [f"echo '== block {number}'\n{as_shell(*block)}" for number, block in enumerate(BLOCKS, start=1)]
+    steps = [f"echo '== {page}'\n{as_shell(language, text)}" for page, language, text in BLOCKS]
     script = clone.parent / "readme.sh"
     script.write_text("set -eu\n" + "\n".join(steps))
 
@@ -127,15 +136,19 @@ def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str,
     )
 
     assert ran.returncode == 0, ran.stdout[-8000:]
-    said = dict(enumerate(re.split(r"^== block \d+\n", ran.stdout, flags=re.MULTILINE)))
-    right = re.search(r"right answers to 4 such questions: (\d) before, (\d) after", said[2])
-    assert right is not None, said[2]
+    said: dict[str, str] = dict.fromkeys((page.stem for page in PAGES), "")
+    for part in re.split(r"^== ", ran.stdout, flags=re.MULTILINE)[1:]:
+        page, _, text = part.partition("\n")
+        said[page] += text
+    right = re.search(r"right answers to 4 such questions: (\d) before, (\d) after", said["README"])
+    assert right is not None, said["README"]
     assert int(right[1]) < int(right[2])
     assert (clone / "answers" / "model" / "config.json").exists()
-    assert re.search(r"^loss +0\.025 +0\.05$", said[3], re.MULTILINE), said[3]
-    assert "{'loss': 0.01}" in said[4]
-    assert "step 19 loss" in said[5]
-    assert "research" in said[6]
+    assert "step 19 loss" in said["README"]
+    assert "Nothing is wrong with what was read." in said["fine-tune"]
+    assert re.search(r"^loss +0\.025 +0\.05$", said["own-code"], re.MULTILINE), said["own-code"]
+    assert "{'loss': 0.01}" in said["notebook"]
+    assert "research" in said["share-a-machine"]
     assert "Traceback" not in ran.stdout
 
 
