@@ -12,9 +12,9 @@ from pathlib import Path
 from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
-from trainmaster.server.core.reasons import CONSEQUENCES
 from trainmaster.server.core.states import (
     ACTIVE,
+    CONSEQUENCES,
     RUNNING,
     TERMINAL,
     TRANSITIONS,
@@ -51,7 +51,7 @@ def states_page() -> str:
     lines = [
         "# States",
         "",
-        "This page is made from `trainmaster.server.core.states` and `trainmaster.server.core.reasons` by `make docs`;",
+        "This page is made from `trainmaster.server.core.states` by `make docs`;",
         "`make check` fails when it is out of date.",
         "",
         "## What each state means",

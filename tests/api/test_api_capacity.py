@@ -18,7 +18,7 @@ from trainmaster.server.coordinator.capacity import FRESH_S, Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Gpu, Node, NodeState
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_world import COMMAND, WAIT_S, Api, wait_for
 
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.routes import submissions
 

@@ -20,7 +20,7 @@ from trainmaster.server.coordinator.loop import Coordinator, Pace
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.job import Attempt, Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import attempts, checkpoints, events, jobs, leases

@@ -17,7 +17,7 @@ from cli_server import WAIT_S
 from typer.testing import Result
 
 from trainmaster.cli.job_file import load
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType

@@ -13,12 +13,11 @@ import pytest
 from field_tables import Field, broken_reference, fields_of
 
 from spec_documents import COMMAND, CUSTOM, LORA, changed
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.retention import checkpoint_limit
-from trainmaster.server.core.spec.documents import secret_values
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit, secret_values
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.doors.fireworks.job_documents import job_document
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))

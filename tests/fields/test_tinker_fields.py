@@ -13,7 +13,7 @@ from field_tables import Field, broken_reference, fields_of
 from spec_documents import changed
 from trainmaster.engine.types import EngineError
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.tinker.wire import CreateSession, SearchSessions, SetTtl
 from trainmaster.trainer_service.options import adam_options, lora_options
 from trainmaster.trainer_service.wire import decode_pass, decode_sample

@@ -12,10 +12,10 @@ from field_tables import Field, broken_reference, fields_of
 from pydantic.alias_generators import to_camel
 
 from spec_documents import changed
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.core.trainer_request import by_hand
 from trainmaster.server.doors.fireworks.job_documents import CreateJobBody, TrainingConfigBody
 from trainmaster.server.doors.fireworks.wire import Body

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spec_documents import LORA, changed
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.workloads.trainer import training_inputs
 from trainmaster.training.arguments import trl_options
 from trainmaster.training.document import Document, Prepared

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
 from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.server.core.workloads.trainer import training_inputs

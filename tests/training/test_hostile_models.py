@@ -13,7 +13,7 @@ import pytest
 from trainings import Make
 
 from data_tokenizer import make_tokenizer
-from trainmaster.server.core.training.models import REFUSED
+from trainmaster.server.core.training.options import REFUSED
 from trainmaster.training.data.config import DataConfig, Preprocess
 from trainmaster.training.data.encoder import Encoder
 from trainmaster.training.data.tokenizers import load_tokenizer

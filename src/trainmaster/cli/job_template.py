@@ -23,10 +23,10 @@ from trainmaster.server.core.spec.configs import (
     SchedulingConfig,
 )
 from trainmaster.server.core.spec.data import DataConfig, DataSource, PreprocessConfig
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
-from trainmaster.server.core.training.models import positions_of
+from trainmaster.server.core.training.options import positions_of
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable
 from trainmaster.server.core.training.values import ValueKind
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.masking_utils import flash_attention_mask
 
-from trainmaster.server.core.training.models import refused_arguments
+from trainmaster.server.core.training.options import refused_arguments
 from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared, parsed
 
 

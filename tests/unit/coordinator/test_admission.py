@@ -12,11 +12,11 @@ import pytest
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission, importable
+from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
-from trainmaster.server.core.submission import new_job_id, submit
 
 BACKENDS = {name: capabilities_of(name, own_image="image") for name in ("local", "container")}
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}

@@ -14,12 +14,12 @@ from model_config import model_config
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels, check_aliases
 from trainmaster.server.coordinator.operator_files import ShapeFileError, load_shapes
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.submission import submit
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 from trainmaster.server.settings.settings import NamedPath
 

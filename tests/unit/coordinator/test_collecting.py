@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 from deep_tree import deep_tree
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
+from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import Keep
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records as tinker
 from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession

@@ -13,11 +13,11 @@ import pytest
 
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.server.coordinator.launch import Standing, attempt_request
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.worker.staging import stage
 from trainmaster.worker.users import acting_as, user_of

@@ -13,13 +13,13 @@ from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, worker_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.watch import look
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Node, Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 NODE = Node(

@@ -17,15 +17,14 @@ from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
-from trainmaster.server.core.commands import cancel
+from trainmaster.server.core.commands import cancel, submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.submission import submit
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 

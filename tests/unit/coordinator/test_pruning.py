@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.coordinator.checkpoints import left_beside, prune
 from trainmaster.server.coordinator.retention import Collector
+from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.core.retention import Keep
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
 from trainmaster.server.store import checkpoints, events, jobs
 from trainmaster.server.store.database import Database

@@ -13,13 +13,13 @@ from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.watch import look
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 COMMAND = {"kind": "command", "argv": ["x"]}

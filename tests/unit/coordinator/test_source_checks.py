@@ -9,7 +9,7 @@ import pytest
 
 from trainmaster.server.coordinator.source_checks import TOO_MUCH, SourceChecks
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.function_source import problem_of
 

@@ -23,14 +23,14 @@ from trainmaster.server.coordinator import streams
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job, Progress
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import Desired
-from trainmaster.server.core.submission import submit
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainmaster.server.core import observations
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 
 NOW = 1_000_000.0
 

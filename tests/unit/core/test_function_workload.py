@@ -17,8 +17,7 @@ from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_
 from trainmaster.protocol.launch import Launch, Lifetime, Step
 from trainmaster.server.coordinator.admission import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.function import MAX_ARGUMENTS, MAX_SOURCE
 from trainmaster.trainer.functions import tuple_paths

@@ -13,8 +13,14 @@ from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import Launch, Lifetime
 from trainmaster.server.coordinator.admission import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, redacted, secret_values
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import (
+    SPEC_VERSION,
+    dump,
+    load_stored,
+    parse_submit,
+    redacted,
+    secret_values,
+)
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.initializers import OTHER_WEIGHTS
 

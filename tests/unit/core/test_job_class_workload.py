@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 
 

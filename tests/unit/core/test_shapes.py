@@ -8,7 +8,7 @@ import pytest
 
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.shapes import ChosenShape, Reference, Shape, Shapes, ShapeVersion
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.trainer_request import WantedTrainer, accelerator, by_hand, on_shape
 
 WANTED = WantedTrainer(job_id="j", base_model="m")

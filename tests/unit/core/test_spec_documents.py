@@ -14,12 +14,12 @@ from trainmaster.server.core.spec.documents import (
     SPEC_VERSION,
     dump,
     load_stored,
+    parse_submit,
     redacted,
     secret_values,
     unsealed_values,
     with_secrets_of,
 )
-from trainmaster.server.core.spec.parse import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 
 SECRET = "hunter2"

@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from spec_documents import COMMAND, CUSTOM, LORA, at, changed
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec.documents import redacted
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads import WorkloadSpec
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.server.core.errors import RefusedError, SpecError
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)  # lone surrogates too: JSON can spell them

@@ -9,7 +9,7 @@ import pytest
 from spec_documents import COMMAND, CUSTOM, changed
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.configs import ResourceConfig
-from trainmaster.server.core.spec.parse import parse, parse_submit
+from trainmaster.server.core.spec.documents import parse, parse_submit
 from trainmaster.server.core.workloads import kinds
 
 

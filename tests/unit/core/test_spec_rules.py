@@ -9,8 +9,7 @@ import pytest
 from spec_documents import COMMAND, CUSTOM, LORA, changed
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.configs import CheckpointConfig, OutputConfig
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 
 
 def problems_of(document: object) -> dict[str, str]:

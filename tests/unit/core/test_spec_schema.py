@@ -8,8 +8,7 @@ import jsonschema_rs
 import pytest
 
 from spec_documents import COMMAND, CUSTOM, changed
-from trainmaster.server.core.spec.documents import dump
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import dump, parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
-from trainmaster.server.core.reasons import CONSEQUENCES, Outcome
-from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, JobStatus, Trigger, allowed_from
+from trainmaster.server.core.states import (
+    ACTIVE,
+    CONSEQUENCES,
+    TERMINAL,
+    TRANSITIONS,
+    Action,
+    JobStatus,
+    Outcome,
+    Trigger,
+    allowed_from,
+)
 
 LIVE = {"PREPARING", "TRAINING", "CHECKPOINTING", "EVALUATING", "EXPORTING"}
 WRITTEN = {

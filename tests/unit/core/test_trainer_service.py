@@ -14,7 +14,7 @@ from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.observations import observe
 from trainmaster.server.core.reports import Liveness, NodeSight
 from trainmaster.server.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.trainer_service import Said, read_arguments
 

@@ -18,8 +18,7 @@ from trainmaster.protocol.launch import (
     Step,
 )
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, secret_values
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit, secret_values
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.workloads import kinds, register, spec_for
 from trainmaster.server.core.workloads.service import ServiceSpec

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmaster.server.core import observations
+from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Gpu, Node, NodeState, whole
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.submission import submit
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
 

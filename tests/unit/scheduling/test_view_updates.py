@@ -12,9 +12,8 @@ from small_cluster import NOW, carried_out, ended, node, stopped, view_of, waiti
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, NodeState, Queue, whole
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.schedule import schedule
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, key_of
 
 NODES = [node("a", 4, slots=4), node("b", 2, kind="A100", slots=3), node("c", 0, cpu_cores=4)]
 

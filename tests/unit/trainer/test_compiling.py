@@ -12,7 +12,7 @@ import pytest
 
 from trainmaster.protocol.launch import CONTAINER, LOCAL
 from trainmaster.server.core.errors import TrainmasterError
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.trainer import ContainerBackendConfig, LocalProcessBackendConfig
 from trainmaster.trainer.functions import check_arguments, source_of
 from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL, job_document

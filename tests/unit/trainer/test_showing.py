@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainmaster.client import types as api
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.trainer import progress_bar

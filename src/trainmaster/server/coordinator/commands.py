@@ -19,6 +19,7 @@ from trainmaster import __version__
 from trainmaster.server.coordinator.admission import Admission, check_queue
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core import commands as decide
+from trainmaster.server.core.commands import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.core.errors import (
     NotFoundError,
     Problem,
@@ -29,7 +30,6 @@ from trainmaster.server.core.job import Change, Checkpoint, Job, merge
 from trainmaster.server.core.spec.documents import secret_values
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.states import TERMINAL
-from trainmaster.server.core.submission import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.settings.telemetry import METERS
 from trainmaster.server.store import accounts, checkpoints, job_inputs, jobs, queues
 from trainmaster.server.store.accounts import IdempotencyRecord

@@ -17,7 +17,7 @@ from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.shapes import Shape, Shapes
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.settings.declared import Declared
 from trainmaster.server.store import accounts, nodes, queues
 from trainmaster.server.store.database import Database

@@ -8,10 +8,9 @@ from typing import Any
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
 from trainmaster.server.core.commands import bury
 from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
-from trainmaster.server.core.reasons import CONSEQUENCES, Outcome
 from trainmaster.server.core.reports import Liveness, NodeSight, ending
 from trainmaster.server.core.state_machine import Draft
-from trainmaster.server.core.states import Actor, Desired, JobStatus, Trigger
+from trainmaster.server.core.states import CONSEQUENCES, Actor, Desired, JobStatus, Outcome, Trigger
 
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0

@@ -14,7 +14,7 @@ from typing import Any
 from trainmaster.server.core.errors import Problem, RefusedError
 from trainmaster.server.core.resources import REGION
 from trainmaster.server.core.shapes import ChosenShape, ShapeVersion, refused_mode
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.trainer_service import KIND
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from trainmaster.protocol.documents import is_deeper
 from trainmaster.server.coordinator.commands import Idempotency
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.context import context_of
 from trainmaster.server.http.errors import StalledError, TooLargeError
 

@@ -19,11 +19,10 @@ from math import inf
 from trainmaster.server.core.job import AGEING_S_PER_PRIORITY, Attempt, Job
 from trainmaster.server.core.resources import Node, NodeState, Share, whole
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.job_lots import Key, key_of
 from trainmaster.server.scheduling.placement import fit, good_enough
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.traces import HIGHEST_PRIORITY, Trace
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, Key, key_of
 from trainmaster.server.scheduling.virtual_time import Watcher
 
 PUNCTUAL_S = 1e-6

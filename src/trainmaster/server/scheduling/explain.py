@@ -14,7 +14,6 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus, PendingCode
-from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, expected_end, gpus_of
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.shortage import (
@@ -25,6 +24,7 @@ from trainmaster.server.scheduling.shortage import (
     nodes_away,
     why_never,
 )
+from trainmaster.server.scheduling.view import key_of
 
 NAMED = 3
 """How many jobs a sentence names."""

@@ -15,11 +15,10 @@ from operator import itemgetter
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.job_lots import key_of
 from trainmaster.server.scheduling.placement import members
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan, schedule
-from trainmaster.server.scheduling.view import ClusterView, Stay
+from trainmaster.server.scheduling.view import ClusterView, Stay, key_of
 from trainmaster.server.scheduling.virtual_time import starts_ahead
 
 MOST_PASSES = 400

@@ -9,8 +9,10 @@ node. For a gang, nodes are added one by one, the cheapest next, and whoever is 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from trainmaster.protocol.reasons import StopCause
@@ -20,8 +22,113 @@ from trainmaster.server.core.resources import Free, Share
 from trainmaster.server.scheduling.placement import members
 from trainmaster.server.scheduling.pool import Keeper, Pool, Wish
 from trainmaster.server.scheduling.reservations import Near
-from trainmaster.server.scheduling.victims import EXACT, Cost, Victim, cheapest, cost_of, least_cost, spared, with_gpus
 from trainmaster.server.scheduling.view import Occupancy, held_by, known_end
+
+# Victims of a preemption: the cheapest set of preemptible jobs that frees enough.
+
+EXACT = 12
+"""Up to so many jobs every subset is considered."""
+
+Cost = tuple[int, float, int, int]
+"""The highest priority, GPU-seconds of work that is lost, jobs, GPUs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Victim:
+    """A job that could be stopped."""
+
+    job: Job
+    loss: float
+    """GPU-seconds."""
+    gpus: int
+
+
+def cost_of(victims: Collection[Victim]) -> Cost:
+    """What it costs to stop these."""
+    highest, loss, gpus = -1, 0.0, 0
+    for each in victims:
+        highest = max(highest, each.job.priority)
+        loss += each.loss
+        gpus += each.gpus
+    return highest, loss, len(victims), gpus
+
+
+def least_cost(victims: Sequence[Victim], priority: int, gpus: int) -> Cost | None:
+    """What it costs at least to get so many GPUs from those of a lower priority; None when they do not have them.
+
+    The cheapest come first.
+    """
+    able = [each for each in victims if each.job.priority < priority]
+    for highest in sorted({each.job.priority for each in able}):
+        allowed = [each for each in able if each.job.priority <= highest]
+        given = [each.gpus for each in allowed]
+        if sum(given) >= gpus:
+            most = max(given)
+            count = -(-gpus // most) if gpus > 0 and most else 1
+            return highest, sum(each.loss for each in allowed[:count]), count, max(0, gpus)
+    return None
+
+
+def cheapest(
+    victims: Iterable[Victim],
+    enough: Callable[[Collection[Victim]], bool],
+    missing: Callable[[Collection[Victim]], int] = lambda _: 1,
+) -> list[Victim] | None:
+    """The cheapest set that is enough, where a larger set is never less than enough; None when all are not.
+
+    `missing` says how many more are needed at least, of a set that is not enough. What counts first, the highest
+    priority, is for the caller to see to: all that are given are equal in that.
+    """
+    order = sorted(victims, key=lambda each: (each.loss, each.gpus, each.job.job_id))
+    if len(order) > EXACT:
+        count = bisect_left(range(len(order) + 1), True, key=lambda some: enough(set(order[:some])))
+        return spared(order[:count], enough) if count <= len(order) else None
+    best: tuple[tuple[float, ...], list[Victim]] | None = None
+
+    def search(chosen: list[Victim], at: int) -> None:
+        nonlocal best
+        _, loss, count, gpus = cost_of(chosen)
+        if best is not None and (loss, count, gpus) >= best[0]:
+            return
+        if enough(chosen):
+            best = ((loss, count, gpus), chosen)
+            return
+        rest, more = order[at:], missing(chosen)
+        if len(rest) < more or not enough([*chosen, *rest]):
+            return
+        least_loss = loss + sum(each.loss for each in rest[:more])
+        least = (least_loss, count + more, gpus + more * min(each.gpus for each in rest))
+        if best is not None and least >= best[0]:
+            return
+        for index in range(at, len(order)):
+            search([*chosen, order[index]], index + 1)
+
+    search([], 0)
+    return best[1] if best else None
+
+
+def spared(chosen: Sequence[Victim], enough: Callable[[Collection[Victim]], bool]) -> list[Victim]:
+    """A set that is enough without those that are not needed, the dearest first."""
+    kept = sorted(chosen, key=lambda each: (each.job.priority, each.loss, each.gpus, each.job.job_id), reverse=True)
+    for each in list(kept):
+        without = [other for other in kept if other is not each]
+        if enough(without):
+            kept = without
+    return kept
+
+
+def with_gpus(chosen: Collection[Victim], others: Iterable[Victim], gpus: int) -> list[Victim]:
+    """The cheapest others too, until so many GPUs are given back."""
+    more = list(chosen)
+    have = sum(each.gpus for each in chosen)
+    for each in sorted(others, key=lambda each: (each.loss / max(1, each.gpus), each.job.job_id)):
+        if have >= gpus:
+            break
+        if each not in chosen and each.gpus:
+            more.append(each)
+            have += each.gpus
+    return more
+
 
 PREEMPTORS = 16
 """Jobs that room is made for in one pass."""

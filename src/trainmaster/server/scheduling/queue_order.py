@@ -11,10 +11,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.states import Desired
-from trainmaster.server.scheduling.job_lots import Entry, Key
 from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Pool, Wish
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, Entry, Key
 
 _LEAST_WEIGHT = 1e-9
 

@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Share
-from trainmaster.server.scheduling.job_lots import Key
 from trainmaster.server.scheduling.placement import NodeKind, members, share_of
 from trainmaster.server.scheduling.pool import Pool, Wish
-from trainmaster.server.scheduling.view import Stay
+from trainmaster.server.scheduling.view import Key, Stay
 
 Claims = Callable[[str], Iterable[Share]]
 """What others reserve on a node, who come before."""

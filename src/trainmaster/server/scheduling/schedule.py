@@ -26,13 +26,12 @@ from heapq import heapify, heappop, heappush
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired
-from trainmaster.server.scheduling.job_lots import Key, key_of
 from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.preemption import Preempting
 from trainmaster.server.scheduling.queue_order import Asked, Lines, LineState, LotState, QueueState
 from trainmaster.server.scheduling.reservations import Head, Heads
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, Key, key_of
 
 _ANY_PRIORITY = 1_000_000
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.server.core.training.models import positions_of, refused_arguments, too_long
+from trainmaster.server.core.training.options import positions_of, refused_arguments, too_long
 from trainmaster.training.data.config import Preprocess
 from trainmaster.training.data.shapes import ASSISTANT, Chat
 from trainmaster.training.document import parsed

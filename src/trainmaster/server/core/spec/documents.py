@@ -1,21 +1,174 @@
-"""Job specs as stored documents: without the values of secrets, and with a version that is raised step by step."""
+"""Documents of job specs: parsed from requests, dumped without secrets, and read again whatever version wrote them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from trainmaster.protocol.secrets import HUB_TOKEN, reference_to, variable_secret
 from trainmaster.server.core.errors import NewerSpecError, Problem, SpecError
 from trainmaster.server.core.fields import STORED, refuse
+from trainmaster.server.core.spec.configs import CheckpointConfig, OutputConfig
 from trainmaster.server.core.spec.data import Filters, broken_patterns
 from trainmaster.server.core.spec.problems import problems_from
 from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.workloads.base import initializers_of
+from trainmaster.server.core.training.sources import ModelSource, model_source
+from trainmaster.server.core.training.types import FrameworkType
+from trainmaster.server.core.workloads.base import PackagedSpec, initializers_of
 from trainmaster.server.core.workloads.initializers import conceal
 from trainmaster.server.core.workloads.initializers import secret_values as initializer_secrets
+from trainmaster.server.core.workloads.service import Serving
+from trainmaster.server.core.workloads.trainer import configs_of, is_training
+
+# Parsing: from an untrusted document to a request that can be run, or to every problem with it. A submission that sets
+# a field without effect on its workload is refused. Stored specs are not checked for that: what an earlier version
+# accepted can still be read.
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse_submit(document: object, *, seed: int | None = None) -> SubmitJobRequest:
+    """The request of a document. What comes back can be compiled into a launch.
+
+    `seed` is the one of a training that names none.
+
+    Raises:
+        SpecError: the document has a wrong shape or value; it names every problem.
+        RefusedError: it is well-formed, and asks for something that is not available.
+    """
+    request = parse(SubmitJobRequest, document)
+    refuse_unused(request)
+    data = request.data_config
+    if seed is not None and data is not None and data.seed is None:
+        request = request.model_copy(update={"data_config": data.model_copy(update={"seed": seed})})
+    request.check_workload()
+    return request
+
+
+def parse(model: type[ModelT], document: object) -> ModelT:
+    """A document as any model, with the same errors; for the bodies of other requests.
+
+    Raises:
+        SpecError: the document has a wrong shape or value; it names every problem.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = problems_from(error, model, document)
+    # Outside of the handler: what pydantic says holds the values, which may be secrets.
+    raise SpecError(problems)
+
+
+_INSTEAD = {
+    "training_config": "set variables in workload.environment, priority and max_retries in scheduling_config, and the "
+    "checkpoint to start from in workload.resume_from_checkpoint; everything else is for the program's own arguments",
+    "data_config": "pass the data to the program by its arguments, or fetch it with workload.initializers",
+}
+_WITH_REVISIONS = (ModelSource.HUGGINGFACE, ModelSource.SCAIATLAS)
+_SAVED_BY_TRAINERS = ("save_strategy", "save_steps", "save_on_each_node")
+_KEPT = CheckpointConfig.model_fields["save_total_limit"].default
+_OUTPUT = "what it writes to TRAINMASTER_OUTPUT_DIR is what `trainmaster download` fetches"
+_RESULT_OF_TRAINERS = {
+    "output_path": f"{_OUTPUT}; to have it elsewhere, let the program copy it there",
+    "output_model_name": f"{_OUTPUT}, under the names that the program gives",
+    "push_to_hub": f"{_OUTPUT}; let the program upload it, with a token in its environment",
+    "hub_repo_id": f"{_OUTPUT}; let the program upload it, with a token in its environment",
+    "export_format": "the program decides in which form it writes its model",
+    "merge_lora": "the program decides whether it merges its adapter",
+}
+"""What a built-in trainer does with its result, and what to do where a program of the user's own makes it."""
+
+
+def refuse_unused(request: SubmitJobRequest) -> None:
+    """Refuse what is set and would change nothing.
+
+    Raises:
+        SpecError: names every such field, and what to do instead.
+    """
+    found = _unused_in_training(request) if is_training(request.workload) else _unused_beside(request)
+    if problems := (*found, *_unused_anywhere(request)):
+        raise SpecError(problems)
+
+
+def _unused_in_training(request: SubmitJobRequest) -> Iterator[Problem]:
+    training, data = configs_of(request)
+    base, output = training.base_model, request.output_config
+    if request.workload is not None and request.workload.resume_from_checkpoint is not None:
+        yield Problem(
+            field="workload.resume_from_checkpoint",
+            message="a training starts from training_config.resume_from_checkpoint; set it there",
+        )
+    if training.framework.type is FrameworkType.CUSTOM:
+        yield from _unused_result(request, "a CUSTOM script")
+    else:
+        if output.output_model_name is not None and output.output_path is None:
+            message = "names the result below output_config.output_path; set that, too, or leave this out"
+            yield Problem(field="output_config.output_model_name", message=message)
+        if output.hub_repo_id is not None and not output.push_to_hub:
+            message = "is where push_to_hub uploads to, and that is not set; leave this out"
+            yield Problem(field="output_config.hub_repo_id", message=message)
+    source = model_source(base.model_id, base.source)
+    if base.revision is not None and source not in _WITH_REVISIONS:
+        message = f"only models of the Hub and of ScaiAtlas have revisions, and this one is {source}; leave it out"
+        yield Problem(field="training_config.base_model.revision", message=message)
+    named = data.preprocess.tokenizer_id
+    if named is not None and base.tokenizer_id is not None and named != base.tokenizer_id:
+        message = f"is {base.tokenizer_id}, but data_config.preprocess.tokenizer_id is {named}; set one of them"
+        yield Problem(field="training_config.base_model.tokenizer_id", message=message)
+
+
+def _unused_beside(request: SubmitJobRequest) -> Iterator[Problem]:
+    """What is set for a trainer, in a job whose workload is something else."""
+    kind = request.workload.kind if request.workload is not None else ""
+    for name, instead in _INSTEAD.items():
+        if getattr(request, name) is not None:
+            yield Problem(field=name, message=f"has no effect on a workload of kind {kind}: {instead}")
+    checkpoint = request.output_config.checkpoint
+    for name in _SAVED_BY_TRAINERS:
+        if getattr(checkpoint, name) != CheckpointConfig.model_fields[name].default:
+            yield Problem(
+                field=f"output_config.checkpoint.{name}",
+                message=f"has no effect on a workload of kind {kind}: the program decides when it saves; leave it out",
+            )
+    if isinstance(request.workload, Serving) and checkpoint.save_total_limit != _KEPT:
+        message = f"has no effect on a workload of kind {kind}: what its clients save stays until they delete it"
+        yield Problem(field="output_config.checkpoint.save_total_limit", message=message)
+    yield from _unused_result(request, f"a workload of kind {kind}")
+    if request.output_config.hub_token is not None:
+        message = f"has no effect on a workload of kind {kind}: pass the token in workload.environment"
+        yield Problem(field="output_config.hub_token", message=message)
+
+
+def _unused_result(request: SubmitJobRequest, whose: str) -> Iterator[Problem]:
+    """What a built-in trainer would do with its result, where a program makes it."""
+    for name, instead in _RESULT_OF_TRAINERS.items():
+        if getattr(request.output_config, name) != OutputConfig.model_fields[name].default:
+            yield Problem(field=f"output_config.{name}", message=f"has no effect on {whose}: {instead}")
+
+
+def _unused_anywhere(request: SubmitJobRequest) -> Iterator[Problem]:
+    """What needs another field beside it."""
+    resources, workload = request.resource_config, request.workload
+    checkpoint = request.output_config.checkpoint
+    if resources.gpu_count == 0:
+        for name in ("gpu_type", "gpu_memory_min_mb"):
+            if getattr(resources, name):
+                message = "has no effect without a GPU, and gpu_count is 0; leave it out, or ask for GPUs"
+                yield Problem(field=f"resource_config.{name}", message=message)
+    if checkpoint.greater_is_better is not None and checkpoint.metric_for_best_model is None:
+        message = "has no effect without metric_for_best_model; name the metric, or leave this out"
+        yield Problem(field="output_config.checkpoint.greater_is_better", message=message)
+    if workload is None:
+        return
+    if workload.remove_working_directory and workload.working_directory is not None:
+        message = "is for a fresh directory, and working_directory names one of yours; set one of the two"
+        yield Problem(field="workload.remove_working_directory", message=message)
+    if isinstance(workload, PackagedSpec) and workload.index_urls and not workload.packages:
+        message = "is where workload.packages come from, and there are none; leave it out"
+        yield Problem(field="workload.index_urls", message=message)
+
 
 HIDDEN = "***"
 """Stands where a secret was."""

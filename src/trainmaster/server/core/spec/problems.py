@@ -16,8 +16,7 @@ from trainmaster.server.core.errors import Problem, choice_message, nearest, sho
 from trainmaster.server.core.spec.configs import ExportFormat
 from trainmaster.server.core.training import hyperparameters
 from trainmaster.server.core.training.types import FRAMEWORKS, LATER, LORA_TYPES, FrameworkType
-from trainmaster.server.core.workloads.base import WorkloadSpec
-from trainmaster.server.core.workloads.registry import kinds, spec_for
+from trainmaster.server.core.workloads.base import WorkloadSpec, kinds, spec_for
 
 MAX_PROBLEMS = 100
 """A document with more is nonsense as a whole."""

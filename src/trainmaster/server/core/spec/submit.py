@@ -24,8 +24,7 @@ from trainmaster.server.core.fields import (
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, unavailable
-from trainmaster.server.core.workloads.base import WorkloadSpec
-from trainmaster.server.core.workloads.registry import AnyWorkload
+from trainmaster.server.core.workloads.base import AnyWorkload, WorkloadSpec
 from trainmaster.server.core.workloads.script import ScriptSpec
 from trainmaster.server.core.workloads.trainer import (
     FETCH,

@@ -4,12 +4,19 @@ A kind is a subclass of `WorkloadSpec`. To add one, write such a module and regi
 or table changes.
 """
 
-from trainmaster.server.core.workloads.base import ShippedFile, WorkloadSpec
+from trainmaster.server.core.workloads.base import (
+    AnyWorkload,
+    ShippedFile,
+    WorkloadSpec,
+    kinds,
+    register,
+    spec_for,
+    unregister,
+)
 from trainmaster.server.core.workloads.command import CommandSpec
 from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.core.workloads.function import FunctionSpec
 from trainmaster.server.core.workloads.job_class import JobClassSpec
-from trainmaster.server.core.workloads.registry import AnyWorkload, kinds, register, spec_for, unregister
 from trainmaster.server.core.workloads.script import ScriptSpec
 from trainmaster.server.core.workloads.service import ServiceSpec
 from trainmaster.server.core.workloads.trainer import TrainerSpec

@@ -1,17 +1,28 @@
-"""Fields that the specs of all workload kinds share, and how they become part of a launch."""
+"""Workload specs: the fields that all kinds share, how they become part of a launch, and the registered kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self, get_args
 
-from pydantic import Field, Strict, model_validator
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from trainmaster.protocol.launch import PACKAGES_FILE, BlobFile, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,
+    STORED,
     AbsolutePath,
     Broken,
     Environment,
@@ -238,3 +249,63 @@ def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
         above = min(both & directories_above([file.path]), default=None) if both else None
         if above:
             yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")
+
+
+# The registered kinds, and the field that holds a spec of any of them. A kind that was registered is accepted in
+# requests, shown in the JSON schema and compiled, and nothing else has to change.
+
+_KINDS: dict[str, type[WorkloadSpec]] = {}
+
+
+def register(spec: type[WorkloadSpec]) -> None:
+    (kind,) = get_args(spec.model_fields["kind"].annotation)
+    if kind in _KINDS:
+        raise ValueError(f"workload kind {kind!r} is registered already")
+    _KINDS[kind] = spec
+
+
+def unregister(kind: str) -> None:
+    del _KINDS[kind]
+
+
+def kinds() -> tuple[str, ...]:
+    """The names of all registered kinds, sorted."""
+    return tuple(sorted(_KINDS))
+
+
+def spec_for(kind: str) -> type[WorkloadSpec]:
+    """The spec of a kind; KeyError when none is registered."""
+    return _KINDS[kind]
+
+
+class _AnyKind:
+    """Reads the spec of whichever kind a document names."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Without a serializer of its own the field is written by the class of the value it holds.
+        return core_schema.with_info_plain_validator_function(_read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        choices = {kind: _KINDS[kind].__pydantic_core_schema__ for kind in kinds()}
+        return handler(core_schema.tagged_union_schema(choices, "kind"))
+
+
+def _read(value: object, info: ValidationInfo) -> WorkloadSpec:
+    if isinstance(value, WorkloadSpec):
+        return value
+    if not isinstance(value, dict):
+        raise ValidationError.from_exception_data("workload", [InitErrorDetails(type="dict_type", input=value)])
+    kind = value.get("kind")
+    if kind is None:
+        refuse([Broken(("kind",), f"required; choices: {', '.join(kinds())}")])
+    spec = _KINDS.get(kind) if isinstance(kind, str) else None
+    if spec is None:
+        expected = ", ".join(f"'{known}'" for known in kinds())
+        details = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
+        raise ValidationError.from_exception_data("workload", [details])
+    extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
+    return spec.model_validate(value, extra=extra, context=info.context)
+
+
+AnyWorkload = Annotated[WorkloadSpec, _AnyKind()]
+"""A workload of any registered kind, told apart by `kind`."""

@@ -17,8 +17,7 @@ from trainmaster.server.core.errors import Problem, RefusedError, SpecError, cho
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
-from trainmaster.server.core.training.models import refused_arguments
-from trainmaster.server.core.training.options import refused_fields, refused_options
+from trainmaster.server.core.training.options import refused_arguments, refused_fields, refused_options
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
     ModelSource,

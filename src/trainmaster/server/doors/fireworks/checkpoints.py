@@ -15,7 +15,7 @@ from trainmaster.server.coordinator.promotion import DELTA, EXTERNAL, SAMPLER, P
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.job import Checkpoint, Job
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.fireworks.job_documents import NO_DEPLOYMENTS, job_name
 from trainmaster.server.doors.fireworks.models import promoted_document
 from trainmaster.server.doors.fireworks.resources import (

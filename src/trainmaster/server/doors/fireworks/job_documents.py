@@ -13,11 +13,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from trainmaster.server.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.resources import REGION
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.states import ACTIVE, RUNNING, Desired, JobStatus
+from trainmaster.server.core.states import ACTIVE, CONSEQUENCES, RUNNING, Desired, Fault, JobStatus
 from trainmaster.server.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
 from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S
 from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, Mode, TrainerServiceSpec

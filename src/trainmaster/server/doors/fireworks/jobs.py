@@ -23,7 +23,7 @@ from trainmaster.server.core.errors import (
 )
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.shapes import ANYBODYS, ChosenShape, Reference
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from trainmaster.schema.jobs import ControlledJob, JobResource, SubmittedJob
 from trainmaster.server.core.fields import Flag, Model
 from trainmaster.server.core.spec.configs import ResourceConfig
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context

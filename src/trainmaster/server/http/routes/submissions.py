@@ -21,7 +21,7 @@ from trainmaster.schema.jobs import CheckedJob, SubmittedJob
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.parse import parse_submit
+from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, context_of

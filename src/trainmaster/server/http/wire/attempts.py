@@ -8,8 +8,7 @@ from typing import Any
 from trainmaster.protocol.reasons import Reason
 from trainmaster.schema.jobs import AttemptResource, FailureResource, Placement
 from trainmaster.server.core.job import Attempt, Job
-from trainmaster.server.core.reasons import CONSEQUENCES, Fault
-from trainmaster.server.core.states import JobStatus
+from trainmaster.server.core.states import CONSEQUENCES, Fault, JobStatus
 from trainmaster.server.http.envelope import clean, instant
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.tinker.bodies import Body, is_plain, plain_id, text_field
 from trainmaster.server.doors.tinker.connections import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor

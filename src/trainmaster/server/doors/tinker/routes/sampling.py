@@ -14,7 +14,7 @@ from starlette.responses import Response
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.spec.parse import parse
+from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.bodies import Body, plain_id, text_field
