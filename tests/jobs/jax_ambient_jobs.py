@@ -41,8 +41,8 @@ from trainmaster.jobs import (
     runner,
 )
 from trainmaster.jobs.config_document import ConfigurationError
-from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.run_plan import RunError, RunRequest
+from trainmaster.jobs.runner import RunError, RunRequest
+from trainmaster.jobs.spec import Cluster
 
 
 class Style(Enum):

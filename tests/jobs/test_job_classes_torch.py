@@ -17,8 +17,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainmaster.jobs import ExecutionSpec, RestoreableJob, job, runner
 from trainmaster.jobs.checkpoint_reader import InexactResumeError
-from trainmaster.jobs.hardware import Cluster
-from trainmaster.jobs.run_plan import RunError, RunRequest
+from trainmaster.jobs.runner import RunError, RunRequest
+from trainmaster.jobs.spec import Cluster
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
 

@@ -18,10 +18,10 @@ from walking import Walk, flip_a_byte, walk
 
 from trainmaster.jobs import BasicJob, ExecutionSpec, basic_job, report, runner
 from trainmaster.jobs.commit import Registrar
-from trainmaster.jobs.hardware import Cluster
 from trainmaster.jobs.objects import ObjectStoreError
 from trainmaster.jobs.roots import open_root
-from trainmaster.jobs.run_plan import RunError, RunRequest
+from trainmaster.jobs.runner import RunError, RunRequest
+from trainmaster.jobs.spec import Cluster
 
 HOME = "general/default/walk"
 

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from trainmaster.jobs.hardware import Chip, Cluster, ClusterMachine, HardwareRequest, HardwareResult, Topology
-from trainmaster.jobs.spec import ExecutionSpec, JobSpec
+from trainmaster.jobs.spec import (
+    Chip,
+    Cluster,
+    ClusterMachine,
+    ExecutionSpec,
+    HardwareRequest,
+    HardwareResult,
+    JobSpec,
+    Topology,
+)
 
 
 def spec_at(root: Path, **fields: Any) -> ExecutionSpec:

@@ -23,10 +23,9 @@ from trainmaster.jobs import checkpoint_saver, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError, Saver
-from trainmaster.jobs.local_root import LocalRoot
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.jobs.roots import open_root
+from trainmaster.jobs.roots import LocalRoot, open_root
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol import environment
 

@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from trainmaster.jobs.ambient import build, configuration, configure, current_config, field, patch
     from trainmaster.jobs.basic_job import BasicJob, _BaseJob, job
     from trainmaster.jobs.checkpointed_job import CheckpointedJob
-    from trainmaster.jobs.hardware import Axis, Chip, Cluster, ClusterMachine, HardwareRequest, HardwareResult, Topology
     from trainmaster.jobs.restoreable_job import RestoreableJob
-    from trainmaster.jobs.spec import ExecutionSpec, JobSpec
+    from trainmaster.jobs.spec import (
+        Axis,
+        Chip,
+        Cluster,
+        ClusterMachine,
+        ExecutionSpec,
+        HardwareRequest,
+        HardwareResult,
+        JobSpec,
+        Topology,
+    )
 
 Leaf = TypeVar("Leaf")
 PyTree: TypeAlias = Leaf | Mapping[Any, Any] | Sequence[Any]
@@ -56,19 +65,26 @@ __all__ = [
 ]
 
 _ON_USE = {
-    "BasicJob": "basic_job",
-    "_BaseJob": "basic_job",
+    **dict.fromkeys(("BasicJob", "_BaseJob", "job"), "basic_job"),
     "CheckpointedJob": "checkpointed_job",
     "RestoreableJob": "restoreable_job",
-    **dict.fromkeys(
-        ("Axis", "Chip", "Cluster", "ClusterMachine", "HardwareRequest", "HardwareResult", "Topology"), "hardware"
-    ),
     **dict.fromkeys(("build", "configuration", "configure", "current_config", "field", "patch"), "ambient"),
-    "ExecutionSpec": "spec",
-    "JobSpec": "spec",
-    "job": "basic_job",
+    **dict.fromkeys(
+        (
+            "Axis",
+            "Chip",
+            "Cluster",
+            "ClusterMachine",
+            "ExecutionSpec",
+            "HardwareRequest",
+            "HardwareResult",
+            "JobSpec",
+            "Topology",
+        ),
+        "spec",
+    ),
 }
-"""Imported when they are asked for: whoever only reports needs the standard library, and no time."""
+"""Imported on first use: a script that only reports needs the standard library alone, and starts fast."""
 
 
 def __getattr__(name: str) -> Any:

@@ -275,6 +275,20 @@ def require_same(where: str, expected: ManifestFile, size: int, sha256: str) -> 
         )
 
 
+def check_path(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:
+    """A path below a root in its plain form.
+
+    Raises:
+        ValueError: it leaves the root, is no path, or has a part that begins with a dot: those are the protocol's.
+    """
+    text = os.fspath(rel_path)
+    parts = PurePosixPath(text).parts
+    wrong = text.startswith("/") or any(part.startswith(".") or not part.isprintable() for part in parts)
+    if wrong or "\\" in text or not (parts or empty):
+        raise ValueError(f"{text!r} is no path below a root: plain names joined by '/', none beginning with a dot")
+    return "/".join(parts)
+
+
 def _inner(path: str) -> str:
     """A path that stays inside the checkpoint; anybody may have written this manifest."""
     parts = PurePosixPath(path).parts

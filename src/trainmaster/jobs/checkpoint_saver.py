@@ -20,14 +20,13 @@ from typing import Any, Self
 
 from trainmaster.jobs import checkpoint_reader, report, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
-from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.checkpoint_lookup import BEST, LATEST
-from trainmaster.jobs.checkpoint_reader import METADATA, InexactResumeError, Loaded
+from trainmaster.jobs.checkpoint import Manifest, check_path
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded
 from trainmaster.jobs.commit import Commit, Parts, Saved
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, SingleProcess
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.jobs.roots import Root, checked
+from trainmaster.jobs.roots import Root
 from trainmaster.jobs.trees.writer import TREE
 
 __all__ = ["BEST", "LATEST", "InexactResumeError", "Loaded", "SaveError", "Saved", "Saver"]
@@ -90,7 +89,7 @@ class Saver:
         """
         self._root = root
         self._process = process if process is not None else SingleProcess()
-        self._home = checked(home, empty=True)
+        self._home = check_path(home, empty=True)
         self._keep = keep
         self._reporter = reporter if reporter is not None else report.reporter
         self._check_owner = check_owner if check_owner is not None else self._reporter.require_ownership
@@ -148,7 +147,7 @@ class Saver:
         """
         self.wait()
         began = time.monotonic()
-        rel_path = checked(rel_path)
+        rel_path = check_path(rel_path)
         plan = trees.plan(tree, process=self._process)
         texts = {METADATA: json.dumps(dict(metadata or {}), indent=1), **_checked_files(files or {})}
         manifest = self._reporter.new_manifest(step=step, epoch=epoch, metrics=metrics)
@@ -261,7 +260,7 @@ class Saver:
         self.wait()
         return checkpoint_reader.load(
             self._root,
-            checked(rel_path),
+            check_path(rel_path),
             template,
             process=self._process,
             buffers=self._buffers,
@@ -314,7 +313,7 @@ class Saver:
         Raises:
             InexactResumeError: the checkpoint has none for this rank.
         """
-        return checkpoint_reader.load_rng(self._root, checked(rel_path), self._process)
+        return checkpoint_reader.load_rng(self._root, check_path(rel_path), self._process)
 
     def close(self) -> None:
         """Wait for what is under way, and give the memory for copies back; raises as `wait` does."""

@@ -11,16 +11,15 @@ from typing import Any, ClassVar, TypeVar
 
 from trainmaster.jobs import ambient, checkpoint_reader, report, rng
 from trainmaster.jobs.basic_job import BasicJob, name_of
-from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.checkpoint_lookup import LATEST, find
-from trainmaster.jobs.checkpoint_reader import METADATA
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, check_path
+from trainmaster.jobs.checkpoint_reader import LATEST, METADATA, find
 from trainmaster.jobs.checkpoint_saver import Saver, finish_saves
 from trainmaster.jobs.commit import Registrar
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import ProcessError
-from trainmaster.jobs.roots import Root, checked, open_root
+from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import ExecutionSpec
 
 C = TypeVar("C")
@@ -95,7 +94,7 @@ class CheckpointedJob(BasicJob[C]):
         if Path(suffix) == Path():
             where = root.locate(spec.path)
         else:
-            path = f"{spec.path}/{checked(suffix)}"
+            path = f"{spec.path}/{check_path(suffix)}"
             with contextlib.suppress(FileNotFoundError):
                 path = find(root, path)
             where = root.locate(path)
@@ -169,7 +168,7 @@ class CheckpointedJob(BasicJob[C]):
             TreeError: the tree holds something that cannot be saved.
             NotOwnerError, OSError, SaveError: the save before this one went wrong.
         """
-        place = checked(rel_path)
+        place = check_path(rel_path)
         if LATEST in place.split("/"):
             raise ValueError(f"{place}: {LATEST} points to a checkpoint, and cannot be saved to")
         self._settle()
@@ -231,15 +230,15 @@ class CheckpointedJob(BasicJob[C]):
 
     def is_own(self, rel_path: str | os.PathLike[str]) -> bool:
         """Whether a checkpoint is one of this job's own, and not another job's."""
-        return checked(rel_path).startswith(f"{self.spec.path}/")
+        return check_path(rel_path).startswith(f"{self.spec.path}/")
 
     def _own(self, suffix: str | os.PathLike[str]) -> str:
-        return f"{self.spec.path}/{checked(suffix)}"
+        return f"{self.spec.path}/{check_path(suffix)}"
 
     def _find(self, rel_path: str | os.PathLike[str]) -> str:
         """Where the newest save to a path lies, after what is under way; the same on every process."""
         self._settle()
-        path = checked(rel_path)
+        path = check_path(rel_path)
         if path == self._restoring:
             return path
         said: dict[str, str] = {}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.checkpoint_lookup import BEST, LATEST, find
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, find
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.roots import Root, commit_beside

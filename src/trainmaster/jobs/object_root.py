@@ -27,6 +27,7 @@ from trainmaster.jobs.checkpoint import (
     CorruptCheckpointError,
     Manifest,
     ManifestFile,
+    check_path,
     describe,
     require_same,
     require_space,
@@ -34,7 +35,6 @@ from trainmaster.jobs.checkpoint import (
 from trainmaster.jobs.drafts import local_copy
 from trainmaster.jobs.lock import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.roots import checked
 from trainmaster.protocol import environment
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class ObjectRoot:
 
     def locate(self, rel_path: str) -> str:
         """The URI of what lies at `rel_path`."""
-        return f"{self.uri}/{checked(rel_path)}"
+        return f"{self.uri}/{check_path(rel_path)}"
 
     @contextlib.contextmanager
     def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
         """A directory on this machine's disk."""
-        above = [parent.as_posix() for parent in PurePosixPath(checked(rel_path)).parents]
+        above = [parent.as_posix() for parent in PurePosixPath(check_path(rel_path)).parents]
         for parent in above:
             if self._is_committed(parent):
                 raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other can lie below it")
@@ -79,7 +79,7 @@ class ObjectRoot:
         known_digests: Mapping[str, str] | None = None,
     ) -> Manifest:
         """Take all files there, then the manifest."""
-        if self._is_committed(checked(rel_path)):
+        if self._is_committed(check_path(rel_path)):
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
         files = describe(draft, known_digests=known_digests, flush=False)
         data = f".data-{drafts.nonce(manifest.job_id, manifest.attempt)}"
@@ -99,7 +99,7 @@ class ObjectRoot:
 
     def manifest(self, rel_path: str) -> Manifest | None:
         """Of a committed checkpoint."""
-        key = self._key(checked(rel_path), MANIFEST)
+        key = self._key(check_path(rel_path), MANIFEST)
         try:
             data, _ = objects.get(self._place, key)
         except FileNotFoundError:
@@ -158,12 +158,12 @@ class ObjectRoot:
 
     def names(self, rel_dir: str) -> list[str]:
         """What the store lists up to the next slash."""
-        found = objects.directories(self._place, self._key(checked(rel_dir, empty=True)))
+        found = objects.directories(self._place, self._key(check_path(rel_dir, empty=True)))
         return [name for name in found if not name.startswith(".")]
 
     def committed(self, below: str = "") -> list[str]:
         """All that have a manifest; nothing lies below a checkpoint."""
-        keys = (meta["path"] for meta in objects.listing(self._place, self._key(checked(below, empty=True))))
+        keys = (meta["path"] for meta in objects.listing(self._place, self._key(check_path(below, empty=True))))
         paths = [PurePosixPath(self._relative(key)) for key in keys]
         places = {path.parent for path in paths if path.name == MANIFEST and not _hidden(path)}
         places.discard(PurePosixPath())
@@ -174,7 +174,7 @@ class ObjectRoot:
 
     def remove(self, rel_path: str) -> None:
         """The manifest first: without it, the rest is nothing."""
-        keys = [meta["path"] for meta in objects.listing(self._place, self._key(checked(rel_path)))]
+        keys = [meta["path"] for meta in objects.listing(self._place, self._key(check_path(rel_path)))]
         manifest = self._key(rel_path, MANIFEST)
         if manifest in keys:
             objects.delete(self._place, [manifest])
@@ -193,7 +193,7 @@ class ObjectRoot:
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         """Held as long as it is renewed."""
-        return object_lock(self._place, self._key(checked(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
+        return object_lock(self._place, self._key(check_path(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
 
     def _put_manifest(self, rel_path: str, sealed: Manifest) -> bool:
         if objects.put_if(self._place, self._key(rel_path, MANIFEST), sealed.to_bytes(), version=None) is not None:
@@ -255,7 +255,7 @@ class ObjectRoot:
 
     def _pointer(self, rel_dir: str, name: str) -> str:
         # With a dot, as no checkpoint has: one may be called `latest`.
-        return self._key(checked(rel_dir, empty=True), f".{checked(name)}")
+        return self._key(check_path(rel_dir, empty=True), f".{check_path(name)}")
 
 
 def _hidden(path: PurePosixPath) -> bool:

@@ -16,12 +16,13 @@ from typing import Any, Self, TypeVar
 
 from trainmaster.jobs import ambient, checkpoint_reader
 from trainmaster.jobs.basic_job import UnknownJobClassError, known_class, make_job
-from trainmaster.jobs.checkpoint_lookup import BEST, LATEST, find, path_of, paths, pointed
+from trainmaster.jobs.checkpoint import check_path
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, find, path_of, paths, pointed
 from trainmaster.jobs.checkpoint_saver import finish_saves
 from trainmaster.jobs.checkpointed_job import CONFIG_FILE, JOB_FILE, CheckpointedJob
 from trainmaster.jobs.config_document import from_yaml, overlaid, overlay_of
 from trainmaster.jobs.process import current_process
-from trainmaster.jobs.roots import Root, checked, open_root
+from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.protocol.launch import POINTERS
 
@@ -103,9 +104,9 @@ class RestoreableJob(CheckpointedJob[C]):
             UnknownJobClassError: the class that wrote it is not loaded, and this is none that could be made.
         """
         finish_saves()
-        current_process().barrier(f"restore {checked(rel_path)}")  # process 0 commits
+        current_process().barrier(f"restore {check_path(rel_path)}")  # process 0 commits
         root = open_root(spec.cluster.checkpoints_uri)
-        return cls._from_place(find(root, checked(rel_path)), spec, runtime_cfg, resume, elastic=elastic)
+        return cls._from_place(find(root, check_path(rel_path)), spec, runtime_cfg, resume, elastic=elastic)
 
     @classmethod
     def _from_place(
@@ -138,7 +139,7 @@ class RestoreableJob(CheckpointedJob[C]):
         elastic: bool = False,
     ) -> tuple[Self, C]:
         """The same, from one of the checkpoints that belong to `spec`."""
-        return cls.from_checkpoint_path(f"{spec.path}/{checked(suffix)}", spec, runtime_cfg, resume, elastic=elastic)
+        return cls.from_checkpoint_path(f"{spec.path}/{check_path(suffix)}", spec, runtime_cfg, resume, elastic=elastic)
 
     def _restore_from_place(self, place: str) -> None:
         self._restoring = place

@@ -6,7 +6,7 @@ import pytest
 from root_saves import fill, manifest, overwrite, save
 
 from trainmaster.jobs import CorruptCheckpointError
-from trainmaster.jobs.checkpoint_lookup import find, newest, path_of, paths
+from trainmaster.jobs.checkpoint_reader import find, newest, path_of, paths
 from trainmaster.jobs.roots import Root, commit_beside, open_root
 
 HOME = "project/group/name"

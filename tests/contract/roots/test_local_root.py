@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from root_saves import everything, fill, manifest, save
 
-from trainmaster.jobs.local_root import LocalRoot
 from trainmaster.jobs.lock import LockedError
+from trainmaster.jobs.roots import LocalRoot
 
 DRAFTING = """
 import sys
 from pathlib import Path
-from trainmaster.jobs.local_root import LocalRoot
+from trainmaster.jobs.roots import LocalRoot
 root = LocalRoot(Path(sys.argv[1]))
 with root.draft("a/1", job_id="job-1", attempt=1) as draft, root.lock("a", "the child"):
     (draft / "weights").write_bytes(b"half")

@@ -20,7 +20,7 @@ from trainmaster.protocol.reasons import EXIT_STOPPED
 if TYPE_CHECKING:
     from trainmaster.client import Client
     from trainmaster.client.types import Job, Submitted
-    from trainmaster.jobs.hardware import Cluster
+    from trainmaster.jobs.spec import Cluster
 
 
 PENDING = "PENDING"
@@ -196,7 +196,7 @@ def run(
     from trainmaster.jobs import runner
     from trainmaster.jobs.config_document import ConfigurationError, from_yaml
     from trainmaster.jobs.objects import ObjectStoreError
-    from trainmaster.jobs.run_plan import RunError, RunRequest
+    from trainmaster.jobs.runner import RunError, RunRequest
     from trainmaster.jobs.tracker import TRACKERS
 
     if Path(target).suffix in (".yaml", ".yml", ".json"):
@@ -240,7 +240,7 @@ def run(
 
 
 def _cluster(root: str) -> Cluster:
-    from trainmaster.jobs.hardware import Cluster
+    from trainmaster.jobs.spec import Cluster
 
     if "://" not in root:
         return Cluster(root=os.path.abspath(root))
