@@ -1,33 +1,37 @@
 """The commit protocol of checkpoints: a draft beside the final place, sealed by a manifest, then renamed.
 
-A directory counts as a checkpoint when it was renamed to its final name, never before. What is on disk
-under a draft's name is worth nothing (`drafts.py`).
+A directory is a checkpoint from the rename to its final name on, never before. A draft is locked while it is written,
+and the drafts of dead processes are removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 MANIFEST = "manifest.json"
-"""Written last into a checkpoint; a file of this name at its top belongs to the protocol."""
+"""Written last into a checkpoint; no other file at its top may have this name."""
 MAX_MANIFEST_BYTES = 64 << 20
-"""More is no manifest of ours: nobody has to read it to the end."""
+"""A larger file is no manifest of ours, and is not read to its end."""
 
 DRAFT_PREFIX = ".draft-"
 REMOVED_PREFIX = ".removed-"
-"""How the names of what is not a checkpoint yet, or no longer, begin."""
+"""Names with these prefixes are not checkpoints yet, or no longer."""
+_DRAFT = re.compile(re.escape(DRAFT_PREFIX) + r"(?P<job>.+)\.(?P<attempt>\d+)-[0-9a-f]+")
 
 THREADS = 8
-"""Digests, flushes and transfers of several files overlap; more threads than this gain nothing on one disk."""
+"""For digests and flushes of several files; more threads than this gain nothing on one disk."""
 
 _CHUNK = 1 << 20
 
@@ -38,8 +42,6 @@ class CorruptCheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFile:
-    """One file of a checkpoint."""
-
     path: str
     """Relative to the checkpoint, with forward slashes."""
     size: int
@@ -59,37 +61,35 @@ class Manifest:
     world_size: int
     created_at: float
     kind: str = ""
-    """What made it, such as a trainer's name or a job class; empty for a script of its own."""
+    """What wrote it, such as a trainer's name or `job_class`; empty for a script."""
     framework: str = ""
-    """What its arrays are of: `torch`, `jax`, `numpy`; empty when nobody said."""
+    """The library of its arrays: `torch`, `jax` or `numpy`; empty if unknown."""
     name: str = ""
-    """What its user calls it; empty where users give no names."""
+    """The user's name for it, if any."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What else the server should know of one that has a name: plain values, as JSON has them."""
+    """JSON values that the server stores with a named checkpoint."""
     saved_as: str = ""
-    """The last part of the path that it was saved to; it lies under another name where an earlier save has that one."""
+    """The last part of the path that it was saved to; its directory has another name if an earlier save took that."""
     generation: int = 0
-    """Counts the saves to that path: the highest is the one that the path means."""
+    """Counts the saves to that path; the path means the save with the highest."""
     data: str = ""
-    """The directory of the checkpoint that its files lie in, on an object store; empty where they lie beside this."""
+    """On an object store, the subdirectory that holds its files; empty where they lie beside the manifest."""
     files: tuple[ManifestFile, ...] = ()
     version: int = 1
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
         return sum(file.size for file in self.files)
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
         return json.dumps(asdict(self), allow_nan=False, indent=1).encode()
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Manifest:
-        """The manifest of a plain form; what a newer writer added is ignored.
+        """Read a manifest; fields that a newer version added are ignored.
 
         Raises:
-            ValueError, KeyError, TypeError: this is none, or it names files outside the checkpoint.
+            ValueError, KeyError, TypeError: this is no manifest, or it names files outside the checkpoint.
         """
         known = {name: document[name] for name in Manifest.__dataclass_fields__ if name in document}
         known["files"] = tuple(
@@ -102,10 +102,10 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Manifest:
-        """The manifest as it is stored; `where` is for the message.
+        """Read a stored manifest; `where` is for the error message.
 
         Raises:
-            CorruptCheckpointError: this is none.
+            CorruptCheckpointError: this is no manifest.
         """
         try:
             return Manifest.from_json(json.loads(data))
@@ -114,11 +114,6 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a committed checkpoint.
-
-    Raises:
-        CorruptCheckpointError: it cannot be read.
-    """
     path = directory / MANIFEST
     try:
         with open(path, "rb") as file:
@@ -129,7 +124,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def committed(directory: str | os.PathLike[str]) -> bool:
-    """Whether this is a committed checkpoint: neither a draft nor some other directory."""
+    """Whether a directory is a committed checkpoint, and not a draft or something else."""
     path = Path(directory)
     return not path.name.startswith((DRAFT_PREFIX, REMOVED_PREFIX)) and (path / MANIFEST).is_file()
 
@@ -139,7 +134,7 @@ def verify(directory: str | os.PathLike[str], *, on_bytes: Callable[[int], None]
 
     Args:
         directory: the checkpoint.
-        on_bytes: told how many more bytes were read; from several threads.
+        on_bytes: called with the number of bytes read since the last call; from several threads.
 
     Raises:
         CorruptCheckpointError: names the first file that is missing or differs.
@@ -153,11 +148,7 @@ def verify(directory: str | os.PathLike[str], *, on_bytes: Callable[[int], None]
 
 
 def require_space(directory: Path, expected_bytes: int) -> None:
-    """Return when there is room for so many bytes.
-
-    Raises:
-        OSError: there is not; it says how much is missing.
-    """
+    """Raise OSError (ENOSPC) if a directory has less free space than this; the message says how much is missing."""
     free = shutil.disk_usage(directory).free
     if expected_bytes > free:
         raise OSError(
@@ -168,18 +159,98 @@ def require_space(directory: Path, expected_bytes: int) -> None:
         )
 
 
+def save_name(job_id: str, attempt: int) -> str:
+    return f"{job_id}.{attempt}-{os.urandom(4).hex()}"
+
+
+@contextlib.contextmanager
+def draft_directory(parent: Path, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
+    """Make a temporary directory in `parent`, which is removed at the end of the block unless it was renamed.
+
+    It is locked meanwhile, so that others can tell it from the draft of a dead process.
+
+    Raises:
+        OSError: with ENOSPC when there is less space than `expected_bytes`.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    # First: the disk may be full because of drafts that are removed here.
+    _tidy(parent, job_id=job_id, attempt=attempt)
+    require_space(parent, expected_bytes)
+    directory, descriptor = _make_draft(parent, job_id, attempt)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(descriptor)
+
+
+def discard(directory: Path) -> None:
+    """Remove a checkpoint: first its name, then its files."""
+    doomed = directory.with_name(f"{REMOVED_PREFIX}{os.urandom(4).hex()}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(directory, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _tidy(parent: Path, *, job_id: str, attempt: int) -> None:
+    """Remove drafts that can never be committed: those of older attempts, and those whose writer is dead."""
+    for entry in list(parent.iterdir()):
+        if entry.name.startswith(REMOVED_PREFIX):
+            shutil.rmtree(entry, ignore_errors=True)
+        elif found := _DRAFT.fullmatch(entry.name):
+            # An older attempt can never commit, dead or not.
+            if found["job"] == job_id and int(found["attempt"]) < attempt:
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                _remove_if_dead(entry)
+
+
+def _make_draft(parent: Path, job_id: str, attempt: int) -> tuple[Path, int]:
+    while True:
+        directory = parent / f"{DRAFT_PREFIX}{save_name(job_id, attempt)}"
+        directory.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            if _try_lock(descriptor) is not False and directory.exists():
+                return directory, descriptor
+            os.close(descriptor)  # Another process tidied in between, and took it for a dead one's.
+
+
+def _remove_if_dead(directory: Path) -> None:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        if _try_lock(descriptor):
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether the lock was free; None where the file system cannot lock directories."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
 def describe(
     directory: Path, *, known_digests: Mapping[str, str] | None = None, flush: bool = True
 ) -> tuple[ManifestFile, ...]:
-    """Size and digest of all that a draft holds, flushed to the disk unless `flush` is false.
+    """List the files of a draft with their sizes and digests, after flushing them to disk unless `flush` is false.
 
     Args:
         directory: the draft.
         known_digests: by path, the SHA-256 of files that were hashed while they were written: not read again.
-        flush: whether all of it has to be on the disk afterwards.
+        flush: whether all of it has to be on disk afterwards.
 
     Raises:
-        ValueError: the draft holds something that cannot be part of a checkpoint.
+        ValueError: the draft holds something other than plain files.
     """
     files, directories = _contents(directory)
     known = known_digests or {}
@@ -192,11 +263,7 @@ def describe(
 
 
 def seal(directory: Path, manifest: Manifest, *, known_digests: Mapping[str, str] | None = None) -> Manifest:
-    """Flush all that a draft holds and write its manifest, with every file's size and digest, last.
-
-    Raises:
-        ValueError: the draft holds something that cannot be part of a checkpoint.
-    """
+    """Flush all files of a draft, then write its manifest with every file's size and digest."""
     sealed = replace(manifest, files=describe(directory, known_digests=known_digests))
     with open(directory / MANIFEST, "xb") as target:
         target.write(sealed.to_bytes())
@@ -207,15 +274,15 @@ def seal(directory: Path, manifest: Manifest, *, known_digests: Mapping[str, str
 
 
 def publish(directory: Path, target: Path) -> None:
-    """Rename a sealed draft to its final name, and make that last.
+    """Rename a sealed draft to its final name, and flush the name to disk.
 
     Raises:
-        FileExistsError: something lies there already.
+        FileExistsError: the name is taken.
     """
     try:
         os.rename(directory, target)
     except OSError as error:
-        # A committed checkpoint is never empty, so that the rename itself refuses to replace it.
+        # A committed checkpoint is never empty, so the rename itself refuses to replace it.
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise FileExistsError(errno.EEXIST, "a checkpoint is never replaced", str(target)) from error
         raise
@@ -223,7 +290,7 @@ def publish(directory: Path, target: Path) -> None:
 
 
 def _contents(directory: Path) -> tuple[list[Path], list[Path]]:
-    """Every file and every directory below; each directory after those inside it."""
+    """All files and directories below; each directory comes after those inside it."""
     files: list[Path] = []
     directories: list[Path] = []
     for parent, inner, names in os.walk(directory, topdown=False):
@@ -263,11 +330,7 @@ def _compare(directory: Path, expected: ManifestFile, on_bytes: Callable[[int], 
 
 
 def require_same(where: str, expected: ManifestFile, size: int, sha256: str) -> None:
-    """Return when a file is what was committed.
-
-    Raises:
-        CorruptCheckpointError: it is not.
-    """
+    """Raise CorruptCheckpointError if a file is not what was committed."""
     if (size, sha256) != (expected.size, expected.sha256):
         raise CorruptCheckpointError(
             f"{where}: {size} bytes with digest {sha256[:12]}…, "
@@ -276,10 +339,10 @@ def require_same(where: str, expected: ManifestFile, size: int, sha256: str) -> 
 
 
 def check_path(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:
-    """A path below a root in its plain form.
+    """Normalize a path below a root.
 
     Raises:
-        ValueError: it leaves the root, is no path, or has a part that begins with a dot: those are the protocol's.
+        ValueError: it leaves the root, or has a part that begins with a dot: such names belong to the commit protocol.
     """
     text = os.fspath(rel_path)
     parts = PurePosixPath(text).parts
@@ -290,7 +353,7 @@ def check_path(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:
 
 
 def _inner(path: str) -> str:
-    """A path that stays inside the checkpoint; anybody may have written this manifest."""
+    """Check that a path stays inside the checkpoint: anybody may have written the manifest."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or "\0" in path or ".." in parts:
         raise ValueError(f"{path!r} is no path inside a checkpoint")
@@ -302,7 +365,7 @@ def _size(count: int) -> str:
 
 
 def flush_path(path: str | Path) -> None:
-    """Flush the bytes of a file, or the names in a directory, to the disk."""
+    """Flush the bytes of a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -311,7 +374,7 @@ def flush_path(path: str | Path) -> None:
 
 
 def flush_tree(directory: str | Path) -> None:
-    """Flush a directory and all files in it to the disk. Links are not followed."""
+    """Flush a directory and all files in it to disk, without following links."""
     for parent, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(parent, name)

@@ -1,17 +1,19 @@
-"""Checkpoints on an object store, which has no rename: the manifest is the commit, put only where there is none.
+"""Checkpoints on an object store. It has no rename: a conditional put of the manifest commits a checkpoint.
 
-    <rel_path>/.data-<job>.<attempt>-<random>/...    the files of one save; of no use without
-    <rel_path>/manifest.json                         which names that directory
+    <rel_path>/.data-<job>.<attempt>-<random>/...    the files of one save
+    <rel_path>/manifest.json                         names the directory of the committed save
 
-So a save that was killed, or that lost against another, never mixes its files into a checkpoint.
+So the files of a save that was killed, or that lost a race, never become part of another checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -21,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from trainmaster.jobs import drafts, objects
+from trainmaster.jobs import objects
 from trainmaster.jobs.checkpoint import (
     MANIFEST,
     CorruptCheckpointError,
@@ -29,10 +31,11 @@ from trainmaster.jobs.checkpoint import (
     ManifestFile,
     check_path,
     describe,
+    draft_directory,
     require_same,
     require_space,
+    save_name,
 )
-from trainmaster.jobs.drafts import local_copy
 from trainmaster.jobs.lock import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.protocol import environment
@@ -41,32 +44,30 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 ABANDONED_S = 24 * 3600.0
-"""Files of a save that was not committed for so long are removed by a later save, whoever made them."""
+"""A later save removes the files of a save that was not committed within this time, whoever made it."""
 
 _DATA = re.compile(r"\.data-(?P<job>.+)\.(?P<attempt>\d+)-[0-9a-f]+")
 _LOCK = ".lock"
 
 
 class ObjectRoot:
-    """A root `s3://bucket/prefix`. See `Root` for what the methods promise."""
+    """A root `s3://bucket/prefix`."""
 
     def __init__(self, uri: str) -> None:
         self._place = objects.open_place(uri)
         self.uri = self._place.uri
 
     def locate(self, rel_path: str) -> str:
-        """The URI of what lies at `rel_path`."""
         return f"{self.uri}/{check_path(rel_path)}"
 
     @contextlib.contextmanager
     def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
-        """A directory on this machine's disk."""
         above = [parent.as_posix() for parent in PurePosixPath(check_path(rel_path)).parents]
         for parent in above:
             if self._is_committed(parent):
                 raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other can lie below it")
         self._tidy(above[0], job_id=job_id, attempt=attempt)
-        with drafts.draft(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
+        with draft_directory(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
             yield directory
 
     def commit(
@@ -78,11 +79,10 @@ class ObjectRoot:
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Take all files there, then the manifest."""
         if self._is_committed(check_path(rel_path)):
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
         files = describe(draft, known_digests=known_digests, flush=False)
-        data = f".data-{drafts.nonce(manifest.job_id, manifest.attempt)}"
+        data = f".data-{save_name(manifest.job_id, manifest.attempt)}"
         sealed = replace(manifest, files=files, data=data)
         keys = {draft / file.path: self._key(rel_path, data, file.path) for file in files}
         try:
@@ -91,14 +91,13 @@ class ObjectRoot:
         except Exception:
             self._forget(keys.values())
             raise
-        # Nothing is forgotten when this raises: it may have arrived all the same, and the files are a checkpoint's.
+        # If this raises, the files stay: the manifest may have arrived all the same.
         if not self._put_manifest(rel_path, sealed):
             self._forget(keys.values())
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
         return sealed
 
     def manifest(self, rel_path: str) -> Manifest | None:
-        """Of a committed checkpoint."""
         key = self._key(check_path(rel_path), MANIFEST)
         try:
             data, _ = objects.get(self._place, key)
@@ -107,7 +106,6 @@ class ObjectRoot:
         return Manifest.from_bytes(data, f"{self.locate(rel_path)}/{MANIFEST}")
 
     def read(self, rel_path: str, name: str) -> bytes:
-        """One object, checked."""
         manifest = self._require(rel_path)
         file = next((file for file in manifest.files if file.path == name), None)
         if file is None:
@@ -118,7 +116,6 @@ class ObjectRoot:
         return data
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-        """Through this machine's memory, not to its disk."""
         manifest = self._require(rel_path)
 
         def compare(file: ManifestFile) -> None:
@@ -134,10 +131,10 @@ class ObjectRoot:
         self,
         rel_path: str,
         *,
-        verify: bool = True,  # noqa: ARG002 - what comes over a network always is
+        verify: bool = True,  # noqa: ARG002 - downloads are always verified
         on_bytes: Callable[[int], None] | None = None,
     ) -> Iterator[Path]:
-        """A copy on this machine's disk, one for all of its processes, compared as it comes."""
+        """Download a copy to this machine's disk, one for all of its processes."""
         manifest = self._require(rel_path)
 
         def bring(directory: Path) -> None:
@@ -149,20 +146,17 @@ class ObjectRoot:
 
             require_space(directory, manifest.size_bytes)
             objects.in_parallel(receive, manifest.files)
-            # Here they lie beside it.
             (directory / MANIFEST).write_bytes(replace(manifest, data="").to_bytes())
 
         name = hashlib.sha256(f"{self._uri(rel_path)} {manifest.data} {manifest.checkpoint_id}".encode()).hexdigest()
-        with local_copy(_staging(), name[:16], bring) as directory:
+        with _local_copy(_staging(), name[:16], bring) as directory:
             yield directory
 
     def names(self, rel_dir: str) -> list[str]:
-        """What the store lists up to the next slash."""
         found = objects.directories(self._place, self._key(check_path(rel_dir, empty=True)))
         return [name for name in found if not name.startswith(".")]
 
     def committed(self, below: str = "") -> list[str]:
-        """All that have a manifest; nothing lies below a checkpoint."""
         keys = (meta["path"] for meta in objects.listing(self._place, self._key(check_path(below, empty=True))))
         paths = [PurePosixPath(self._relative(key)) for key in keys]
         places = {path.parent for path in paths if path.name == MANIFEST and not _hidden(path)}
@@ -173,7 +167,7 @@ class ObjectRoot:
         return sorted(outermost, key=lambda place: (ages[place], place))
 
     def remove(self, rel_path: str) -> None:
-        """The manifest first: without it, the rest is nothing."""
+        # The manifest first: without it, the other files are no checkpoint.
         keys = [meta["path"] for meta in objects.listing(self._place, self._key(check_path(rel_path)))]
         manifest = self._key(rel_path, MANIFEST)
         if manifest in keys:
@@ -181,18 +175,15 @@ class ObjectRoot:
             objects.delete(self._place, [key for key in keys if key != manifest])
 
     def pointer(self, rel_dir: str, name: str) -> str | None:
-        """Read the small object of that name."""
         try:
             return objects.get(self._place, self._pointer(rel_dir, name))[0].decode().strip() or None
         except FileNotFoundError:
             return None
 
     def point(self, rel_dir: str, name: str, target: str) -> None:
-        """Replace the small object of that name."""
         objects.put(self._place, self._pointer(rel_dir, name), f"{target}\n".encode())
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
-        """Held as long as it is renewed."""
         return object_lock(self._place, self._key(check_path(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
 
     def _put_manifest(self, rel_path: str, sealed: Manifest) -> bool:
@@ -203,12 +194,12 @@ class ObjectRoot:
         return found is not None and found.data == sealed.data
 
     def _forget(self, keys: Iterable[str]) -> None:
-        """Remove files that will not be committed; those that cannot be removed now, a later save removes."""
+        """Remove files that will not be committed. If that fails, a later save removes them."""
         with contextlib.suppress(OSError):
             objects.delete(self._place, keys)
 
     def _tidy(self, rel_dir: str, *, job_id: str, attempt: int) -> None:
-        """Remove files of saves beside this one that nobody will ever commit."""
+        """Remove files of saves in the same directory that can never be committed."""
         saves: dict[str, dict[str, list[ObjectMeta]]] = defaultdict(lambda: defaultdict(list))
         with_manifest = set()
         for meta in objects.listing(self._place, self._key(rel_dir)):
@@ -219,7 +210,7 @@ class ObjectRoot:
                 saves[parts[0]][parts[1]].append(meta)
         for name, directories in saves.items():
             if name in with_manifest and len(directories) == 1:
-                continue  # The one that is committed.
+                continue  # It is the committed one.
             dead = [data for data, found in directories.items() if _is_dead(data, found, job_id, attempt)]
             with contextlib.suppress(CorruptCheckpointError):
                 manifest = self.manifest(f"{rel_dir}/{name}") if dead else None
@@ -231,7 +222,7 @@ class ObjectRoot:
         try:
             manifest = self.manifest(rel_path)
         except CorruptCheckpointError:
-            return 0.0  # Listed still, so that it is found to be corrupt.
+            return 0.0  # Listed all the same, so that readers find it to be corrupt.
         return manifest.created_at if manifest is not None else 0.0
 
     def _is_committed(self, rel_path: str) -> bool:
@@ -254,7 +245,7 @@ class ObjectRoot:
         return f"{S3_SCHEME}{self._place.bucket}/{self._key(rel_path)}"
 
     def _pointer(self, rel_dir: str, name: str) -> str:
-        # With a dot, as no checkpoint has: one may be called `latest`.
+        # The dot tells it from a checkpoint that is called `latest`.
         return self._key(check_path(rel_dir, empty=True), f".{check_path(name)}")
 
 
@@ -263,7 +254,7 @@ def _hidden(path: PurePosixPath) -> bool:
 
 
 def _is_dead(data: str, found: list[ObjectMeta], job_id: str, attempt: int) -> bool:
-    """Whether a save can never be committed any more: of an older attempt, or given up long ago."""
+    """Whether a save can never be committed: it is of an older attempt, or was abandoned."""
     match = _DATA.fullmatch(data)
     if match is not None and match["job"] == job_id and int(match["attempt"]) < attempt:
         return True
@@ -279,10 +270,87 @@ def _missing_is_corrupt() -> Iterator[None]:
 
 
 def _staging() -> Path:
-    """Where drafts and copies lie on this machine: in a job beside its caches, else where TMPDIR says."""
+    """The directory for drafts and copies on this machine: in a job beside its caches, else in TMPDIR."""
     base = os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()
     directory = Path(base) / f"trainmaster-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to somebody else; set TMPDIR to a directory of your own")
+        raise PermissionError(f"{directory} belongs to another user; set TMPDIR to a directory of your own")
     return directory
+
+
+_COPY_PREFIX = "copy-"
+_FILES = "files"
+"""Inside a copy: present when the copy is complete."""
+
+
+@contextlib.contextmanager
+def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
+    """A directory that `bring` fills, for reading. The last process that leaves removes it.
+
+    Of several processes that want the same `name`, one fills it and the others wait. Copies of dead processes are
+    removed.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for entry in list(parent.iterdir()):
+        if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:
+            _remove_if_unused(entry)
+    home = parent / f"{_COPY_PREFIX}{name}"
+    descriptor = _enter(home, bring)
+    try:
+        yield home / _FILES
+    finally:
+        os.close(descriptor)
+        _remove_if_unused(home)
+
+
+def _enter(home: Path, bring: Callable[[Path], None]) -> int:
+    """Fill the directory unless another process did; returns a descriptor with a shared lock on it."""
+    while True:
+        home.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            # Shared first: readers hold that lock for long, and must not be waited for.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_at(home, descriptor) and (home / _FILES).is_dir():
+                return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(home, descriptor) and not (home / _FILES).is_dir():
+                _fill(home, bring)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Once more: an exclusive lock cannot become a shared one in one step.
+        os.close(descriptor)
+
+
+def _fill(home: Path, bring: Callable[[Path], None]) -> None:
+    coming = home / "coming"
+    try:
+        shutil.rmtree(coming, ignore_errors=True)
+        coming.mkdir()
+        bring(coming)
+        os.rename(coming, home / _FILES)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _remove_if_unused(home: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the directory at a path is still the one that was opened."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False

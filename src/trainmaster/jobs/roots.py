@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from trainmaster.jobs import drafts
 from trainmaster.jobs.checkpoint import (
     MANIFEST,
     CorruptCheckpointError,
     Manifest,
     check_path,
     committed,
+    discard,
+    draft_directory,
     flush_path,
     publish,
     read_manifest,
@@ -35,27 +36,27 @@ from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import S3_SCHEME
 
 ANOTHER_SAVE = "-attempt-"
-"""Follows the name in the names of later saves to the same path; then comes a number or two."""
+"""A later save to a path is named after the path's last part, this, and one or two numbers."""
 
 
 class Root(Protocol):
-    """Below which checkpoints are committed, found, read and removed. All methods may be called from any thread."""
+    """The place below which checkpoints are committed, found, read and removed. Thread-safe."""
 
     uri: str
     """The absolute path of a directory, or `s3://bucket/prefix`."""
 
     def locate(self, rel_path: str) -> str:
-        """The absolute path or URI of what lies at `rel_path`; `open_checkpoint` leads back."""
+        """The absolute path or URI of `rel_path`; the inverse of `open_checkpoint`."""
 
     def draft(
         self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0
     ) -> AbstractContextManager[Path]:
-        """A local directory to write a checkpoint into, which is gone afterwards unless it was committed.
+        """A local directory to write a checkpoint into, which is removed afterwards unless it was committed.
 
-        What dead saves left near `rel_path` is removed first.
+        Leftovers of dead saves near `rel_path` are removed first.
 
         Raises:
-            OSError: with ENOSPC when there is less room than `expected_bytes`; nothing was written.
+            OSError: with ENOSPC when there is less space than `expected_bytes`; nothing was written.
         """
 
     def commit(
@@ -67,32 +68,32 @@ class Root(Protocol):
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Make a draft the checkpoint at `rel_path`; returns its manifest with all files.
+        """Commit a complete draft at `rel_path`; returns its manifest with all files.
 
         Args:
-            draft: from `draft`, with everything in it.
-            rel_path: where it will be found.
-            manifest: what is known of it; `files` are filled in.
-            check_owner: called as the last thing before; what it raises, nothing is committed after.
+            draft: from `draft`.
+            rel_path: where readers will find it.
+            manifest: the manifest without its `files`.
+            check_owner: called right before the commit, which it prevents by raising.
             known_digests: SHA-256 by path of files that were hashed while they were written.
 
         Raises:
-            FileExistsError: something is committed there already. The draft may be committed elsewhere.
-            ValueError: the draft holds something that is no plain file.
+            FileExistsError: a checkpoint is committed there already. The draft may be committed elsewhere.
+            ValueError: the draft holds something other than plain files.
         """
 
     def manifest(self, rel_path: str) -> Manifest | None:
-        """Of a committed checkpoint; None when nothing is committed there.
+        """The manifest of a committed checkpoint; None when nothing is committed there.
 
         Raises:
-            CorruptCheckpointError: it is there and cannot be read.
+            CorruptCheckpointError: the manifest cannot be read.
         """
 
     def read(self, rel_path: str, name: str) -> bytes:
-        """One file of a committed checkpoint, checked.
+        """Read one file of a committed checkpoint, and compare it with the manifest.
 
         Raises:
-            FileNotFoundError: nothing is committed there, or it has no such file.
+            FileNotFoundError: nothing is committed there, or the checkpoint has no such file.
             CorruptCheckpointError: the file is not what was committed.
         """
 
@@ -110,9 +111,9 @@ class Root(Protocol):
         """A local directory with the files of a committed checkpoint, for reading, until the block ends.
 
         Args:
-            rel_path: which one.
-            verify: whether every file is read and compared. What has to be downloaded always is.
-            on_bytes: told how many more bytes were read; from several threads.
+            rel_path: the checkpoint.
+            verify: whether every file is read and compared. Downloaded files always are.
+            on_bytes: called with the number of bytes read since the last call; from several threads.
 
         Raises:
             FileNotFoundError: nothing is committed there.
@@ -126,29 +127,29 @@ class Root(Protocol):
         """The committed checkpoints below a path, the oldest first."""
 
     def remove(self, rel_path: str) -> None:
-        """Remove a checkpoint; nothing happens when there is none. It is no longer listed before its files go."""
+        """Remove a checkpoint if there is one. It disappears from listings before its files go."""
 
     def pointer(self, rel_dir: str, name: str) -> str | None:
-        """What a pointer such as `latest` says; None when it was never set."""
+        """The target of a pointer such as `latest`; None when it was never set."""
 
     def point(self, rel_dir: str, name: str, target: str) -> None:
-        """Set a pointer. Readers see the old text or the new one."""
+        """Set a pointer. Readers see either the old target or the new one."""
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
-        """Exclude others from `rel_dir` while the block lasts; it binds those who ask for the lock, too.
+        """Hold the advisory lock of `rel_dir` for the block.
 
         Args:
-            rel_dir: what is locked.
-            owner: who it is, for the others' message.
-            wait_s: how long to wait for others.
+            rel_dir: the directory.
+            owner: a name for this process, for the error messages of others.
+            wait_s: how long to wait for the lock.
 
         Raises:
-            LockedError: somebody else has it.
+            LockedError: another process holds it.
         """
 
 
 def open_root(where: str | os.PathLike[str]) -> Root:
-    """The root at a path, or at `s3://bucket/prefix`. Nothing is made or asked for yet.
+    """Open the root at a path, or at `s3://bucket/prefix`, without touching it yet.
 
     Raises:
         ImportError: an object store needs a package that is not installed.
@@ -158,23 +159,23 @@ def open_root(where: str | os.PathLike[str]) -> Root:
     if text.startswith(S3_SCHEME):
         return ObjectRoot(text)
     if "://" in text:
-        raise ValueError(f"{text}: checkpoints lie in a directory or below s3://bucket/prefix")
+        raise ValueError(f"{text}: checkpoints are stored in a directory or below s3://bucket/prefix")
     return LocalRoot(Path(text))
 
 
 def open_checkpoint(where: str | os.PathLike[str]) -> tuple[Root, str]:
-    """The root and the relative path of the checkpoint at an absolute path or URI, such as the one to go on from.
+    """The root and the relative path of the checkpoint at an absolute path or URI.
 
     Raises:
         ImportError: an object store needs a package that is not installed.
-        ValueError: no checkpoint can lie there.
+        ValueError: no checkpoint can be there.
     """
     text = os.fspath(where).rstrip("/")
     if not text.startswith(S3_SCHEME):
         text = os.path.abspath(text or "/")
     parent, _, name = text.rpartition("/")
     if not name or parent in ("s3:", "s3:/"):
-        raise ValueError(f"{os.fspath(where)}: this is the place of no checkpoint")
+        raise ValueError(f"{os.fspath(where)}: no checkpoint can be there")
     return open_root(parent or "/"), name
 
 
@@ -187,10 +188,10 @@ def commit_beside(
     check_owner: Callable[[], None],
     known_digests: Mapping[str, str] | None = None,
 ) -> tuple[str, Manifest]:
-    """Commit a draft as the newest save to a path, and say where it lies. See `Root.commit`.
+    """Commit a draft as the newest save to a path; returns its place and its manifest. See `Root.commit`.
 
-    Where something is committed at the path already, it lies beside it: nothing that is committed is ever changed.
-    `checkpoint_lookup.find` leads from the path to the newest save.
+    A committed checkpoint never changes: if one is at the path already, the new one is committed beside it, and its
+    manifest says to which path it was saved. `checkpoint_reader.find` leads from a path to its newest save.
     """
     name = rel_path.rpartition("/")[2]
     manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))
@@ -213,31 +214,27 @@ def _next_generation(root: Root, rel_path: str) -> int:
     return max(generations) + 1
 
 
-# Checkpoints in a directory: committed by a rename on the same file system.
-
 _LOCK = ".lock"
 
 
 class LocalRoot:
-    """A root that is a directory, which need not exist. See `Root` for what the methods promise."""
+    """A root that is a directory, which need not exist; a checkpoint is committed by a rename."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
         self.uri = str(self._path)
 
     def locate(self, rel_path: str) -> str:
-        """The absolute path of what lies at `rel_path`."""
         return str(self._at(rel_path))
 
     @contextlib.contextmanager
     def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
-        """A hidden directory beside the final place."""
         target = self._at(rel_path)
         for above in target.relative_to(self._path).parents:
             if committed(self._path / above):
                 raise FileExistsError(f"{self._path / above} is a checkpoint: no other can lie below it")
-        _make_lasting(target.parent)
-        with drafts.draft(target.parent, job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
+        _make_directories(target.parent)
+        with draft_directory(target.parent, job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
             yield directory
 
     def commit(
@@ -249,7 +246,6 @@ class LocalRoot:
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Flush, seal and rename a draft."""
         target = self._at(rel_path)
         if os.path.lexists(target / MANIFEST):
             raise FileExistsError(f"{target}: a checkpoint is never replaced")
@@ -263,12 +259,10 @@ class LocalRoot:
         return sealed
 
     def manifest(self, rel_path: str) -> Manifest | None:
-        """Of a committed checkpoint."""
         directory = self._at(rel_path)
         return read_manifest(directory) if committed(directory) else None
 
     def read(self, rel_path: str, name: str) -> bytes:
-        """One file, checked."""
         directory = self._at(rel_path)
         manifest = self._require(rel_path)
         file = next((file for file in manifest.files if file.path == name), None)
@@ -282,7 +276,6 @@ class LocalRoot:
         return data
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-        """Several files at a time."""
         self._require(rel_path)
         return verify(self._at(rel_path), on_bytes=on_bytes)
 
@@ -290,12 +283,10 @@ class LocalRoot:
     def fetch(
         self, rel_path: str, *, verify: bool = True, on_bytes: Callable[[int], None] | None = None
     ) -> Iterator[Path]:
-        """The checkpoint itself, which nobody may write to."""
         manifest = self.verify(rel_path, on_bytes=on_bytes) if verify else self._require(rel_path)
         yield self._at(rel_path) / manifest.data
 
     def names(self, rel_dir: str) -> list[str]:
-        """The visible directories there."""
         try:
             with os.scandir(self._path / check_path(rel_dir, empty=True)) as entries:
                 return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
@@ -303,7 +294,6 @@ class LocalRoot:
             return []
 
     def committed(self, below: str = "") -> list[str]:
-        """All that were renamed to their place; nothing lies below a checkpoint."""
         found = []
         for parent, inner, _ in os.walk(self._path / check_path(below, empty=True)):
             if committed(parent) and Path(parent) != self._path:
@@ -313,23 +303,20 @@ class LocalRoot:
         return [rel_path for _, rel_path in sorted(found)]
 
     def remove(self, rel_path: str) -> None:
-        """Rename it away, then remove it file by file."""
         if committed(directory := self._at(rel_path)):
-            drafts.discard(directory)
+            discard(directory)
 
     def pointer(self, rel_dir: str, name: str) -> str | None:
-        """Read the small file of that name."""
         try:
             return self._pointer(rel_dir, name).read_text().strip() or None
         except FileNotFoundError:
             return None
 
     def point(self, rel_dir: str, name: str, target: str) -> None:
-        """Replace the small file of that name."""
         path = self._pointer(rel_dir, name)
-        _make_lasting(path.parent)
+        _make_directories(path.parent)
         new = path.with_name(f"{path.name}.new")
-        with _alone(new) as descriptor:
+        with _open_locked(new) as descriptor:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{target}\n".encode(), 0)
             os.fsync(descriptor)
@@ -337,14 +324,13 @@ class LocalRoot:
         flush_path(path.parent)
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
-        """Held by the kernel until the block ends or the process dies."""
         return file_lock(self._path / check_path(rel_dir, empty=True) / _LOCK, owner, wait_s=wait_s)
 
     def _at(self, rel_path: str) -> Path:
         return self._path / check_path(rel_path)
 
     def _pointer(self, rel_dir: str, name: str) -> Path:
-        # With a dot, as no checkpoint has: one may be called `latest`.
+        # The dot tells it from a checkpoint that is called `latest`.
         return self._path / check_path(rel_dir, empty=True) / f".{check_path(name)}"
 
     def _require(self, rel_path: str) -> Manifest:
@@ -358,14 +344,14 @@ def _age(directory: Path) -> float:
     try:
         return read_manifest(directory).created_at
     except CorruptCheckpointError:
-        # Listed still, so that it is found to be corrupt.
+        # Listed all the same, so that readers find it to be corrupt.
         with contextlib.suppress(OSError):
             return (directory / MANIFEST).stat().st_mtime
         return 0.0
 
 
-def _make_lasting(directory: Path) -> None:
-    """Make a directory and those above it, and make their names last."""
+def _make_directories(directory: Path) -> None:
+    """Make a directory and its parents, and flush their names to disk."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -373,13 +359,13 @@ def _make_lasting(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[int]:
-    """A file to write that nobody else writes meanwhile; one that the dead left is taken over."""
+def _open_locked(path: Path) -> Iterator[int]:
+    """Open a file for writing under an exclusive lock; a dead writer's file is taken over."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Whoever had the lock before may have renamed the file.
+            # The holder of the lock before may have renamed the file.
             if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 yield descriptor
                 return
