@@ -17,7 +17,7 @@ import yaml
 from walking import Walk, flip_a_byte, walk
 
 from trainmaster.jobs import BasicJob, ExecutionSpec, basic_job, report, runner
-from trainmaster.jobs.commit import Registrar
+from trainmaster.jobs.checkpointed_job import Registrar
 from trainmaster.jobs.objects import ObjectStoreError
 from trainmaster.jobs.roots import open_root
 from trainmaster.jobs.runner import RunError, RunRequest

@@ -1,20 +1,14 @@
-"""Reads checkpoints: tree, metadata and the state of random-number generators, all compared with the manifest.
+"""Finds checkpoints by path, and loads their trees, metadata and random-number generators.
 
-It also reads checkpoints of theseus: an Orbax tree, with metadata, identity and configuration as files beside it.
-
-    PATH/checkpoint/    the tree; Orbax renames it to this name when it is complete
-    PATH/config.json    the metadata
-    PATH/job.json       name, project, group and the tracker's id
-    PATH/config.yaml    the whole configuration
-
-Their `rng.npy` is a pickle and is not read: random-number generators are left as they are.
+A path means its newest save; `latest` and `best` are pointers. Everything that is read is compared with the manifest.
+Checkpoints of theseus are read, too.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +16,7 @@ from trainmaster.jobs import rng, trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, check_path
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, ProcessError
+from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import ANOTHER_SAVE, Root
 from trainmaster.jobs.trees.reader import read_text, verify_file
 from trainmaster.protocol.launch import POINTERS
@@ -30,93 +25,143 @@ METADATA = "metadata.json"
 
 
 class InexactResumeError(RuntimeError):
-    """The checkpoint lacks something without which training would take another course."""
+    """The checkpoint lacks something that an exact continuation of the training needs."""
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that was read."""
-
     tree: Any
     metadata: dict[str, Any]
     manifest: Manifest
 
 
-def load(
-    root: Root,
-    rel_path: str,
-    template: Any,
-    *,
-    process: Process,
-    buffers: trees.Buffers,
-    partial: bool,
-    verify: bool,
-    exact: bool,
-    needs: Sequence[str],
-    elastic: bool = False,
-) -> Loaded:
-    """One checkpoint, on all ranks or on none; see `Saver.load`."""
-    problem: Exception | None = None
-    loaded: Loaded | None = None
-    state: rng.State | None = None
-    try:
-        manifest = _manifest(root, rel_path)
-        with root.fetch(rel_path, verify=False) as directory:
-            digests = {file.path: file.sha256 for file in manifest.files} if verify else None
-            metadata = json.loads(read_text(directory, METADATA, digests))
-            if exact and not (elastic and manifest.world_size != process.count):
-                _require_same_ranks(rel_path, manifest, process)
-                state = _state(directory, rel_path, manifest, process, digests)
-            tree = trees.read(directory, template, partial=partial, digests=digests, process=process, buffers=buffers)
-            _require(rel_path, needs, tree, metadata)
-            if digests is not None:
-                _verify_rest(directory, digests, process)
-        loaded = Loaded(tree, metadata, manifest)
-    except Exception as error:
-        problem = error
-    _agree(rel_path, problem, process)
-    assert loaded is not None
-    if state is not None:
-        rng.restore(state)
-    return loaded
+class Loader:
+    """Loads checkpoints of one job. Every load is collective: either all ranks get the checkpoint, or all raise."""
 
+    def __init__(self, root: Root, process: Process, *, home: str, buffers: trees.Buffers, reporter: Reporter) -> None:
+        self._root = root
+        self._process = process
+        self._home = home
+        self._buffers = buffers
+        self._reporter = reporter
 
-def load_latest_good(
-    root: Root,
-    home: str,
-    template: Any,
-    *,
-    start: str | None,
-    note: Callable[[str], None],
-    process: Process,
-    **options: Any,
-) -> tuple[str, Loaded]:
-    """The newest checkpoint that is not corrupt; see `Saver.load_latest_good`."""
-    # Listed once, by one process: what others see may be older.
-    candidates: list[str] = process.broadcast(root.committed(home)[::-1], "checkpoints to load")
-    if start is not None:
-        if start not in candidates:
-            raise FileNotFoundError(f"{root.locate(start)}: no checkpoint is committed there")
-        candidates = candidates[candidates.index(start) :]
-    if not candidates:
-        raise FileNotFoundError(f"{root.uri}/{home}: no checkpoint is committed there")
-    first: CorruptCheckpointError | None = None
-    for rel_path in candidates:
+    def load(
+        self,
+        rel_path: str,
+        template: Any = trees.ANYTHING,
+        *,
+        partial: bool = False,
+        verify: bool = True,
+        exact: bool = False,
+        needs: Sequence[str] = (),
+        elastic: bool = False,
+    ) -> Loaded:
+        """Read a checkpoint.
+
+        Args:
+            rel_path: its place below the root.
+            template: a tree to be like: it gives types, shapes, devices and sharding.
+            partial: restore only what the template has; where nothing that fits was saved, keep the template's value.
+            verify: whether what is read is compared with what was committed.
+            exact: continue exactly as the training that saved it would have: restore the random-number generators of
+                this rank, and refuse a checkpoint that lacks them.
+            needs: names at the top of the tree or of the metadata without which the checkpoint is refused.
+            elastic: if another number of processes saved it, leave the generators alone instead of refusing.
+
+        Raises:
+            FileNotFoundError: nothing is committed there.
+            CorruptCheckpointError: a file differs from what was committed, on any rank.
+            InexactResumeError: something that was asked for is missing; names it.
+            TreeError: the tree does not fit the template; names the paths.
+        """
+        self.settle()
+        rel_path = check_path(rel_path)
+        process = self._process
+        problem: Exception | None = None
+        loaded: Loaded | None = None
+        state: rng.State | None = None
         try:
-            return rel_path, load(root, rel_path, template, process=process, verify=True, **options)
-        except CorruptCheckpointError as error:
-            first = first if first is not None else error
-            if process.index == 0:
-                note(f"the checkpoint {rel_path} is corrupt, the one before it is used: {error}")
-    assert first is not None
-    raise first
+            manifest = _manifest(self._root, rel_path)
+            with self._root.fetch(rel_path, verify=False) as directory:
+                digests = _digests(manifest) if verify else None
+                metadata = json.loads(read_text(directory, METADATA, digests))
+                if exact and not (elastic and manifest.world_size != process.count):
+                    _require_same_ranks(rel_path, manifest, process)
+                    state = _state(directory, rel_path, manifest, process, digests)
+                tree = trees.read(
+                    directory, template, partial=partial, digests=digests, process=process, buffers=self._buffers
+                )
+                _require(rel_path, needs, tree, metadata)
+                if digests is not None:
+                    _verify_rest(directory, digests, process)
+            loaded = Loaded(tree, metadata, manifest)
+        except Exception as error:
+            problem = error
+        _agree(rel_path, problem, process)
+        assert loaded is not None
+        if state is not None:
+            rng.restore(state)
+        return loaded
+
+    def load_latest_good(
+        self,
+        template: Any = trees.ANYTHING,
+        *,
+        start: str | None = None,
+        partial: bool = False,
+        exact: bool = False,
+        needs: Sequence[str] = (),
+    ) -> tuple[str, Loaded]:
+        """Read the newest checkpoint of this job that is not corrupt; returns its place, too.
+
+        Args:
+            template: as for `load`.
+            start: the first one to try; by default the newest. Newer ones are ignored.
+            partial: as for `load`.
+            exact: as for `load`.
+            needs: as for `load`.
+
+        Raises:
+            FileNotFoundError: nothing is committed.
+            CorruptCheckpointError: all are corrupt; this is the error of the newest.
+        """
+        self.settle()
+        # Listed once, by one process: others may see an older listing.
+        committed = self._root.committed(self._home)[::-1]
+        candidates: list[str] = self._process.broadcast(committed, "checkpoints to load")
+        if start is not None:
+            if start not in candidates:
+                raise FileNotFoundError(f"{self._root.locate(start)}: no checkpoint is committed there")
+            candidates = candidates[candidates.index(start) :]
+        if not candidates:
+            raise FileNotFoundError(f"{self._root.uri}/{self._home}: no checkpoint is committed there")
+        first: CorruptCheckpointError | None = None
+        for rel_path in candidates:
+            try:
+                return rel_path, self.load(rel_path, template, partial=partial, exact=exact, needs=needs)
+            except CorruptCheckpointError as error:
+                first = first if first is not None else error
+                if self._process.index == 0:
+                    self._reporter.note(f"the checkpoint {rel_path} is corrupt, the one before it is used: {error}")
+        assert first is not None
+        raise first
+
+    def load_rng(self, rel_path: str) -> rng.State:
+        """Read the state of this rank's random-number generators, for `rng.restore`.
+
+        Raises:
+            InexactResumeError: the checkpoint has none for this rank.
+        """
+        manifest = _manifest(self._root, check_path(rel_path))
+        _require_same_ranks(rel_path, manifest, self._process)
+        with self._root.fetch(rel_path, verify=False) as directory:
+            return _state(directory, rel_path, manifest, self._process, _digests(manifest))
+
+    def settle(self) -> None:
+        """Wait for a save that is under way; called before each load."""
 
 
-def load_rng(root: Root, rel_path: str, process: Process) -> rng.State:
-    """The state of this rank's generators; see `Saver.load_rng`."""
-    manifest = _manifest(root, rel_path)
-    _require_same_ranks(rel_path, manifest, process)
-    with root.fetch(rel_path, verify=False) as directory:
-        return _state(directory, rel_path, manifest, process, {file.path: file.sha256 for file in manifest.files})
+def _digests(manifest: Manifest) -> dict[str, str]:
+    return {file.path: file.sha256 for file in manifest.files}
 
 
 def _manifest(root: Root, rel_path: str) -> Manifest:
@@ -145,34 +190,43 @@ def _state(
 def _require(rel_path: str, needs: Sequence[str], tree: Any, metadata: Mapping[str, Any]) -> None:
     there = {*(tree if isinstance(tree, Mapping) else ()), *metadata}
     if missing := [name for name in needs if name not in there]:
-        raise InexactResumeError(f"{rel_path} lacks {', '.join(missing)}: training cannot go on exactly from there")
+        raise InexactResumeError(f"{rel_path} lacks {', '.join(missing)}: training cannot continue exactly from it")
 
 
 def _verify_rest(directory: Path, digests: Mapping[str, str], process: Process) -> None:
-    """What belongs to no tree, such as configurations: small, and divided between the ranks."""
+    """Compare the files that belong to no tree, such as configurations; each rank takes some of them."""
     rest = sorted(name for name in digests if not trees.holds(name))
     for name in rest[process.index :: process.count]:
         verify_file(directory, name, digests)
 
 
 def _agree(rel_path: str, problem: Exception | None, process: Process) -> None:
-    """Raise on every rank when it went wrong on one: no rank goes on from a checkpoint that another refuses."""
+    """Raise on every rank if one failed: no rank may continue from a checkpoint that another refuses."""
     if not process.any(problem is not None):
         return
     corrupt = process.any(isinstance(problem, CorruptCheckpointError))
     if corrupt and not isinstance(problem, CorruptCheckpointError):
-        raise CorruptCheckpointError(f"{rel_path} is corrupt, as another rank found")
+        raise CorruptCheckpointError(f"{rel_path} is corrupt: another rank found a damaged file")
     if problem is None:
         raise ProcessError(f"another rank could not load {rel_path}; its log says why")
     raise problem
 
+
+# A checkpoint of theseus is an Orbax tree with files beside it:
+#
+#     PATH/checkpoint/    the tree; Orbax renames it to this name when it is complete
+#     PATH/config.json    the metadata
+#     PATH/job.json       name, project, group and the tracker's id
+#     PATH/config.yaml    the whole configuration
+#
+# Its `rng.npy` is a pickle and is not read: random-number generators are left as they are.
 
 _THESEUS_TREE = "checkpoint"
 THESEUS_METADATA = "config.json"
 
 
 def theseus_directory(root: Root, path: str) -> Path | None:
-    """The directory of a complete checkpoint of theseus; None where there is none."""
+    """The directory of a complete checkpoint of theseus; None if there is none."""
     if root.uri.startswith(S3_SCHEME):
         return None
     directory = Path(root.locate(path))
@@ -181,42 +235,28 @@ def theseus_directory(root: Root, path: str) -> Path | None:
 
 
 def theseus_metadata(directory: Path) -> dict[str, Any]:
-    """What the caller gave beside the tree."""
     found: dict[str, Any] = json.loads((directory / THESEUS_METADATA).read_text())
     return found
 
 
 def theseus_tree(directory: Path, template: Any, *, partial: bool) -> Any:
-    """The tree, in arrays like those of the template, on its devices. Collective where there are several processes.
-
-    Raises:
-        ValueError: the tree does not fit the template.
-    """
+    """Read the tree into arrays like those of the template. Collective where there are several processes."""
     from trainmaster.jobs.trees import jax_arrays
 
     return jax_arrays.read_tree(directory / _THESEUS_TREE, template, partial=partial)
 
 
-# Which committed checkpoint a path means: the newest save to it, or what `latest` or `best` points to.
-#
-# A committed checkpoint never changes. A second save to a path lies beside the first; see `commit_beside`.
-
 LATEST, BEST = POINTERS
-"""Pointers in the home of a job."""
 
 _ANOTHER = re.compile(rf"(?P<name>.+){ANOTHER_SAVE}\d+(-\d+)?")
 
 
 def find(root: Root, path: str) -> str:
-    """Where the checkpoint that a path means lies.
-
-    Args:
-        root: where checkpoints lie.
-        path: the path of a save, or of a pointer in a job's home.
+    """The place of the checkpoint that a path means: its newest save, or the target of a job's pointer.
 
     Raises:
         FileNotFoundError: nothing is committed there.
-        CorruptCheckpointError: a manifest cannot be read, so that nobody can tell which save is the newest.
+        CorruptCheckpointError: a manifest cannot be read, so the newest save is unknown.
     """
     home, _, name = path.rpartition("/")
     if name in POINTERS and (place := pointed(root, home, name)) is not None:
@@ -231,11 +271,7 @@ def find(root: Root, path: str) -> str:
 
 
 def newest(root: Root, path: str) -> str | None:
-    """Where the newest save to a path lies; None when nothing is committed there.
-
-    Raises:
-        CorruptCheckpointError: a manifest cannot be read.
-    """
+    """The place of the newest save to a path; None when nothing is committed there."""
     home, _, name = path.rpartition("/")
     saves: list[tuple[int, float, str]] = []
     for each in root.names(home):
@@ -247,14 +283,14 @@ def newest(root: Root, path: str) -> str | None:
         if manifest is None:
             continue
         if each == name or (manifest.saved_as or name) == name:
-            # Somebody may ask for a later save by the name under which it lies: it is no save to that path.
+            # A later save may be asked for by the name of its directory, which is no path that was saved to.
             own = (manifest.saved_as or name) == name
             saves.append((manifest.generation if own else 0, manifest.created_at, place))
     return max(saves)[2] if saves else None
 
 
 def pointed(root: Root, home: str, pointer: str) -> str | None:
-    """Where the checkpoint lies that a pointer of a job names; in place of a latest that is gone, the newest."""
+    """The target of a job's pointer. If the latest one is gone, the newest takes its place."""
     suffix = root.pointer(home, pointer)
     if suffix is None:
         return None
@@ -263,13 +299,13 @@ def pointed(root: Root, home: str, pointer: str) -> str | None:
         if root.manifest(place) is not None:
             return place
     except CorruptCheckpointError:
-        return place  # Whoever reads it finds out.
+        return place  # reading it will fail
     left = root.committed(home)
     return left[-1] if left and pointer == LATEST else None
 
 
 def path_of(root: Root, place: str) -> str:
-    """The path that leads to a checkpoint: the one that it was saved to, unless a later save took that over."""
+    """The path that means a checkpoint: the one it was saved to, unless that has a newer save."""
     path = _saved_to(root, place)
     try:
         return path if newest(root, path) == place else place
@@ -278,7 +314,7 @@ def path_of(root: Root, place: str) -> str:
 
 
 def paths(root: Root, home: str) -> list[str]:
-    """The paths below a job's home that lead to a checkpoint, in the order of their newest saves."""
+    """The paths below a job's home that mean a checkpoint, in the order of their newest saves."""
     found: dict[str, None] = {}
     for place in root.committed(home):
         path = _saved_to(root, place)

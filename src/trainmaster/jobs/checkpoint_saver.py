@@ -1,8 +1,7 @@
-"""Saves checkpoints while training goes on, and loads them.
+"""Saves checkpoints while training goes on.
 
-`Saver.save` returns when the tree was copied away. A thread writes the copy, waits for the parts of other
-ranks, commits and tells the server. One save is under way at a time: the next one waits for it, and raises
-what went wrong with it.
+`Saver.save` returns when the tree was copied. A thread writes the copy, waits for the parts of other ranks, commits and
+reports the checkpoint to the server. One save is under way at a time: the next one waits for it, and raises its error.
 """
 
 from __future__ import annotations
@@ -13,37 +12,36 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from trainmaster.jobs import checkpoint_reader, report, rng, trees
+from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest, check_path
-from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded
-from trainmaster.jobs.commit import Commit, Parts, Saved
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded, Loader
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.process import Process, SingleProcess
+from trainmaster.jobs.process import Parts, Process, SingleProcess
 from trainmaster.jobs.reporter import Reporter
-from trainmaster.jobs.roots import Root
-from trainmaster.jobs.trees.writer import TREE
+from trainmaster.jobs.roots import Root, commit_beside
+from trainmaster.jobs.trees.writer import TREE, write_text
 
 __all__ = ["BEST", "LATEST", "InexactResumeError", "Loaded", "SaveError", "Saved", "Saver"]
 
 TIMEOUT_S = 1800.0
-"""How long rank 0 waits for the other ranks' parts."""
+"""How long rank 0 waits for the parts of the other ranks."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = frozenset({METADATA, TREE, "manifest.json"})
 
 
 _savers: weakref.WeakSet[Saver] = weakref.WeakSet()
-"""Of this process, for those who read without one."""
+"""All savers of this process, for code that reads checkpoints without one."""
 
 
 def finish_saves() -> None:
-    """Return when no saver of this process writes any more; whether it went well, `Saver.wait` says. Not collective."""
+    """Wait until no saver of this process writes. Not collective; `Saver.wait` raises the errors."""
     for saver in list(_savers):
         saver.join()
 
@@ -52,12 +50,21 @@ class SaveError(RuntimeError):
     """A checkpoint was not saved."""
 
 
-class Saver:
+class Saved(NamedTuple):
+    """A checkpoint that was committed."""
+
+    rel_path: str
+    manifest: Manifest
+    took_s: float
+    """From the call of `save` to the commit."""
+
+
+class Saver(Loader):
     """Saves and loads checkpoints of one job below one root.
 
-    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. One
-    thread at a time may use a saver. Leave it by `close`, or by the end of a `with` block: a save that is under
-    way when the interpreter ends is lost.
+    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. One thread at
+    a time may use a saver. End it with `close` or a `with` block: a save that is under way when the interpreter ends is
+    lost.
     """
 
     def __init__(
@@ -73,29 +80,31 @@ class Saver:
         staging_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Write nothing yet.
+        """Prepare to save; nothing is written yet.
 
         Args:
-            root: where checkpoints lie.
+            root: the root of the checkpoints.
             process: this process among those that train together; by default it is alone.
-            home: the directory below the root that is this job's own, with its pointers; `keep` counts there.
+            home: this job's directory below the root, which has its pointers, and in which `keep` counts.
             keep: how many checkpoints to keep; None for all. Where a server manages the root, it prunes instead.
-            reporter: that of this process, unless it is another.
-            check_owner: called on process 0 right before a commit, which it prevents by raising; by default, that of
-                the reporter.
-            on_commit: told of every commit, on process 0; by default, the reporter tells the server.
-            staging_bytes: most that copies may take of the host's memory; a larger tree is copied in several turns.
+            reporter: the reporter to use; by default, that of this process.
+            check_owner: called on process 0 right before a commit, which it prevents by raising; by default, the
+                reporter's.
+            on_commit: called on process 0 after every commit; by default, the reporter tells the server.
+            staging_bytes: the most host memory that copies may take; a larger tree is copied in several steps.
             timeout_s: how long to wait for the parts of other ranks.
         """
-        self._root = root
-        self._process = process if process is not None else SingleProcess()
-        self._home = check_path(home, empty=True)
+        super().__init__(
+            root,
+            process if process is not None else SingleProcess(),
+            home=check_path(home, empty=True),
+            buffers=trees.Buffers(staging_bytes),
+            reporter=reporter if reporter is not None else report.reporter,
+        )
         self._keep = keep
-        self._reporter = reporter if reporter is not None else report.reporter
         self._check_owner = check_owner if check_owner is not None else self._reporter.require_ownership
-        self._on_commit = on_commit if on_commit is not None else self._tell
+        self._on_commit = on_commit if on_commit is not None else self._report_commit
         self._prunes = self._reporter.job_id() is None or root.uri.startswith(S3_SCHEME)
-        self._buffers = trees.Buffers(staging_bytes)
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
         self._pending = False
@@ -104,7 +113,7 @@ class Saver:
         _savers.add(self)
 
     def prepare(self, tree: Any) -> None:
-        """Get the memory for copies of this tree in the background, so that the first save does not wait for it."""
+        """Allocate the memory for copies of this tree in the background, so that the first save need not wait."""
         if not self._pending:
             plan = trees.plan(tree, process=self._process)
             self._run(lambda: plan.allocate(self._buffers))
@@ -124,26 +133,26 @@ class Saver:
         name: str = "",
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin to save; when this returns, the tree may be changed again.
+        """Start to save; when this returns, the tree may be changed again.
 
         Args:
             tree: what to save. Whole arrays and plain values are those of process 0.
-            rel_path: where it will be found below the root. A second save to the same path lies beside the first, under
-                another name; `Saved.rel_path` says where.
-            step: how far training is.
-            epoch: likewise.
-            metrics: what is known of its quality.
-            metadata: anything that JSON can hold, such as the position in the data.
-            files: further files, by name.
-            point: pointers in `home` that shall lead to it once it is committed, such as `latest`.
-            kind: what makes it, for the manifest.
-            name: what its user calls it, likewise.
-            attributes: what else the server should know of it, likewise.
+            rel_path: the path below the root. A second save to the same path is committed beside the first, under
+                another name; see `Saved.rel_path`.
+            step: the step that training has reached.
+            epoch: the epoch that training has reached.
+            metrics: metrics of the checkpoint.
+            metadata: any JSON object, such as the position in the data.
+            files: the contents of further files, by name.
+            point: pointers in `home` to set to it after the commit, such as `latest`.
+            kind: for the manifest.
+            name: for the manifest.
+            attributes: for the manifest.
 
         Raises:
             TreeError: the tree holds something that cannot be saved; names its path.
-            TypeError, ValueError: the metadata is no JSON, or a name is none.
-            NotOwnerError, OSError, SaveError: the save before this one went wrong; this one did not begin.
+            TypeError, ValueError: the metadata is no JSON, or a file name is not allowed.
+            NotOwnerError, OSError, SaveError: the previous save failed; this one did not start.
         """
         self.wait()
         began = time.monotonic()
@@ -168,48 +177,51 @@ class Saver:
             except BaseException as error:
                 parts.failed(error)
                 if self._process.count > 1:
-                    # The other ranks will ask what became of it.
+                    # The other ranks will ask for its outcome.
                     self._pending, self._problem = True, error
                 raise
-            commit = Commit(
-                root=self._root,
-                home=self._home,
-                process=self._process,
-                rel_path=rel_path,
-                draft=draft,
-                manifest=manifest,
-                texts=texts,
-                state=state,
-                point=tuple(point),
-                keep=self._keep if self._prunes else None,
-                began=began,
-                check_owner=self._check_owner,
-                on_commit=self._on_commit,
-                note=self._reporter.note,
-            )
-            kept = scope.pop_all()
+            open_draft = scope.pop_all()
 
         def finish() -> None:
-            with kept:
-                self._saved = commit.finish(writing, parts)
+            with open_draft:
+                try:
+                    digests = writing.result()
+                    digests |= rng.write(state, draft, self._process.index)
+                    if self._process.index != 0:
+                        parts.done(digests)
+                        return
+                except BaseException as error:
+                    parts.failed(error)
+                    raise
+                digests |= dict(write_text(draft, name, text) for name, text in texts.items())
+                digests |= parts.collect(rel_path)
+                place, committed = commit_beside(
+                    self._root, draft, rel_path, manifest, check_owner=self._check_owner, known_digests=digests
+                )
+                saved = Saved(place, committed, time.monotonic() - began)
+                for name in point:
+                    self._root.point(self._home, name, place.removeprefix(f"{self._home}/"))
+                self._on_commit(saved)
+                self._prune()
+                self._saved = saved
 
         self._run(finish)
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way here. Ranks may see it differently."""
+        """Whether a save is under way in this process. Ranks may differ."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Return when nothing is under way in this process. Not collective, and raises nothing."""
+        """Wait until nothing is under way in this process. Not collective; raises nothing."""
         if (thread := self._thread) is not None and thread is not threading.current_thread():
             thread.join()
 
     def wait(self) -> Saved | None:
-        """Wait until nothing is under way; what was saved since the last wait, if anything.
+        """Wait until nothing is under way; returns what was saved since the last wait, if anything.
 
         Raises:
-            NotOwnerError, OSError, SaveError: it went wrong.
+            NotOwnerError, OSError, SaveError: the save failed.
         """
         if not self._pending:
             return None
@@ -219,104 +231,20 @@ class Saver:
         problem, self._problem = self._problem, None
         saved, self._saved = self._saved, None
         if self._process.count > 1:
-            said = self._process.broadcast(_outcome(problem, saved), "the outcome of a save")
+            outcome = self._process.broadcast(_outcome_to_json(problem, saved), "the outcome of a save")
             if self._process.index != 0:
-                # What went wrong here is part of it, or follows from it.
-                heard, saved = _heard(said)
-                problem = heard if heard is not None else problem
+                # A problem of this rank is part of rank 0's, or follows from it.
+                first_problem, saved = _outcome_from_json(outcome)
+                problem = first_problem if first_problem is not None else problem
         if problem is not None:
             raise problem
         return saved
 
-    def load(
-        self,
-        rel_path: str,
-        template: Any = trees.ANYTHING,
-        *,
-        partial: bool = False,
-        verify: bool = True,
-        exact: bool = False,
-        needs: Sequence[str] = (),
-        elastic: bool = False,
-    ) -> Loaded:
-        """Read a checkpoint.
-
-        Args:
-            rel_path: which one.
-            template: a tree to be like: it gives types, shapes, devices and sharding.
-            partial: restore only what the template has; where nothing that fits was saved, keep the template's value.
-            verify: whether what is read is compared with what was committed.
-            exact: go on just as the training that saved it would have: the random-number generators of this rank
-                are put into their state, and it is an error when that is missing.
-            needs: names in the tree or the metadata, at their top, without which it is refused.
-            elastic: where another number of processes saved it, leave the generators alone instead of refusing.
-
-        Raises:
-            FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: a file differs from what was committed, on any rank.
-            InexactResumeError: something that was asked for is missing; names it.
-            TreeError: the tree does not fit the template; names the paths.
-        """
+    def settle(self) -> None:
         self.wait()
-        return checkpoint_reader.load(
-            self._root,
-            check_path(rel_path),
-            template,
-            process=self._process,
-            buffers=self._buffers,
-            partial=partial,
-            verify=verify,
-            exact=exact,
-            needs=needs,
-            elastic=elastic,
-        )
-
-    def load_latest_good(
-        self,
-        template: Any = trees.ANYTHING,
-        *,
-        start: str | None = None,
-        partial: bool = False,
-        exact: bool = False,
-        needs: Sequence[str] = (),
-    ) -> tuple[str, Loaded]:
-        """Read the newest checkpoint of this job that is not corrupt, and say which it is.
-
-        Args:
-            template: as for `load`.
-            start: the one to begin with; by default the newest. None that is newer is looked at.
-            partial: as for `load`.
-            exact: as for `load`.
-            needs: as for `load`.
-
-        Raises:
-            FileNotFoundError: nothing is committed.
-            CorruptCheckpointError: all of them are corrupt; it is what was wrong with the newest.
-        """
-        self.wait()
-        return checkpoint_reader.load_latest_good(
-            self._root,
-            self._home,
-            template,
-            start=start,
-            note=self._reporter.note,
-            process=self._process,
-            buffers=self._buffers,
-            partial=partial,
-            exact=exact,
-            needs=needs,
-        )
-
-    def load_rng(self, rel_path: str) -> rng.State:
-        """The state of this rank's random-number generators at a save, for `rng.restore`.
-
-        Raises:
-            InexactResumeError: the checkpoint has none for this rank.
-        """
-        return checkpoint_reader.load_rng(self._root, check_path(rel_path), self._process)
 
     def close(self) -> None:
-        """Wait for what is under way, and give the memory for copies back; raises as `wait` does."""
+        """Wait for a save that is under way, and free the memory for copies; raises as `wait` does."""
         try:
             self.wait()
         finally:
@@ -332,34 +260,48 @@ class Saver:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # told by `wait`
+            except BaseException as error:  # `wait` raises it
                 self._problem = error
 
         self._thread, self._pending = threading.Thread(target=run, name="checkpoint"), True
         self._thread.start()
 
-    def _tell(self, saved: Saved) -> None:
+    def _report_commit(self, saved: Saved) -> None:
         self._reporter.committed(saved.manifest, self._root.locate(saved.rel_path), took_s=saved.took_s)
 
+    def _prune(self) -> None:
+        if not self._keep or not self._prunes:
+            return
+        targets = [self._root.pointer(self._home, name) for name in (LATEST, BEST)]
+        latest, best = (f"{self._home}/{target}".lstrip("/") if target else None for target in targets)
+        checkpoints = self._root.committed(self._home)
+        # A resume starts from `latest`; while that is not the newest, it is still in use.
+        in_use = [] if latest is None or latest in checkpoints[-1:] else [latest]
+        for rel_path in to_remove(checkpoints, limit=self._keep, best=best, in_flight=in_use):
+            try:
+                self._root.remove(rel_path)
+            except OSError as error:
+                self._reporter.note(f"the old checkpoint {rel_path} could not be removed: {error}")
+
     def _draft(self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, nbytes: int) -> Path:
-        """A directory that all ranks write to; process 0 makes it."""
-        said: dict[str, Any] = {}
+        """Make the directory that all ranks write to, on process 0."""
+        answer: dict[str, Any] = {}
         problem: Exception | None = None
         if self._process.index == 0:
             try:
                 made = self._root.draft(
                     rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=nbytes
                 )
-                said = {"draft": str(scope.enter_context(made))}
+                answer = {"draft": str(scope.enter_context(made))}
                 scope.enter_context(self._reporter.saving())
             except Exception as error:
-                problem, said = error, {"error": f"{type(error).__name__}: {error}"}
-        said = self._process.broadcast(said, f"save {rel_path}")
+                problem, answer = error, {"error": f"{type(error).__name__}: {error}"}
+        answer = self._process.broadcast(answer, f"save {rel_path}")
         if problem is not None:
             raise problem
-        if "error" in said:
-            raise SaveError(f"rank 0 could not begin to save {rel_path}: {said['error']}")
-        draft = Path(said["draft"])
+        if "error" in answer:
+            raise SaveError(f"rank 0 could not begin to save {rel_path}: {answer['error']}")
+        draft = Path(answer["draft"])
         if self._process.any(not draft.is_dir()):
             raise SaveError(
                 f"not every rank sees {draft}, which rank 0 made: ranks on several machines need a directory that they "
@@ -375,7 +317,7 @@ def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
     return files
 
 
-def _outcome(problem: BaseException | None, saved: Saved | None) -> dict[str, Any]:
+def _outcome_to_json(problem: BaseException | None, saved: Saved | None) -> dict[str, Any]:
     if problem is not None:
         return {"error": str(problem), "type": type(problem).__name__}
     if saved is None:
@@ -383,10 +325,38 @@ def _outcome(problem: BaseException | None, saved: Saved | None) -> dict[str, An
     return {"rel_path": saved.rel_path, "manifest": json.loads(saved.manifest.to_bytes()), "took_s": saved.took_s}
 
 
-def _heard(said: Mapping[str, Any]) -> tuple[BaseException | None, Saved | None]:
-    if "error" in said:
-        kind = NotOwnerError if said["type"] == NotOwnerError.__name__ else SaveError
-        return kind(f"rank 0: {said['error']}"), None
-    if not said:
+def _outcome_from_json(outcome: Mapping[str, Any]) -> tuple[BaseException | None, Saved | None]:
+    if "error" in outcome:
+        kind = NotOwnerError if outcome["type"] == NotOwnerError.__name__ else SaveError
+        return kind(f"rank 0: {outcome['error']}"), None
+    if not outcome:
         return None, None
-    return None, Saved(said["rel_path"], Manifest.from_json(said["manifest"]), said["took_s"])
+    return None, Saved(outcome["rel_path"], Manifest.from_json(outcome["manifest"]), outcome["took_s"])
+
+
+def to_remove(
+    checkpoints: Sequence[str],
+    *,
+    limit: int | None,
+    best: str | None = None,
+    pinned: Collection[str] = (),
+    in_flight: Collection[str] = (),
+) -> list[str]:
+    """The checkpoints to remove, the oldest first: those beyond `limit` that nobody may still need.
+
+    The newest always stays: a resume starts from it. So does the one before it while a save is in flight, since that
+    may fail and the newest may turn out to be corrupt.
+
+    Args:
+        checkpoints: those that are committed, the oldest first.
+        limit: how many to keep beside those below; None or 0 for all.
+        best: is never removed, and does not count unless it is the newest.
+        pinned: are never removed, and do not count.
+        in_flight: likewise; being written or read right now.
+    """
+    if not limit or limit < 0:
+        return []
+    apart = {*pinned, *in_flight, *({best} - {*checkpoints[-1:]})}
+    counted = [name for name in checkpoints if name not in apart]
+    needed = {*checkpoints[-1:], *(checkpoints[-2:] if in_flight else ())}
+    return [name for name in counted[: max(0, len(counted) - limit)] if name not in needed]

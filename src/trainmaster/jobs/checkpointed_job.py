@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from trainmaster.jobs import ambient, checkpoint_reader, report, rng
 from trainmaster.jobs.basic_job import BasicJob, name_of
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, check_path
-from trainmaster.jobs.checkpoint_reader import LATEST, METADATA, find
-from trainmaster.jobs.checkpoint_saver import Saver, finish_saves
-from trainmaster.jobs.commit import Registrar
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, find
+from trainmaster.jobs.checkpoint_saver import Saved, Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
@@ -281,3 +281,77 @@ class CheckpointedJob(BasicJob[C]):
 
     def _described(self) -> dict[str, Any]:
         return {**self.spec.to_json(), "job_class": name_of(type(self)), "restored_from": self.restored_from}
+
+
+class Registrar:
+    """Registers checkpoints of a job class on process 0: sets pointers to them and reports them to the server.
+
+    A checkpoint that is still being written is registered when it is committed.
+    """
+
+    def __init__(self, root: Root, home: str) -> None:
+        self._root = root
+        self._home = home
+        self._mutex = threading.Lock()
+        self._saving: str | None = None
+        self._pointers: set[str] = set()
+        self._is_best = False
+        """Whether the save that is under way becomes the best one, registered or not."""
+        self._saved: dict[str, Saved] = {}
+        """Commits of this process, by place."""
+        self._reported: dict[str, bool] = {}
+        """Places that were reported to the server, and whether as the best."""
+        self.lock: Lock | None = None
+        """The lock on the run's identity, if it is held: no commit without it."""
+
+    def expect(self, path: str | None) -> None:
+        """Note that a save to this path starts now; None: no save is under way."""
+        with self._mutex:
+            self._saving, self._pointers = path, set()
+            self._is_best = path == f"{self._home}/{BEST}"
+
+    def register(self, path: str, pointers: Collection[str]) -> None:
+        """Set pointers to a checkpoint: now, or when the save to this path that is under way is committed.
+
+        Raises:
+            FileNotFoundError: nothing is committed there, and no save is under way.
+            OSError: a pointer could not be set, or the server could not be told.
+        """
+        with self._mutex:
+            if path == self._saving:
+                self._pointers |= set(pointers)
+            else:
+                self._register(find(self._root, path), pointers)
+
+    def check_owner(self) -> None:
+        """Raise unless this process still owns its job and the run's lock."""
+        if self.lock is not None:
+            self.lock.require()
+        report.reporter.require_ownership()
+
+    def on_commit(self, saved: Saved) -> None:
+        """Set the pointers that waited for this commit.
+
+        Only registered checkpoints are reported to the server, since a new attempt continues from those.
+        """
+        with self._mutex:
+            self._saved[saved.rel_path] = saved
+            self._saving = None
+            if self._pointers:
+                self._register(saved.rel_path, self._pointers | ({BEST} if self._is_best else set()))
+            elif self._is_best:
+                self._point(saved.rel_path, BEST)
+
+    def _register(self, place: str, pointers: Collection[str]) -> None:
+        for name in pointers:
+            self._point(place, name)
+        self._report(place, is_best=BEST in pointers)
+
+    def _point(self, place: str, pointer: str) -> None:
+        self._root.point(self._home, pointer, place.removeprefix(f"{self._home}/"))
+
+    def _report(self, place: str, *, is_best: bool) -> None:
+        saved = self._saved.get(place)
+        if saved is not None and self._reported.get(place) not in (True, is_best):
+            self._reported[place] = is_best
+            report.reporter.committed(saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=is_best)

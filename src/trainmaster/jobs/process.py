@@ -1,7 +1,7 @@
-"""The processes that train together: how they are joined, who this one is, and a few words between them.
+"""The processes that train together: how they are connected, the index of this one, and messages between them.
 
-The words are control traffic, small and rare, and nothing is pickled. Those of torch never wait for an accelerator;
-JAX has its own devices carry them. All methods but `index` and `count` are collective: every process calls them, in
+The messages are control traffic, small and rare, and nothing is pickled. Those of torch never wait for an accelerator;
+JAX sends them through its own devices. All methods but `index` and `count` are collective: every process calls them, in
 the same order, from the thread that trains.
 """
 
@@ -13,11 +13,15 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 TIMEOUT_S = 1800.0
-"""How long one process waits for the others: a slow save or a compilation elsewhere must fit in."""
+"""How long one process waits for the others, which may be saving or compiling."""
+_PART = ".part-"
+_LOOK_EVERY_S = 0.05
 
 
 class ProcessError(RuntimeError):
@@ -29,20 +33,20 @@ class Process(Protocol):
 
     @property
     def index(self) -> int:
-        """Of this process; the one with 0 commits checkpoints and reports."""
+        """The index of this process; process 0 commits checkpoints and reports."""
 
     @property
     def count(self) -> int:
-        """Of all processes."""
+        """The number of processes."""
 
     def barrier(self, name: str) -> None:
-        """Return when every process has come to the barrier of this name."""
+        """Wait until every process has reached the barrier of this name."""
 
     def broadcast(self, value: Any, name: str) -> Any:
-        """The JSON value that process 0 gives; what the others give is ignored."""
+        """Return the JSON value of process 0; those of the others are ignored."""
 
     def gather(self, value: bytes) -> list[bytes]:
-        """On process 0 the bytes of every process, in order; empty on the others."""
+        """On process 0, the bytes of every process, in order; on the others, an empty list."""
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
@@ -55,26 +59,22 @@ class SingleProcess:
     count = 1
 
     def barrier(self, name: str) -> None:
-        """Nobody to wait for."""
+        pass
 
     def broadcast(self, value: Any, name: str) -> Any:  # noqa: ARG002 - the protocol's
-        """The value, as it would come out of JSON."""
         return json.loads(json.dumps(value))
 
     def gather(self, value: bytes) -> list[bytes]:
-        """The one."""
         return [value]
 
     def any(self, flag: bool) -> bool:
-        """The one."""
         return flag
 
 
 class TorchProcess:
-    """A rank of `torch.distributed`, with a gloo group of its own, so that no word waits for a GPU."""
+    """A rank of `torch.distributed`, with its own gloo group, so that no message waits for a GPU. Made collectively."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Make the group: every rank has to."""
         import torch.distributed
 
         self._distributed = torch.distributed
@@ -84,15 +84,14 @@ class TorchProcess:
         self._group = torch.distributed.new_group(backend="gloo", timeout=self._timeout)
 
     def barrier(self, name: str) -> None:
-        """Return when every rank has come here; on a time-out, rank 0 says which has not."""
+        # On a time-out, the error of rank 0 names the ranks that did not come.
         try:
             self._distributed.monitored_barrier(self._group, timeout=self._timeout, wait_all_ranks=True)
         except RuntimeError as error:
-            raise ProcessError(f"rank {self.index} waited in vain at {name!r}: {error}") from error
-        self._require_same(name)
+            raise ProcessError(f"rank {self.index} timed out at {name!r}: {error}") from error
+        self.broadcast(None, name)  # compares the names
 
     def broadcast(self, value: Any, name: str) -> Any:
-        """The JSON value that rank 0 gives."""
         data = self._broadcast_bytes(json.dumps([name, value]).encode() if self.index == 0 else b"", name)
         theirs, value = json.loads(data)
         if theirs != name:
@@ -100,7 +99,6 @@ class TorchProcess:
         return value
 
     def gather(self, value: bytes) -> list[bytes]:
-        """On rank 0 the bytes of every rank, in order; empty on the others."""
         import torch
 
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -114,7 +112,6 @@ class TorchProcess:
         return [bytes(tensor.tolist())[: int(size)] for tensor, size in zip(into, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
         import torch
 
         found = torch.tensor([int(flag)], dtype=torch.int32)
@@ -130,11 +127,8 @@ class TorchProcess:
             tensor = _tensor(data) if self.index == 0 else torch.empty(int(size), dtype=torch.uint8)
             self._distributed.broadcast(tensor, 0, group=self._group)
         except RuntimeError as error:
-            raise ProcessError(f"rank {self.index} heard nothing at {name!r}: {error}") from error
+            raise ProcessError(f"rank {self.index} received nothing at {name!r}: {error}") from error
         return bytes(tensor.tolist())
-
-    def _require_same(self, name: str) -> None:
-        self.broadcast(None, name)
 
 
 class JaxProcess:
@@ -147,7 +141,6 @@ class JaxProcess:
         self.count: int = jax.process_count()
 
     def barrier(self, name: str) -> None:
-        """Return when every process has come here; JAX itself compares the names."""
         from jax.experimental import multihost_utils
 
         try:
@@ -156,7 +149,6 @@ class JaxProcess:
             raise ProcessError(f"process {self.index} is at {name!r}: {error}") from error
 
     def broadcast(self, value: Any, name: str) -> Any:
-        """The JSON value that process 0 gives."""
         import numpy
         from jax.experimental import multihost_utils
 
@@ -169,7 +161,6 @@ class JaxProcess:
         return value
 
     def gather(self, value: bytes) -> list[bytes]:
-        """On process 0 the bytes of every process, in order; empty on the others."""
         import numpy
         from jax.experimental import multihost_utils
 
@@ -181,7 +172,6 @@ class JaxProcess:
         return [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
         import numpy
         from jax.experimental import multihost_utils
 
@@ -189,10 +179,10 @@ class JaxProcess:
 
 
 def current_process() -> Process:
-    """This process among those that train together; the first call is collective, later ones give the same.
+    """This process among those that train together. The first call is collective; later ones return the same.
 
     Raises:
-        ProcessError: the environment speaks of several ranks, but nothing connects them yet.
+        ProcessError: the environment declares several ranks, but nothing connects them yet.
     """
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
@@ -210,10 +200,10 @@ def current_process() -> Process:
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """Join this process to the others of its job for a block; nothing happens when it is alone or joined already.
+    """Connect this process with the others of its job for a block, unless it is alone or connected already.
 
-    The variables are those that `torchrun` and our worker set. A class that needs another way may join in its module,
-    before this is entered.
+    The variables are those that `torchrun` and our worker set. A class that needs another way may connect in its
+    module, before this is called.
     """
     count = int(os.environ.get("WORLD_SIZE") or 1)
     if count == 1:
@@ -229,9 +219,9 @@ def connected() -> Iterator[None]:
 def _join_jax(count: int) -> None:
     import jax
 
-    if not jax.distributed.is_initialized():  # JAX parts by itself when the interpreter ends
+    if not jax.distributed.is_initialized():  # JAX disconnects by itself when the interpreter ends
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        # Ranks beside each other see all GPUs of their node, and each would take all of them.
+        # Ranks of one node see all of its GPUs, and each would take all of them.
         beside = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
         devices = [int(os.environ["LOCAL_RANK"])] if beside else None
         rank = int(os.environ["RANK"])
@@ -253,14 +243,14 @@ def _joined_by_torch() -> Iterator[None]:
     try:
         yield
     except Exception:
-        # Who waits for others on GPUs when some are gone may wait for long, and the cause should be told at once.
+        # On GPUs this may wait long for ranks that are gone, and the cause should be shown at once.
         if not torch.cuda.is_available():
             torch.distributed.destroy_process_group()
         raise
     except BaseException:
         torch.distributed.destroy_process_group()
         raise
-    # By hand: an interpreter that ends with the group's threads running may be aborted.
+    # Explicitly: an interpreter that ends while the group's threads run may be aborted.
     torch.distributed.destroy_process_group()
 
 
@@ -268,7 +258,7 @@ _of_torch: tuple[Any, TorchProcess] | None = None
 
 
 def _torch_process(torch_distributed: Any) -> Process:
-    """One for each default group: a group more for every call would leak."""
+    """Keep one for each default group: a new group for every call would leak."""
     global _of_torch
     group = torch_distributed.group.WORLD
     if torch_distributed.get_world_size() == 1:
@@ -281,7 +271,7 @@ def _torch_process(torch_distributed: Any) -> Process:
 
 
 def _forget_torch() -> None:
-    # A group that is still held when the interpreter is taken down may abort the process: its threads run on.
+    # A group that still exists when the interpreter exits may abort the process: its threads run on.
     global _of_torch
     _of_torch = None
 
@@ -290,3 +280,64 @@ def _tensor(data: bytes) -> Any:
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class PartError(RuntimeError):
+    """A rank did not write its part of a checkpoint, or not in time."""
+
+
+class Parts:
+    """Small files in the draft by which the other ranks tell rank 0 that their part of a checkpoint is written.
+
+    Threads that save cannot use collective operations: those belong to the thread that trains.
+    """
+
+    def __init__(self, draft: Path, process: Process, *, timeout_s: float) -> None:
+        self._draft = draft
+        self._process = process
+        self._timeout_s = timeout_s
+
+    def done(self, digests: Mapping[str, str]) -> None:
+        self._write({"digests": dict(digests)})
+
+    def failed(self, error: BaseException) -> None:
+        """Tell rank 0 not to wait for this rank."""
+        if self._process.index == 0:
+            return
+        with contextlib.suppress(OSError):  # The draft is gone: rank 0 has given up.
+            self._write({"error": f"{type(error).__name__}: {error}"})
+
+    def collect(self, rel_path: str) -> dict[str, str]:
+        """On rank 0: wait for all other ranks; returns the digests of their files.
+
+        Raises:
+            PartError: names the rank that failed or was late.
+        """
+        digests: dict[str, str] = {}
+        deadline = time.monotonic() + self._timeout_s
+        for rank in range(1, self._process.count):
+            answer = self._await(rank, deadline, rel_path)
+            if "error" in answer:
+                raise PartError(f"rank {rank} could not write its part of {rel_path}: {answer['error']}")
+            digests |= answer["digests"]
+        return digests
+
+    def _await(self, rank: int, deadline: float, rel_path: str) -> dict[str, Any]:
+        path = self._draft / f"{_PART}{rank}"
+        while True:
+            try:
+                answer: dict[str, Any] = json.loads(path.read_bytes())
+                path.unlink()
+                return answer
+            except FileNotFoundError:
+                if time.monotonic() > deadline:
+                    raise PartError(
+                        f"rank {rank} did not write its part of {rel_path} within {self._timeout_s:.0f} s"
+                    ) from None
+                time.sleep(_LOOK_EVERY_S)
+
+    def _write(self, answer: Mapping[str, Any]) -> None:
+        path = self._draft / f"{_PART}{self._process.index}"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(answer))
+        os.replace(new, path)

@@ -12,8 +12,7 @@ from typing import Any
 
 from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver
-from trainmaster.jobs.commit import to_remove
+from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver, to_remove
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint

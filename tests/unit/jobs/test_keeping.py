@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.jobs.commit import to_remove
+from trainmaster.jobs.checkpoint_saver import to_remove
 
 FIVE = ["1", "2", "3", "4", "5"]
 
