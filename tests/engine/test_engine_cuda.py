@@ -24,10 +24,9 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.optimizer import AdamW
 from trainmaster.engine.passes import CheckedPass, Chunk, check_pass, compute
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import AdamW, Snapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Datum,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainmaster.engine.optimizer import AdamW, check, scale
+from trainmaster.engine.trained_model import AdamW, check_step, scale_gradients
 from trainmaster.engine.types import AdamOptions, EngineError, Normalization
 
 SHAPES = {"a": (3, 5), "b": (7,)}
@@ -138,7 +138,7 @@ def test_gradients_are_divided_before_they_are_clipped(normalization: Normalizat
     options = AdamOptions(
         learning_rate=1.0, grad_clip_norm=0.05, normalization=normalization, grad_norm_metrics="detailed"
     )
-    metrics = scale(gradients, options, loss_tokens=40, sequences=8)
+    metrics = scale_gradients(gradients, options, loss_tokens=40, sequences=8)
     for parameter, mine in zip(theirs, gradients.values(), strict=True):
         torch.testing.assert_close(mine, parameter.grad)
     assert metrics.keys() == {"grad_norm", "grad_norm/a", "grad_norm/b"}
@@ -149,12 +149,14 @@ def test_gradients_are_divided_before_they_are_clipped(normalization: Normalizat
 def test_gradients_within_the_clip_norm_stay_as_they_are() -> None:
     gradients = some(1)
     plain = AdamOptions(learning_rate=1.0, grad_clip_norm=1e3)
-    assert scale(gradients, plain, loss_tokens=40, sequences=8) == {}
+    assert scale_gradients(gradients, plain, loss_tokens=40, sequences=8) == {}
     assert all(torch.equal(gradients[name], each) for name, each in some(1).items())
 
 
 def test_basic_norm_metrics_are_one_number() -> None:
-    metrics = scale(some(1), AdamOptions(learning_rate=1.0, grad_norm_metrics="basic"), loss_tokens=1, sequences=1)
+    metrics = scale_gradients(
+        some(1), AdamOptions(learning_rate=1.0, grad_norm_metrics="basic"), loss_tokens=1, sequences=1
+    )
     expected = math.sqrt(sum(float(each.square().sum()) for each in some(1).values()))
     assert metrics == {"grad_norm": pytest.approx(expected, rel=1e-6)}
 
@@ -163,7 +165,7 @@ def test_gradients_that_are_not_finite_are_refused() -> None:
     gradients = some(1)
     gradients["b"][3] = math.nan
     with pytest.raises(EngineError, match="the weights stay as they are"):
-        scale(gradients, AdamOptions(learning_rate=1.0), loss_tokens=1, sequences=1)
+        scale_gradients(gradients, AdamOptions(learning_rate=1.0), loss_tokens=1, sequences=1)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +183,6 @@ def test_gradients_that_are_not_finite_are_refused() -> None:
     ],
 )
 def test_step_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
-    check(STEPS[0])
+    check_step(STEPS[0])
     with pytest.raises(EngineError, match=message):
-        check(replace(STEPS[0], **change))
+        check_step(replace(STEPS[0], **change))

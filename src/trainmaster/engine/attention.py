@@ -10,12 +10,18 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from trainmaster.engine.cache import BLOCK, NO_PAGE, Cache, Room, Sight, blocks_for, pages_of
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
@@ -158,3 +164,217 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, in
         return cast(Tensor, attended)
 
     return kernel
+
+
+# Attention of tokens to their own sequences, whose earlier tokens are in the cache.
+#
+# What a token attends to is computed in shapes that follow from its own sequence alone, so that on the CPU its result
+# does not depend on what else is in the batch.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some tokens of one sequence that are computed together: one that was chosen, or a piece of a prompt."""
+
+    rooms: Sequence[Room]
+    """The sequence's, at least up to the last of these tokens."""
+    start: int
+    """The position of the first one."""
+    count: int = 1
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.start + self.count
+
+    def begun(self, sight: Sight) -> np.ndarray:
+        """Pages of the blocks whose first token is one of these."""
+        return pages_of(self.rooms, sight, blocks_for(self.start), blocks_for(self.end)).ravel()
+
+    def slots(self, sight: Sight) -> np.ndarray:
+        """Where in the pool the tokens go: [tokens, strata]."""
+        first = self.start // BLOCK
+        pages = pages_of(self.rooms, sight, first, blocks_for(self.end))
+        positions = np.arange(self.start, self.end)
+        return pages[positions // BLOCK - first] * BLOCK + (positions % BLOCK)[:, None]
+
+
+class CachedAttention:
+    """Attention of a pack's spans, of which each layer puts the keys and values into the cache first.
+
+    Spans of one shape are computed together; a shape is rounded up to a power of two, so that there are few.
+
+    Args:
+        cache: what the spans' rooms are in.
+        spans: in the order of the pack's rows; the pack may have further rows at its end, which get zeros.
+    """
+
+    def __init__(self, cache: Cache, spans: Sequence[Span]) -> None:
+        self._cache = cache
+        present = [sight for sight in Sight if cache.layout.strata[sight]]
+        cache.clear(np.concatenate([span.begun(sight) for sight in present for span in spans]))
+        self._sights = {sight: _Sighted(cache, spans, sight) for sight in present}
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """As the model calls it: `[rows, heads, width]` in and out."""
+        place = self._cache.layout.places[layer]
+        sighted = self._sights[place.sight]
+        slots = sighted.slots[place.stratum]
+        keys, values = self._cache.keys[place.depth], self._cache.values[place.depth]
+        keys.flatten(0, 1).index_copy_(0, slots, key[: len(slots)])
+        values.flatten(0, 1).index_copy_(0, slots, value[: len(slots)])
+        attended = torch.zeros_like(query)
+        for group in sighted.groups:
+            group.attend(attended, query, keys, values, place.stratum, scale=scale, window=window, softcap=softcap)
+        return attended
+
+
+class _Sighted:
+    """Where the spans' tokens and those before them are, for the layers of one sight."""
+
+    def __init__(self, cache: Cache, spans: Sequence[Span], sight: Sight) -> None:
+        device = cache.keys.device
+        slots = np.concatenate([span.slots(sight) for span in spans])
+        self.slots = torch.from_numpy(np.ascontiguousarray(slots.T)).to(device)
+        """[strata, rows]."""
+        alike: dict[tuple[int, int], list[_Member]] = defaultdict(list)
+        row = 0
+        for span in spans:
+            width = 1 if span.count == 1 else max(BLOCK, _power_of_two(span.count))
+            # Of a window, what is before the first token's is not there any more.
+            first = max(0, span.start - cache.layout.window + 1) // BLOCK if sight is Sight.WINDOW else 0
+            pages = pages_of(span.rooms, sight, first, blocks_for(span.end))
+            blocks = _power_of_two(len(pages))
+            if sight is Sight.WINDOW:
+                blocks = min(blocks, cache.layout.ring(width))
+            alike[width, blocks].append(_Member(span, row, first * BLOCK, pages))
+            row += span.count
+        self.groups = [_Group(members, width, blocks, device) for (width, blocks), members in alike.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A span of a group."""
+
+    span: Span
+    row: int
+    """Its first one in the pack."""
+    from_position: int
+    """Of its sequence, it sees what begins there."""
+    pages: np.ndarray
+    """Of what it sees: [blocks, strata]."""
+
+
+class _Group:
+    """Spans that are computed in one shape.
+
+    Args:
+        members: the spans.
+        width: rows that each is filled up to, by repeating its last one.
+        blocks: what each one's sequence is filled up to, by the page that is zero.
+        device: where it is computed.
+    """
+
+    def __init__(self, members: Sequence[_Member], width: int, blocks: int, device: torch.device) -> None:
+        tables = np.full((len(members), blocks, members[0].pages.shape[1]), NO_PAGE)
+        for place, member in enumerate(members):
+            tables[place, : len(member.pages)] = member.pages
+        described = [(each.row, each.span.start - each.from_position, each.span.count) for each in members]
+        first, start, count = np.array(described).T[:, :, None]
+        offsets = np.minimum(np.arange(width), count - 1)
+        rows = (first + offsets).ravel()
+        real = np.flatnonzero(np.arange(width) < count)
+        self._shape = (len(members), width)
+        self._length = blocks * BLOCK
+        self._tables = torch.from_numpy(np.ascontiguousarray(tables.reshape(-1, tables.shape[2]).T)).to(device)
+        """[strata, spans x blocks]."""
+        self._rows = torch.from_numpy(rows).to(device)
+        self._real = None if len(real) == len(rows) else torch.from_numpy(real).to(device)
+        """Which of the rows fill nothing up; None: all."""
+        self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
+        """Of the rows, counted from the first position that their span sees."""
+        self._mask_or_none: Tensor | None = None
+        self._past: tuple[Tensor, Tensor] | None = None
+        """Keys and values of the spans' sequences; every layer writes its own over those of the one before."""
+        self._picked: Tensor | None = None
+        """The same as it comes from the cache, where it is computed with in another type."""
+
+    def attend(
+        self,
+        attended: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        stratum: int,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """Put into `attended` what these spans' rows of `query` attend to."""
+        heads, width = keys.shape[-2:]
+        dtype = computed_in(query)
+        if self._past is None:
+            size = (self._tables.shape[1], BLOCK * heads * width)
+            self._past = (keys.new_empty(size, dtype=dtype), keys.new_empty(size, dtype=dtype))
+            self._picked = None if keys.dtype == dtype else keys.new_empty(size)
+        for pool, past in zip((keys, values), self._past, strict=True):
+            picked = past if self._picked is None else self._picked
+            torch.index_select(pool.flatten(1), 0, self._tables[stratum], out=picked)
+            if picked is not past:
+                past.copy_(picked)
+        laid = [past.view(self._shape[0], self._length, heads, width).transpose(1, 2) for past in self._past]
+        asked = query.index_select(0, self._rows).to(dtype).view(*self._shape, heads, -1, width)
+        answer = _attend(asked, laid[0], laid[1], self._mask(window, dtype), scale, softcap)
+        answer = answer.reshape(-1, *query.shape[1:]).to(attended.dtype)
+        if self._real is None:
+            attended.index_copy_(0, self._rows, answer)
+        else:
+            attended.index_copy_(0, self._rows[self._real], answer[self._real])
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """0 where a row sees a place and -inf where it does not: [spans, 1, width, length]."""
+        if self._mask_or_none is None:
+            places = torch.arange(self._length, dtype=torch.int32, device=self._positions.device)
+            behind = self._positions[:, None, :, None] - places
+            unseen = behind < 0 if window is None else (behind < 0) | (behind >= window)
+            mask = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
+            self._mask_or_none = mask.masked_fill_(unseen, float("-inf"))
+        return self._mask_or_none
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """`query` is [spans, width, key heads, queries a key, head width], the others [spans, key heads, length, width]."""
+    shared = query.shape[3]
+    if query.shape[1] > 1:
+        each = [_weighed(rows.transpose(1, 2), key, value, mask, scale, softcap) for rows in query.unbind(dim=3)]
+        return torch.stack(each, dim=-2).transpose(1, 2)
+    # The heads that share a key are rows of one product. On the CPU, products of fewer than four rows are rounded by
+    # the size of the batch: so rows are repeated.
+    rows = query.squeeze(1)
+    copies = 4 // math.gcd(shared, 4) if query.device.type == "cpu" else 1
+    rows = rows.repeat(1, 1, copies, 1) if copies > 1 else rows
+    return _weighed(rows, key, value, mask, scale, softcap)[:, :, :shared].unsqueeze(1)
+
+
+def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """The values of [spans, heads, length, width], weighed for [spans, heads, rows, width] of queries."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) + mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.engine.errors import EngineError
+from trainmaster.engine.types import EngineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

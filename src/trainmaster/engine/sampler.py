@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
+from trainmaster.engine.attention import CachedAttention, Span
 from trainmaster.engine.cache import BLOCK, Cache, Layout, blocks_for
-from trainmaster.engine.cached_attention import CachedAttention, Span
 from trainmaster.engine.continuations import PIECE, Continuation, Generation, Limits, check
 from trainmaster.engine.decoding import choose, end_tokens, likeliest, logprobs_of, read_tokenizer, tempered_logprobs_of
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs

@@ -1,15 +1,32 @@
-"""What goes into the engine and what comes out of it: plain values, and NumPy arrays at the rim."""
+"""Requests to the engine, its results and its errors: plain values and NumPy arrays.
+
+NumPy is not imported: the server, which has none, reads a model's configuration before it starts a trainer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from trainmaster.engine.errors import Blame as Blame
-from trainmaster.engine.errors import EngineError as EngineError
+
+class Blame(StrEnum):
+    """Whose fault an error is."""
+
+    USER = "user"
+    SERVER = "server"
+
+
+class EngineError(Exception):
+    """A request cannot be done; the message says why and what to do instead."""
+
+    def __init__(self, message: str, blame: Blame = Blame.USER) -> None:
+        super().__init__(message)
+        self.blame = blame
 
 
 class Trained(StrEnum):

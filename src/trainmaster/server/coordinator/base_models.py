@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.errors import EngineError
+from trainmaster.engine.types import EngineError
 from trainmaster.protocol.account_files import open_below, open_real
 from trainmaster.server.core.errors import Problem, RefusedError, choice_message
 from trainmaster.server.core.spec.submit import SubmitJobRequest
