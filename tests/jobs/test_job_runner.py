@@ -84,7 +84,7 @@ def test_broken_off_job_goes_on_from_its_latest_checkpoint(
 
 @pytest.mark.parametrize(
     ("killed_in", "latest", "saves"),
-    [("_register", "steps/2", 4), ("_tell", "steps/4", 3)],
+    [("_register", "steps/2", 4), ("_report", "steps/4", 3)],
     ids=["before the pointer is set", "before the server is told"],
 )
 def test_run_that_is_killed_after_a_commit_goes_on_from_what_was_registered(

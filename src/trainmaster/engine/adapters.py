@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the layers of a model, and which rows of a pack they adapt."""
+"""Low-rank adapters of a model's layers, and which rows of a pack each one adapts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ from trainmaster.engine.types import EngineError, LoraOptions
 from trainmaster.engine.weight_files import module_naming, naming_of
 
 UNEMBEDDING = "lm_head"
-"""The unembedding's name among the layers that are adapted."""
+"""The name of the unembedding among the layers that can be adapted."""
 _TINKER_UNEMBEDDING = "model.unembed_tokens"
-"""What Tinker's tools call it in adapters."""
+"""Its name in adapters of Tinker's tools."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _PEFT_PREFIX = "base_model.model."
 _PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
-"""What of a PEFT adapter's configuration must not be otherwise: it would be another function."""
+"""Options of a PEFT adapter that must have these values: others make it another function."""
 
 
 class Adapter:
     """The factors of one adapter.
 
     Args:
-        config: The model that it is beside.
-        options: Its rank, what of the model it adapts, and how it begins; without a seed it begins as with seed 0.
-        device: Where its factors lie; those of one seed are the same on all devices.
-
-    Raises:
-        EngineError: The options make no adapter.
+        config: The model that it adapts.
+        options: Rank, adapted layers and initialization; no seed means seed 0.
+        device: Where its factors are; those of one seed are the same on all devices.
     """
 
     def __init__(
@@ -74,14 +71,13 @@ class Adapter:
             yield f"{target}.lora_B.weight", factors.b
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Each factor, in the same order."""
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over factors by the names of `named_parameters`, all of them.
+        """Set all factors, by the names of `named_parameters`.
 
         Raises:
-            EngineError: One is missing, is unknown or has another shape; nothing is taken over then.
+            EngineError: One is missing, unknown or has another shape; nothing was changed.
         """
         own = dict(self.named_parameters())
         if other := sorted(own.keys() ^ tensors.keys()):
@@ -95,7 +91,7 @@ class Adapter:
                 parameter.copy_(tensors[name])
 
     def copy(self) -> Adapter:
-        """Another one with the same factors, that no gradient is kept for."""
+        """A copy without gradients."""
         twin = object.__new__(Adapter)
         twin.config, twin.options, twin.scale = self.config, self.options, self.scale
         twin.factors = {
@@ -105,16 +101,15 @@ class Adapter:
         return twin
 
     def delta(self, target: str) -> Tensor:
-        """What the adapter adds to a layer's weight, [out, in], in float32."""
+        """The matrix that the adapter adds to a layer's weight, float32 [out, in]."""
         factors = self.factors[target]
         return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
 
     def peft_tensors(self, *, tinker_names: bool = False) -> dict[str, Tensor]:
-        """The factors as `adapter_model.safetensors` holds them, by the names that PEFT loads.
+        """The factors by the names that PEFT loads, as `adapter_model.safetensors` has them.
 
-        A tied model has no `lm_head` of its own in its files, so Tinker's tools call the unembedding's factors
-        `model.unembed_tokens` there, and refuse `lm_head`. With `tinker_names` they are called so; PEFT then needs a
-        `key_mapping`.
+        The files of a tied model have no `lm_head`, so Tinker's tools call the unembedding's factors
+        `model.unembed_tokens` and refuse `lm_head`. `tinker_names` uses that name; PEFT then needs a `key_mapping`.
         """
         naming = module_naming(self.config)
         renamed = tinker_names and self.config.tied
@@ -124,7 +119,7 @@ class Adapter:
         }
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
-        """What `adapter_config.json` says beside them."""
+        """The contents of `adapter_config.json`."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -149,11 +144,7 @@ class Adapter:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Adapter:
-        """The adapter of an `adapter_config.json` and the tensors beside it.
-
-        Raises:
-            EngineError: It is not an adapter of this model, or one that is not supported.
-        """
+        """Make an adapter from an `adapter_config.json` and its tensors."""
         for name, value in _PEFT_OPTIONS.items():
             if described.get(name, value) != value:
                 raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")
@@ -193,7 +184,7 @@ def _own_name(name: str) -> str:
 
 
 def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
-    """The layers that an adapter adapts, with how wide they are: out and in."""
+    """The adapted layers and the shapes of their weights: (out, in)."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     attention = {
@@ -215,7 +206,7 @@ def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[
 
 
 def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
-    """A as it begins: it depends on the seed and the layer, and on nothing else that is drawn anywhere."""
+    """The initial A. It depends on the seed and the layer alone."""
     digest = hashlib.sha256(f"{options.seed or 0}:{target}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     drawn = torch.rand(options.rank, inputs, generator=generator) * 2 - 1
@@ -238,11 +229,10 @@ class AdapterRows:
 
     @property
     def total(self) -> int:
-        """Rows of the pack."""
         return sum(rows for _, rows in self.parts)
 
     def shares(self, target: str, dtype: torch.dtype) -> tuple[Share, ...]:
-        """The parts that adapt a layer, which computes in a type: the factors are rounded to it once for the pack."""
+        """The parts that adapt a layer; their factors are rounded once for the pack to the type that it computes in."""
         if target not in self._shares:
             self._shares[target] = tuple(
                 Share(

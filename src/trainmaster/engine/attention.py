@@ -1,8 +1,11 @@
-"""Causal attention of each sequence to itself, where sequences lie end to end without padding.
+"""Causal attention within each sequence: over packed sequences in training, over the cache in sampling.
 
-Training and sampling see the same sequence in other shapes, and the CPU's library sums in an order that depends on
-them. There, attention is computed in the next wider type: what is left of another order is lost when it is rounded
-back, and sampled tokens have the log-probabilities that training computes.
+Training and sampling compute the same sequence in different shapes, and on the CPU the order of sums depends on the
+shape. So the CPU computes attention in the next wider type: the differences vanish when the result is rounded back, and
+sampled tokens have the log-probabilities that training computes.
+
+What a token attends to is computed in shapes that follow from its own sequence alone, so on the CPU its result does not
+depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from trainmaster.engine.cache import BLOCK, NO_PAGE, Cache, Room, Sight, blocks_
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
-"""What PyTorch's kernels for sequences of various lengths take."""
+"""The head widths that PyTorch's variable-length kernels support."""
 
 
 class Attention(Protocol):
-    """Attention over the rows of a pack. Which rows see which is its own affair."""
+    """Attention over the rows of a pack; an implementation decides which rows see which."""
 
     def __call__(
         self,
@@ -42,24 +45,24 @@ class Attention(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """What the rows attend to, [rows, query heads, width].
+        """Attend, and return [rows, query heads, width].
 
         Args:
-            layer: Which of the model's layers asks.
+            layer: The index of the calling layer.
             query: [rows, query heads, width].
             key: [rows, key-value heads, width].
-            value: The same.
-            scale: Of the scores.
-            window: How many of the last rows each row sees, itself among them; None: all before it.
-            softcap: The bound that scores bend to; None: none.
+            value: Like `key`.
+            scale: Factor of the scores.
+            window: How many of the last rows each row sees, including itself; None: all.
+            softcap: The bound of the scores; None: unbounded.
         """
 
 
 class PackedAttention:
-    """Sequences of the given lengths, end to end: each row sees those before it in its own sequence.
+    """Sequences of the given lengths, end to end; each row sees the earlier rows of its own sequence.
 
-    On the CPU they are computed one by one, so that none depends on its neighbours. On a GPU PyTorch's kernel takes all
-    at once, in 16 bits and without softcap; what it cannot do is computed one by one as well.
+    The CPU computes them one by one, so that none depends on its neighbours. On a GPU, PyTorch's variable-length kernel
+    computes all at once in 16 bits without softcap; other cases are computed one by one as well.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -78,7 +81,6 @@ class PackedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """As the protocol says."""
         if len(query) != self._rows:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
         kernel = _varlen_kernel() if query.is_cuda and softcap is None and _fits(query) else None
@@ -92,22 +94,21 @@ class PackedAttention:
 
 
 def computed_in(query: Tensor) -> torch.dtype:
-    """The type that attention is computed in."""
     return _WIDER.get(query.dtype, query.dtype) if query.device.type == "cpu" else query.dtype
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """Attention of the last rows of one sequence to all of it.
+    """Attention of the last n rows of one sequence to all m of it.
 
     Args:
-        query: [n, query heads, width]: of the last n positions.
-        key: [m, key-value heads, width], m ≥ n.
-        value: The same.
+        query: [n, query heads, width].
+        key: [m, key-value heads, width].
+        value: Like `key`.
         scale: As for `Attention`.
-        window: The same.
-        softcap: The same.
+        window: As for `Attention`.
+        softcap: As for `Attention`.
     """
     groups = query.shape[1] // key.shape[1]
     given, dtype = query.dtype, computed_in(query)
@@ -141,7 +142,7 @@ def _fits(query: Tensor) -> bool:
 
 @functools.cache
 def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, int | None], Tensor] | None:
-    """PyTorch's kernel for sequences end to end, if it has one that takes what is asked of it."""
+    """PyTorch's kernel for packed sequences; None if this version has none with the needed options."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
@@ -174,25 +175,24 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Some tokens of one sequence that are computed together: one that was chosen, or a piece of a prompt."""
+    """Tokens of one sequence that are computed together: a sampled one, or a piece of a prompt."""
 
     rooms: Sequence[Room]
-    """The sequence's, at least up to the last of these tokens."""
+    """The rooms of the sequence, at least up to the last of these tokens."""
     start: int
-    """The position of the first one."""
+    """The position of the first token."""
     count: int = 1
 
     @property
     def end(self) -> int:
-        """The position after the last one."""
         return self.start + self.count
 
     def begun(self, sight: Sight) -> np.ndarray:
-        """Pages of the blocks whose first token is one of these."""
+        """Pages of the blocks that start with one of these tokens."""
         return pages_of(self.rooms, sight, blocks_for(self.start), blocks_for(self.end)).ravel()
 
     def slots(self, sight: Sight) -> np.ndarray:
-        """Where in the pool the tokens go: [tokens, strata]."""
+        """The tokens' slots in the pool: [tokens, strata]."""
         first = self.start // BLOCK
         pages = pages_of(self.rooms, sight, first, blocks_for(self.end))
         positions = np.arange(self.start, self.end)
@@ -200,13 +200,13 @@ class Span:
 
 
 class CachedAttention:
-    """Attention of a pack's spans, of which each layer puts the keys and values into the cache first.
+    """Attention of a pack's spans to their sequences. Each layer first puts its keys and values into the cache.
 
-    Spans of one shape are computed together; a shape is rounded up to a power of two, so that there are few.
+    Spans of one shape are computed together. Shapes are rounded up to powers of two, so that there are few.
 
     Args:
-        cache: what the spans' rooms are in.
-        spans: in the order of the pack's rows; the pack may have further rows at its end, which get zeros.
+        cache: The cache that holds the spans' rooms.
+        spans: In the order of the pack's rows. Further rows at the end of the pack get zeros.
     """
 
     def __init__(self, cache: Cache, spans: Sequence[Span]) -> None:
@@ -226,7 +226,6 @@ class CachedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """As the model calls it: `[rows, heads, width]` in and out."""
         place = self._cache.layout.places[layer]
         sighted = self._sights[place.sight]
         slots = sighted.slots[place.stratum]
@@ -240,7 +239,7 @@ class CachedAttention:
 
 
 class _Sighted:
-    """Where the spans' tokens and those before them are, for the layers of one sight."""
+    """The slots of the spans' tokens, and the spans in groups, for the layers of one sight."""
 
     def __init__(self, cache: Cache, spans: Sequence[Span], sight: Sight) -> None:
         device = cache.keys.device
@@ -264,25 +263,23 @@ class _Sighted:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A span of a group."""
-
     span: Span
     row: int
-    """Its first one in the pack."""
+    """The first row in the pack."""
     from_position: int
-    """Of its sequence, it sees what begins there."""
+    """The first position of the sequence that the span sees."""
     pages: np.ndarray
-    """Of what it sees: [blocks, strata]."""
+    """The pages that it sees: [blocks, strata]."""
 
 
 class _Group:
     """Spans that are computed in one shape.
 
     Args:
-        members: the spans.
-        width: rows that each is filled up to, by repeating its last one.
-        blocks: what each one's sequence is filled up to, by the page that is zero.
-        device: where it is computed.
+        members: The spans.
+        width: Rows of each span, padded by repeating its last one.
+        blocks: Blocks of each sequence, padded with the zero page.
+        device: Where to compute.
     """
 
     def __init__(self, members: Sequence[_Member], width: int, blocks: int, device: torch.device) -> None:
@@ -300,14 +297,14 @@ class _Group:
         """[strata, spans x blocks]."""
         self._rows = torch.from_numpy(rows).to(device)
         self._real = None if len(real) == len(rows) else torch.from_numpy(real).to(device)
-        """Which of the rows fill nothing up; None: all."""
+        """The rows that are no padding; None: all."""
         self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
-        """Of the rows, counted from the first position that their span sees."""
+        """Positions of the rows, counted from the first position that their span sees."""
         self._mask_or_none: Tensor | None = None
         self._past: tuple[Tensor, Tensor] | None = None
-        """Keys and values of the spans' sequences; every layer writes its own over those of the one before."""
+        """Keys and values of the spans' sequences; each layer overwrites those of the one before."""
         self._picked: Tensor | None = None
-        """The same as it comes from the cache, where it is computed with in another type."""
+        """The same as read from the cache, if attention computes in another type."""
 
     def attend(
         self,
@@ -321,7 +318,7 @@ class _Group:
         window: int | None,
         softcap: float | None,
     ) -> None:
-        """Put into `attended` what these spans' rows of `query` attend to."""
+        """Write into `attended` what these spans' rows of `query` attend to."""
         heads, width = keys.shape[-2:]
         dtype = computed_in(query)
         if self._past is None:
@@ -368,7 +365,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
 
 
 def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """The values of [spans, heads, length, width], weighed for [spans, heads, rows, width] of queries."""
+    """Attention of queries [spans, heads, rows, width] to [spans, heads, length, width]."""
     if softcap is None:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) + mask

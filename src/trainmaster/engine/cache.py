@@ -1,9 +1,9 @@
-"""Memory for the keys and values of tokens that were seen, which requests hold while they run.
+"""The key-value cache of running requests.
 
-A sequence is cut into blocks of tokens. Layers that see all of it keep each block; layers that see a window keep as
-many as a window reaches over, and write the next one over the oldest. Both take their memory from one pool of pages,
-whatever the sequences' lengths are: layers are laid in strata, as many in each, and a page is for a block in one
-stratum. The pool is bounded: who asks for more pages than are free waits.
+A sequence is split into blocks of tokens. Layers that see the whole sequence keep every block; layers with a sliding
+window keep as many as the window spans, and overwrite the oldest. Both take pages from one pool, whatever the lengths
+of the sequences: layers are grouped into strata of equal depth, and a page holds one block of one stratum. The pool is
+bounded: a request that needs more pages than are free waits.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import numpy as np
 import torch
 
 BLOCK = 16
-"""Tokens in a block: a sequence wastes half of one on average, and an index moves a whole one."""
+"""Tokens in a block: a sequence wastes half a block on average, and an index moves a whole block."""
 NO_PAGE = 0
-"""The page that is never given away and stays zero: what shorter sequences of a group are filled up with."""
+"""The page that is never given out and stays zero; it pads the shorter sequences of a group."""
 
 
 def blocks_for(tokens: int) -> int:
-    """How many blocks hold so many tokens."""
     return -(-tokens // BLOCK)
 
 
 class Sight(IntEnum):
-    """What a layer sees of its sequence."""
+    """How much of its sequence a layer sees."""
 
     ALL = 0
     WINDOW = 1
@@ -36,7 +35,7 @@ class Sight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer's keys and values are: in which stratum of those of its sight, and how deep in its pages."""
+    """Where a layer's keys and values are: its stratum among those of its sight, and its depth in the pages."""
 
     sight: Sight
     stratum: int
@@ -48,17 +47,17 @@ class Layout:
     """How the layers of a model share pages."""
 
     places: tuple[Place, ...]
-    """Of each layer."""
+    """For each layer."""
     depth: int
     """Layers in a stratum."""
     strata: tuple[int, int]
-    """How many there are of each sight."""
+    """Strata of each sight."""
     window: int
-    """Tokens that the layers with a window see; 0: there are none."""
+    """The window of the layers that have one; 0: none has."""
 
     @classmethod
     def of(cls, windows: Sequence[int | None], longest: int) -> Layout:
-        """For layers of these windows, and sequences of up to `longest` tokens."""
+        """The layout for layers with these windows and sequences of up to `longest` tokens."""
         shorter = {window for window in windows if window is not None and window < longest}
         if len(shorter) > 1:
             raise ValueError(f"layers with windows of {sorted(shorter)} tokens cannot share a cache")
@@ -76,15 +75,15 @@ class Layout:
         return cls(tuple(places), depth, strata, window=max(shorter, default=0))
 
     def ring(self, tokens: int) -> int:
-        """How many blocks layers with a window keep, if so many tokens are computed at once."""
+        """Blocks that layers with a window keep if this many tokens are computed at once."""
         return blocks_for(self.window - 1 + tokens) + 1
 
     def pages(self, blocks: int, ring: int) -> int:
-        """How many pages hold so many blocks of a sequence."""
+        """Pages for this many blocks of a sequence."""
         return self.strata[Sight.ALL] * blocks + self.strata[Sight.WINDOW] * min(blocks, ring)
 
     def blocks(self, pages: int, ring: int) -> int:
-        """How many blocks of a sequence so many pages hold."""
+        """Blocks of a sequence that fit into this many pages."""
         everything, windowed = self.strata
         while_all_are_kept = pages // (everything + windowed)
         if while_all_are_kept < ring:
@@ -97,12 +96,12 @@ class Room:
     """The pages of consecutive blocks of a sequence."""
 
     first: int
-    """Which block of the sequence is the first."""
+    """The index of the first block in the sequence."""
     tables: tuple[np.ndarray, np.ndarray]
-    """By sight, int64 [blocks, strata]; the blocks with a window take turns."""
+    """By sight, int64 [blocks, strata]; with a window, the blocks are a ring."""
 
     def pages(self, sight: Sight, start: int, stop: int) -> np.ndarray:
-        """Of the sequence's blocks from `start` to `stop`: [blocks, strata]."""
+        """Pages of the sequence's blocks from `start` to `stop`: [blocks, strata]."""
         table = self.tables[sight]
         if sight is Sight.ALL:
             return table[start - self.first : stop - self.first]
@@ -110,7 +109,7 @@ class Room:
 
 
 def pages_of(rooms: Sequence[Room], sight: Sight, start: int, stop: int) -> np.ndarray:
-    """Pages of a sequence's blocks from `start` to `stop`, of which each room has those before the next one's."""
+    """Pages of a sequence's blocks from `start` to `stop`; each room has the blocks before the next room's."""
     ends = [*(room.first for room in rooms[1:]), stop]
     parts = [
         room.pages(sight, max(start, room.first), min(stop, end))
@@ -124,12 +123,12 @@ class Cache:
     """A pool of pages.
 
     Args:
-        layout: of the model's layers.
-        heads: of keys, and as many of values.
-        width: of a head.
-        pages: how many can be taken; one more is made.
-        device: where the model computes.
-        dtype: in which it does.
+        layout: Of the model's layers.
+        heads: Key-value heads.
+        width: Of a head.
+        pages: How many can be taken; one more is allocated.
+        device: Where the model computes.
+        dtype: The type that it computes in.
     """
 
     def __init__(
@@ -146,30 +145,28 @@ class Cache:
 
     @property
     def free(self) -> int:
-        """How many pages can be taken."""
         return len(self._free)
 
     def take(self, first: int, blocks: int, ring: int) -> Room:
-        """Room for the blocks of a sequence from `first` on, with whatever was left in it; there must be as much."""
+        """Take pages for the blocks of a sequence from `first` on, without clearing them; enough must be free."""
         if self.layout.pages(blocks, ring) > len(self._free):
             raise ValueError(f"room for {blocks} blocks was asked for, and {len(self._free)} pages are free")
         everything, windowed = self._taken((blocks, min(blocks, ring)))
         return Room(first, (everything, windowed))
 
     def give_back(self, room: Room) -> None:
-        """Let others take its pages."""
         for table in room.tables:
             self._free.extend(reversed(table.ravel().tolist()))
 
     def clear(self, pages: np.ndarray) -> None:
-        """Let nothing be left in these: what is masked out still must be a number, and a model may have given none."""
+        """Zero these pages: masked values must still be finite, and a diverged model may have left NaN."""
         if pages.size:
             index = torch.from_numpy(pages).to(self.keys.device)
             self.keys.index_fill_(1, index, 0)
             self.values.index_fill_(1, index, 0)
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Let each of the second pages hold what that of the first holds."""
+        """Copy pages of `sources` to those of `targets`."""
         if sources.size:
             into, of = (torch.from_numpy(each).to(self.keys.device) for each in (targets, sources))
             for pool in (self.keys, self.values):

@@ -1,7 +1,7 @@
-"""What a transformers checkpoint's config.json says, in the few numbers that its arithmetic needs.
+"""The architecture of a model, read from the config.json of a transformers checkpoint.
 
-One description fits all families. A family's defaults are those of its configuration class, for what a file leaves
-out; what the arithmetic here does not know is refused by name, since a model that is nearly right trains to nonsense.
+One description fits all families. Values that a file omits have the defaults of the family's configuration class.
+Unsupported features are refused by name, since a model that is nearly right trains to nonsense.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from trainmaster.engine.types import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How positions turn queries and keys."""
+    """Rotary position embedding."""
 
     theta: float
     kind: str = "default"
     """`default`, `linear`, `llama3` or `yarn`."""
     factor: float = 1.0
-    """By which it slows turns down, so that a longer context turns as far as the original one did."""
+    """Slows rotations down, so that a longer context rotates as far as the original one did."""
     original_positions: int = 0
-    """The context length before it was stretched, for `llama3` and `yarn`."""
+    """The context length before it was extended, for `llama3` and `yarn`."""
     slow_turns: float = 1.0
-    """Pairs that turn less often than so within the original context are slowed by the whole factor."""
+    """Pairs with fewer turns within the original context are slowed by the whole factor."""
     fast_turns: float = 1.0
-    """Pairs that turn more often than so are not slowed."""
+    """Pairs with more turns are not slowed."""
     whole_pairs: bool = True
     """Whether both bounds are rounded to whole pairs, for `yarn`."""
     magnitude: float = 1.0
-    """Of what was turned."""
+    """Factor of the rotated vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class ModelConfig:
     activation: str
     """`silu` or `gelu_tanh`."""
     tied: bool
-    """Whether the unembedding is the embedding."""
+    """Whether embedding and unembedding share their weight."""
     windows: tuple[int | None, ...]
-    """For each layer, how many of the last tokens it sees, itself among them; None: all."""
+    """For each layer, how many of the last tokens a token sees, including itself; None: all."""
     ropes: tuple[Rope, ...]
     """For each layer."""
     attention_scale: float
@@ -67,20 +67,16 @@ class ModelConfig:
     norm_offset: float = 0.0
     """Added to the weight of every norm."""
     sandwich_norms: bool = False
-    """Whether norms follow attention and MLP, beside those that come before them."""
+    """Whether norms also follow attention and MLP."""
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     nested: bool = False
-    """Whether its checkpoint has a vision tower too, and other names for its weights."""
+    """Whether its checkpoint also has a vision tower, and other names for its weights."""
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
-        """What a checkpoint's directory says.
-
-        Raises:
-            EngineError: There is none, or it has what is not supported.
-        """
+        """Read the configuration of a checkpoint."""
         path = Path(directory) / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -94,11 +90,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], path: Path) -> ModelConfig:
-        """What a document says that was read from a path.
-
-        Raises:
-            EngineError: It has what is not supported.
-        """
+        """Read a configuration that was loaded from a path."""
         try:
             return _from_values(_Values(document, path))
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
@@ -107,7 +99,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The file's values, with names in the errors about them."""
+    """A file's values; errors name the value."""
 
     raw: Mapping[str, Any]
     path: Path
@@ -201,10 +193,10 @@ def _from_values(values: _Values) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What the files of an architecture do not say."""
+    """Properties of an architecture that its files do not state."""
 
     head_dim: int | None = None
-    """None: the hidden size, shared by the heads."""
+    """None: the hidden size divided by the number of heads."""
     qkv_bias: bool = False
     query_key_norm: bool = False
     gemma: bool = False
@@ -212,7 +204,7 @@ class _Family:
     unsaid: Mapping[str, int] = field(default_factory=dict)
     """Sizes that published files leave to the configuration class."""
     full_every: int | None = None
-    """Each so-manieth layer sees everything and the others a window, where the file lists no layer_types."""
+    """Every n-th layer sees everything and the others a window, where the file lists no layer_types."""
 
 
 _FAMILIES = {
@@ -236,12 +228,12 @@ _FAMILIES = {
     ),
 }
 _NESTED = {"gemma3": "gemma3_text"}
-"""Architectures with a vision tower, and what their language model is."""
+"""Architectures with a vision tower, and the type of their language model."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _language_model(values: _Values, model_type: str) -> _Values:
-    """What a file with a vision tower says of its language model."""
+    """The values of the language model in a file with a vision tower."""
     inner = values.raw.get("text_config")
     if not isinstance(inner, dict):
         raise values.refuse("it has no text_config, which would describe its language model")
@@ -271,7 +263,7 @@ def _layer_types(values: _Values, family: _Family) -> list[str]:
 
 
 def _ropes(values: _Values, family: _Family) -> dict[str, Rope]:
-    """By type of layer. Files of transformers 5 say rope_parameters, those before it rope_theta and rope_scaling."""
+    """The rope of each type of layer. transformers 5 writes rope_parameters, before it rope_theta and rope_scaling."""
     both_kinds = family.full_every == 6
     named: Mapping[str, Any] = values.raw.get("rope_parameters") or {}
     theta = values.number("rope_theta", 1e6 if both_kinds else 1e4)
@@ -327,7 +319,7 @@ def _rope(values: _Values, parameters: Mapping[str, Any]) -> Rope:
 
 
 def _magnitude(yarn: _Values, factor: float) -> float:
-    """What the file says, or what yarn's authors found best for a factor."""
+    """The value in the file, or what yarn's authors recommend for a factor."""
     given = yarn.optional("attention_factor")
     if given is not None:
         return given

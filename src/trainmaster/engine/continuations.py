@@ -1,4 +1,4 @@
-"""A request for continuations while it is worked on: what it needs, what was chosen so far, and its result."""
+"""A sampling request in progress: what it needs, its continuations and its result."""
 
 from __future__ import annotations
 
@@ -16,32 +16,27 @@ from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest, SampleResult, StopReason
 
 MAX_TOPK = 1024
-"""Of the logprobs that can be asked of each token."""
+"""The most top logprobs per token."""
 PIECE = 256
 """Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
-"""Of the likeliest tokens at the place of the first one, which nothing comes before."""
+"""The top logprobs of the first token, which has no predecessor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one request can have."""
+    """Limits of one request."""
 
     vocabulary: int
     context: int
     """Tokens of prompt and continuation together."""
     layout: Layout
-    """Of the cache."""
     pages: int
-    """That the cache has."""
+    """Pages in the cache."""
 
 
 def check(request: SampleRequest, limits: Limits) -> int:
-    """How many tokens each continuation may have.
-
-    Raises:
-        EngineError: The request asks for what cannot be.
-    """
+    """Check a request; returns the most tokens that each continuation may have."""
     prompt = np.asarray(request.prompt)
     if not prompt.size:
         raise EngineError("the prompt is empty; begin it with the model's first token")
@@ -89,21 +84,18 @@ def _new_tokens(request: SampleRequest, limits: Limits) -> int:
 
 @dataclass(slots=True, eq=False)
 class Continuation:
-    """One sample."""
-
     index: int
     room: Room | None
-    """For the blocks from the one on in which the prompt ends; None: it needs none."""
+    """For the blocks from the end of the prompt on; None: it needs none."""
     draw: Callable[[], float]
     watch: StringWatch | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     rooms: tuple[Room, ...] = ()
-    """The prompt's, for its full blocks, and its own; since its first token."""
+    """The prompt's room, for its full blocks, and its own; set with the first token."""
 
     def sequence(self, reason: StopReason, topk: int) -> SampledSequence:
-        """What it gave."""
         return SampledSequence(
             tokens=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
@@ -113,14 +105,14 @@ class Continuation:
 
 
 class Generation:
-    """A request.
+    """A request in progress.
 
     Args:
-        request: as it was asked.
-        snapshot: of the model that continues.
-        new_tokens: how many tokens each continuation may have.
-        ends: tokens that end one.
-        tokenizer: of the model, where there are stop strings.
+        request: The request.
+        snapshot: The model's weights.
+        new_tokens: The most tokens of a continuation.
+        ends: Tokens that end a continuation.
+        tokenizer: The model's, if there are stop strings.
     """
 
     def __init__(
@@ -142,10 +134,10 @@ class Generation:
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
         self.logits: Tensor | None = None
-        """float32 [vocabulary] after the prompt, while continuations have still to begin."""
+        """float32 [vocabulary] after the prompt, until all continuations have started."""
         self.running: list[Continuation] = []
         self.begun = 0
-        """Continuations that run, and those that ended."""
+        """Continuations that are running or have ended."""
         self._tokenizer = tokenizer
         self._sequences: dict[int, SampledSequence] = {}
         length, k = len(request.prompt), request.topk_prompt_logprobs
@@ -155,12 +147,11 @@ class Generation:
 
     @property
     def prompt_blocks(self) -> int:
-        """How many blocks the prompt takes."""
         return blocks_for(len(self.request.prompt))
 
     @property
     def own_blocks(self) -> int:
-        """How many blocks each continuation takes beside the prompt's."""
+        """Blocks of each continuation beside the prompt's."""
         length = len(self.request.prompt)
         return blocks_for(length + self.new_tokens - 1) - self.first_own_block if self.new_tokens > 1 else 0
 
@@ -171,40 +162,36 @@ class Generation:
 
     @property
     def wanted_sequences(self) -> int:
-        """How many continuations are not done."""
+        """Continuations that have not ended."""
         return self.request.num_samples - len(self._sequences)
 
     @property
     def is_read(self) -> bool:
-        """Whether the whole prompt is in the cache."""
         return self.seen == len(self.request.prompt)
 
     @property
     def fresh(self) -> list[Continuation]:
-        """The continuations that run and have no token yet."""
         return [each for each in self.running if not each.tokens]
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logprobs of the prompt were asked for."""
         return self.request.prompt_logprobs or self.request.topk_prompt_logprobs > 0
 
     @property
     def is_done(self) -> bool:
-        """Whether all continuations ended."""
         return not self.wanted_sequences
 
     def begin(self, room: Room | None) -> None:
-        """Let the next continuation run, once the prompt is read."""
+        """Start the next continuation."""
         request, index = self.request, self.begun
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
         self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))
         self.begun += 1
 
     def fork(self, continuation: Continuation) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Let a continuation go on from the prompt's blocks: which pages must be copied, and to where.
+        """Let a continuation share the prompt's full blocks; returns the pages to copy, and to where.
 
-        Full blocks are shared. The one in which the prompt ends gets other tokens in each continuation.
+        The block in which the prompt ends gets other tokens in each continuation, so it is copied.
         """
         assert self.room is not None
         assert continuation.room is not None
@@ -215,14 +202,14 @@ class Generation:
         return [(self.room.pages(sight, *block)[0], continuation.room.pages(sight, *block)[0]) for sight in Sight]
 
     def note_prompt(self, start: int, logprobs: Tensor, topk: tuple[Tensor, Tensor] | None) -> None:
-        """Keep what the model thought of the prompt's tokens from `start` on."""
+        """Record the logprobs of the prompt's tokens from `start` on."""
         where = slice(start, start + logprobs.numel())
         self._prompt_logprobs[where] = logprobs.cpu().numpy()
         if topk:
             self._topk_ids[where], self._topk_logprobs[where] = (each.cpu().numpy() for each in topk)
 
     def accept(self, continuation: Continuation, token: int, logprob: float) -> bool:
-        """Take the token that was chosen: whether the continuation ended with it."""
+        """Append the token that was chosen; returns whether it ended the continuation."""
         continuation.tokens.append(token)
         continuation.logprobs.append(logprob)
         found = continuation.watch is not None and continuation.watch.finds_with(token)
@@ -235,12 +222,10 @@ class Generation:
         return True
 
     def end(self, continuation: Continuation, reason: StopReason) -> None:
-        """Keep what a continuation gave."""
         self.running.remove(continuation)
         self._sequences[continuation.index] = continuation.sequence(reason, self.request.topk_sample_logprobs)
 
     def result(self) -> SampleResult:
-        """What was asked for, when all continuations ended."""
         request = self.request
         return SampleResult(
             sequences=tuple(self._sequences[index] for index in range(request.num_samples)),

@@ -1,6 +1,6 @@
-"""Decoding: which token comes next, with its logprobs, and when a continuation ends.
+"""Decoding: chooses the next token, computes its logprob, and detects the end of a continuation.
 
-Every row is computed by itself, so that what a request gives does not depend on the others of its batch.
+Every row is computed by itself, so a result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -22,42 +22,38 @@ from trainmaster.engine.types import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How one row's token is chosen."""
-
     temperature: float = 1.0
-    """0: the likeliest token."""
+    """0: greedy."""
     top_k: int = 0
-    """Among so many of the likeliest; 0 and below: among all."""
+    """Sample from this many of the likeliest tokens; 0 and below: from all."""
     top_p: float = 1.0
-    """Among the likeliest that together have this much of the probability."""
+    """Sample from the likeliest tokens that together have this probability."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether chance has no part in it."""
         return self.temperature == 0 or self.top_k == 1
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some tokens are left out."""
         return self.top_k > 0 or self.top_p < 1
 
 
 def draws_of(seed: int | None, index: int) -> Callable[[], float]:
-    """The numbers in [0, 1) that sample `index` of a request is chosen by, one for each token.
+    """A generator of numbers in [0, 1), one per token, for sample `index` of a request.
 
-    They depend on the seed and the index alone, and not on the device. None: on nothing that anybody knows.
+    The numbers depend on the seed and the index alone, not on the device. Without a seed they are random.
     """
     known = secrets.randbits(64) if seed is None else seed % 2**64
     return np.random.default_rng([known, index]).random
 
 
 def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
-    """The tokens that are chosen, int64 [rows].
+    """Choose a token for each row: int64 [rows].
 
     Args:
         logits: float32 [rows, vocabulary].
-        rules: one for each row.
-        draws: one number in [0, 1) for each row; greedy rows do not use theirs.
+        rules: One for each row.
+        draws: A number in [0, 1) for each row; greedy rows do not use theirs.
     """
     greedy = [row for row, rule in enumerate(rules) if rule.is_greedy]
     open_ = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_filtered]
@@ -71,12 +67,12 @@ def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Ten
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """What the model's own distribution, at temperature 1, gives one token in each row: [rows]."""
+    """The logprobs of one token in each row by the model's own distribution, at temperature 1: [rows]."""
     return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
 
 
 def tempered_logprobs_of(logits: Tensor, rules: Sequence[Rule], tokens: Tensor) -> Tensor:
-    """What the distribution that each token was drawn from gives it, with temperature, top_k and top_p: [rows].
+    """The logprobs of tokens by the distribution they were drawn from, with temperature, top_k and top_p: [rows].
 
     A greedy choice is certain: 0.
     """
@@ -93,7 +89,7 @@ def tempered_logprobs_of(logits: Tensor, rules: Sequence[Rule], tokens: Tensor) 
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """So many of each row's likeliest tokens, int64 [rows, count], and their logprobs."""
+    """The `count` likeliest tokens of each row, int64 [rows, count], and their logprobs."""
     values, tokens = logits.topk(count, dim=-1)
     return tokens, values - logits.logsumexp(dim=-1, keepdim=True)
 
@@ -113,8 +109,7 @@ def _filtered(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> 
 
 
 def _left(logits: Tensor, rules: Sequence[Rule]) -> tuple[Tensor, Tensor]:
-    """The weights of the tokens that are left, the likeliest first, and their ids: top_k first, and top_p of what it
-    leaves."""
+    """The weights of the tokens that top_k and then top_p leave, the likeliest first, and their ids."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     weights = _weights(ordered, rules)
     size = logits.shape[-1]
@@ -129,14 +124,14 @@ def _left(logits: Tensor, rules: Sequence[Rule]) -> tuple[Tensor, Tensor]:
 
 
 def _weights(logits: Tensor, rules: Sequence[Rule]) -> Tensor:
-    """Probabilities up to a factor, the likeliest token's being 1: so no temperature is too small."""
+    """Probabilities relative to the likeliest token's: so no temperature is too small."""
     # Not below what float32 can divide by.
     temperatures = _column([max(rule.temperature, 1e-30) for rule in rules], logits.device).to(torch.float32)
     return ((logits - logits.amax(dim=-1, keepdim=True)) / temperatures).exp()
 
 
 def _drawn(cumulated: Tensor, draws: Sequence[float]) -> Tensor:
-    """For each row the place at which the running sum of weights passes its draw."""
+    """For each row, the index at which the running sum of weights passes its draw."""
     totals = cumulated[:, -1:]
     thresholds = torch.minimum(totals * _column(draws, cumulated.device), totals.nextafter(torch.zeros_like(totals)))
     places = torch.searchsorted(cumulated, thresholds, right=True).squeeze(1)
@@ -151,15 +146,15 @@ def _column(values: Sequence[float], device: torch.device) -> Tensor:
 # A continuation ends at a token, or at a string in its text, wherever the borders of tokens lie.
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for bytes that are no character, among them those of one that is not whole yet."""
+"""What a tokenizer writes for bytes that are no character, or not a complete one yet."""
 _CONTEXT_TOKENS = 4
-"""Of the prompt: some tokenizers drop the space before the first token that they write."""
+"""Tokens of the prompt to decode with: some tokenizers drop the space before the first token."""
 _UNFINISHED_TOKENS = 3
-"""A character has at most 4 bytes, and a token at least one: so many can wait for its last one."""
+"""A character has at most 4 bytes and a token at least one: so many tokens may wait for the last byte."""
 
 
 def end_tokens(directory: Path) -> frozenset[int]:
-    """The tokens that end a text, as a checkpoint says: its generation configuration before the model's own."""
+    """The end-of-text tokens of a checkpoint: from its generation config, else from the model's config."""
     for name in ("generation_config.json", "config.json"):
         settings = _settings(directory / name)
         ids = settings.get("eos_token_id")
@@ -171,11 +166,7 @@ def end_tokens(directory: Path) -> frozenset[int]:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint.
-
-    Raises:
-        EngineError: there is none that can be read.
-    """
+    """Read the tokenizer of a checkpoint."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise EngineError(f"stop strings need the model's tokenizer.json, and {directory} has none; stop at token ids")
@@ -186,16 +177,15 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 class StringWatch:
-    """Looks for strings in the text of tokens that come one by one.
+    """Looks for strings in the text of a stream of tokens.
 
-    Tokens are not pieces of text: a character may be spread over several, and how a token is written may depend on
-    the one before. So a token is decoded together with those before it, and what may be half a character waits for
-    the rest of it.
+    A character may span several tokens, and how a token decodes may depend on the one before. So a token is decoded
+    together with those before it, and an incomplete character waits for the rest of it.
 
     Args:
-        tokenizer: of the model.
-        strings: what to look for; none of them empty.
-        prompt: the tokens before the first one; a string that begins in their text is not found.
+        tokenizer: The model's.
+        strings: The strings to look for; none is empty.
+        prompt: The tokens before the first one; a string that starts in their text is not found.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt: Sequence[int]) -> None:
@@ -203,15 +193,15 @@ class StringWatch:
         self._strings = tuple(strings)
         self._kept_chars = max(map(len, strings)) - 1
         self._text = ""
-        """The end of the text that is settled, as long as half a string may be."""
+        """The end of the settled text, long enough to hold the start of a string."""
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        """The last tokens that are settled, and those that are not."""
+        """The last settled tokens, and those that are not settled."""
         self._settled = len(self._window)
         self._known = self._decoded(self._window).rstrip(UNFINISHED)
         """The text of the settled tokens of the window."""
 
     def finds_with(self, token: int) -> bool:
-        """Take the next token: whether the text up to it has one of the strings."""
+        """Take the next token; returns whether the text now contains one of the strings."""
         self._window.append(token)
         text = self._decoded(self._window)
         waits = text.endswith(UNFINISHED)

@@ -1,6 +1,6 @@
 """The engine: a base model, the models that are trained on it, and the commands that train them.
 
-It is for one thread. Where several ranks work together, rank 0 is given the commands and the others follow it.
+It is for one thread. With several ranks, rank 0 receives the commands and the others follow it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmaster.engine.trained_model import Snapshot, State, TrainedModel, chec
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
 
 PACK_TOKENS = 8192
-"""Tokens that are computed together: enough to keep a GPU busy, few enough that what a backward pass needs has room."""
+"""Tokens that are computed together: enough to keep a GPU busy, few enough for the memory of a backward pass."""
 
 
 class Engine:
@@ -35,13 +35,10 @@ class Engine:
         model_dir: A transformers checkpoint.
         device: Where to compute.
         dtype: Of the base model's weights. Adapters, moments and gradients are float32.
-        max_context_length: Of a sequence; None: what the model was made for.
+        max_context_length: Of a sequence; None: the model's own limit.
         process: The ranks that work together; None: this one alone.
         pack_tokens: How many tokens are computed together.
         gradient_accumulation_steps: How many calls of `optim_step` make one step.
-
-    Raises:
-        EngineError: the checkpoint cannot be used, or not so.
     """
 
     def __init__(
@@ -72,32 +69,25 @@ class Engine:
 
     @property
     def models(self) -> Mapping[str, TrainedModel]:
-        """By id."""
         return self._models
 
     @command
     def create_model(self, model_id: str, trained: Trained, lora: LoraOptions | None = None) -> None:
-        """Make a model that begins as the base model.
-
-        Raises:
-            EngineError: there is one of that id, or there cannot be such a one.
-        """
+        """Create a model that starts as the base model."""
         if model_id in self._models:
             raise EngineError(f"there is a model {model_id!r} already")
         self._models[model_id] = TrainedModel(model_id, self.base, trained, lora)
 
     @command
     def unload(self, model_id: str) -> None:
-        """Forget a model."""
         del self._models[self._model(model_id).model_id]
 
     @command
     def run(self, passes: Sequence[Pass]) -> list[PassResult | EngineError]:
-        """Compute passes, those of different models together; those of one model in order.
+        """Compute passes: of different models together, of one model in order.
 
         Returns:
-            For each pass its result, or why there is none. One that failed added nothing to any gradients, and no other
-            failed with it.
+            For each pass its result, or its error. A failed pass adds nothing to any gradients and fails no other.
         """
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
@@ -111,37 +101,30 @@ class Engine:
 
     @command
     def optim_step(self, model_id: str, options: AdamOptions) -> dict[str, float]:
-        """Step by the gradients of all passes since the last step, and forget them; without any, do nothing.
+        """Step by the gradients of all passes since the last step, and clear them; without any, do nothing.
 
         Returns:
-            The metrics that were asked for; `models.SKIPPED` is among them when there were no gradients.
-
-        Raises:
-            EngineError: the gradients or the options are no good.
+            The metrics that were asked for; with `trained_model.SKIPPED` if there were no gradients.
         """
         return self._model(model_id).step(options, self.ranks, self._steps_in_one)
 
     @command
     def state(self, model_id: str) -> dict[str, Any]:
-        """All that a model's training goes on from: write or copy it before the next command, it is not a copy."""
+        """All that a model's training continues from. Not a copy: write or copy it before the next command."""
         return self._model(model_id).state(self.ranks)
 
     @command
     def load_state(self, model_id: str, state: State, *, optimizer: bool) -> None:
-        """Let a model go on from a state; without the optimizer, from its weights alone.
+        """Continue from a state; without the optimizer, from its weights alone.
 
         Raises:
-            EngineError: the state is not one of such a model, which then is as it was.
+            EngineError: The state does not fit the model, which is unchanged.
         """
         self._model(model_id).load_state(state, self.ranks, optimizer=optimizer)
 
     @command
     def load_adapter(self, model_id: str, directory: Path) -> None:
-        """Let a model begin with the weights of a PEFT adapter, of the same rank and beside the same layers.
-
-        Raises:
-            EngineError: there is none, or not one for this model.
-        """
+        """Load the weights of a PEFT adapter, of the same rank and for the same layers."""
         model = self._model(model_id)
         adapter = read_adapter(self.config, Path(directory))
         weights = dict(adapter.named_parameters())
@@ -151,21 +134,8 @@ class Engine:
         """A model's weights as they are now; None: the base model's."""
         return Snapshot(transformer=self.base) if model_id is None else self._model(model_id).snapshot()
 
-    def snapshot_state(self, snapshot: Snapshot) -> dict[str, Any]:
-        """A snapshot as a tree, from which `snapshot_from` makes it again; its tensors are the snapshot's own."""
-        if snapshot.adapter is not None:
-            weights = {name: each.detach() for name, each in snapshot.adapter.named_parameters()}
-            return weights_state(Trained.ADAPTER, snapshot.adapter.options, weights)
-        if snapshot.transformer is self.base:
-            return weights_state(Trained.NOTHING, None, {})
-        return weights_state(Trained.ALL, None, dict(snapshot.transformer.named_parameters()))
-
     def snapshot_from(self, state: State) -> Snapshot:
-        """The weights of a state.
-
-        Raises:
-            EngineError: it is of another base model.
-        """
+        """Make a snapshot of a state."""
         weights = state["weights"]
         if state["trained"] == Trained.NOTHING:
             return Snapshot(transformer=self.base)
@@ -182,12 +152,9 @@ class Engine:
         return Snapshot(transformer=transformer)
 
     def export(self, snapshot: Snapshot, directory: Path, *, merged: bool, tinker_names: bool = False) -> None:
-        """Write a snapshot for others: a PEFT adapter, or a transformers checkpoint that needs none.
+        """Write a snapshot as a PEFT adapter, or merged as a transformers checkpoint.
 
-        With `tinker_names`, an adapter of a tied model calls the unembedding as Tinker's tools do.
-
-        Raises:
-            EngineError: there is no adapter to write.
+        With `tinker_names`, an adapter of a tied model names the unembedding as Tinker's tools do.
         """
         if merged:
             trained = snapshot.transformer is not self.base
@@ -196,7 +163,7 @@ class Engine:
             export_adapter(snapshot, self.model_dir, Path(directory), tinker_names=tinker_names)
 
     def drop(self, model_id: object) -> bool:
-        """Forget a model in this rank, if there is one: it can be trusted no more."""
+        """Remove a model in this rank, if there is one: its state can no longer be trusted."""
         return isinstance(model_id, str) and self._models.pop(model_id, None) is not None
 
     def _model(self, model_id: str) -> TrainedModel:
@@ -212,7 +179,6 @@ class Engine:
             return error
 
     def _compute(self, passes: Mapping[int, CheckedPass]) -> dict[int, Computed]:
-        """All chunks of all passes."""
         computed = {n: Computed() for n in passes}
         chunks = [
             Chunk(number=n, of=each, data=data)
@@ -236,14 +202,14 @@ class Outcome(NamedTuple):
 
 
 def _own_part(checked: CheckedPass, ranks: Ranks) -> CheckedPass:
-    """What of a pass this rank computes."""
+    """The part of a pass that this rank computes."""
     own = share(checked.lengths, ranks.size)[ranks.rank]
     data = checked.request.data[own.start : own.stop]
     return replace(checked, request=replace(checked.request, data=data), inputs=checked.inputs[own.start : own.stop])
 
 
 def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Outcome]) -> PassResult | EngineError:
-    """The result of a pass of all ranks; its gradients are added now that no rank can fail any more."""
+    """The result of a pass over all ranks. Its gradients are added only now that no rank can fail any more."""
     for outcome in outcomes:
         if outcome.failure is not None:
             return outcome.failure
@@ -257,7 +223,7 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Outcome]) ->
 
 
 def _parts(chunks: Sequence[Chunk]) -> list[Part | EngineError]:
-    """Of a pack; if it fails, of each chunk alone, to see whose fault it is."""
+    """Compute a pack; if that fails, each chunk alone, to find out which one failed."""
     if not chunks:
         return []
     recompute = False
@@ -286,6 +252,6 @@ def _failed(chunk: Chunk, error: Exception) -> EngineError:
 
 
 def _forget_gradients(chunk: Chunk) -> None:
-    """What a backward pass that failed may have left."""
+    """Clear what a failed backward pass may have left."""
     for parameter in chunk.of.model.parameters.values():
         parameter.grad = None

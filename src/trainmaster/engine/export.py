@@ -1,4 +1,4 @@
-"""Weights written for others to read: PEFT adapters and transformers checkpoints."""
+"""Exports weights as PEFT adapters and transformers checkpoints."""
 
 from __future__ import annotations
 
@@ -20,24 +20,20 @@ from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_files import StoredWeights
 
 SHARD_BYTES = 5 * 10**9
-"""Files of about this size, as transformers writes them."""
+"""The size of a file, as transformers writes them."""
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "config.json"
 _EMBEDDING = "model.embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}
-"""Files of a checkpoint that have weights; all others are about the model and its tokenizer, and go along."""
+"""Suffixes of files with weights; all other files describe the model and its tokenizer, and are copied."""
 _FORMAT = {"format": "pt"}
-"""What readers expect to find in the header of a file."""
+"""Readers expect this in the header of a file."""
 
 
 def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
-    """Write a PEFT adapter for a base model; `tinker_names`: see `Adapter.peft_tensors`.
-
-    Raises:
-        EngineError: the snapshot has no adapter.
-    """
+    """Write a PEFT adapter for a base model; for `tinker_names` see `Adapter.peft_tensors`."""
     if snapshot.adapter is None:
         raise EngineError("these weights have no adapter: export them merged, as a model")
     directory.mkdir(parents=True, exist_ok=True)
@@ -46,11 +42,7 @@ def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path, *, tin
 
 
 def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
-    """The PEFT adapter in a directory.
-
-    Raises:
-        EngineError: there is none, or not one for such a model.
-    """
+    """Read the PEFT adapter in a directory."""
     for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
             raise EngineError(f"{directory} is no PEFT adapter: it has no {name}")
@@ -63,15 +55,16 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
 
 
 def export_model(snapshot: Snapshot, base_model: Path, directory: Path, *, trained: bool) -> None:
-    """Write a transformers checkpoint: the weights with the adapter in them, each in the type that it has in the base
-    model's checkpoint, and the configuration and tokenizer of the base model.
+    """Write a transformers checkpoint with the adapter merged into the weights.
+
+    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's.
 
     Args:
-        snapshot: Of what.
-        base_model: The checkpoint that it began as.
-        directory: Where to.
-        trained: Whether its weights are others than the base model's. If not, and but for the adapter, they are taken
-            from the base model's files: the engine may have rounded its own.
+        snapshot: The weights.
+        base_model: The checkpoint of the base model.
+        directory: Where to write.
+        trained: Whether the weights differ from the base model's beside the adapter. If not, they are read from the
+            base model's files, since the engine may have rounded its own.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(base_model.iterdir()):
@@ -87,15 +80,14 @@ def export_model(snapshot: Snapshot, base_model: Path, directory: Path, *, train
 
 
 def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose unembedding is not the embedding; which part of a nested one is asked depends on the
-    version of transformers."""
+    """Versions of transformers differ in which part of a nested configuration they read."""
     inner = config.get("text_config")
     parts = {"text_config": _untied(inner)} if isinstance(inner, dict) else {}
     return {**config, **parts, "tie_word_embeddings": False}
 
 
 def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
+    """Yield every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
     adapter, tied = snapshot.adapter, snapshot.transformer.config.tied
     for name, parameter in snapshot.transformer.named_parameters(remove_duplicate=False):
         target = name.removesuffix(".weight")
@@ -111,7 +103,7 @@ def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied:
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-    """In files of about SHARD_BYTES; with an index, if there are several."""
+    """Write files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, Tensor] = {}
     total = 0
@@ -139,7 +131,7 @@ def _write_shard(shard: Mapping[str, Tensor], directory: Path, number: int) -> l
 
 
 def _shard_path(directory: Path, number: int) -> Path:
-    """Of a file whose name depends on how many there will be."""
+    """The name of a file while the number of files is unknown."""
     return directory / f"model-{number:05d}.safetensors"
 
 

@@ -1,10 +1,10 @@
-"""Logprobs of tokens, without ever holding the logits of all rows.
+"""Logprobs of tokens, without holding the logits of all rows.
 
-A large vocabulary's logits are the largest thing that training makes. Here they are made for some rows at a time, and
-once more for the gradients. All sums over the vocabulary are in float32 at least.
+The logits of a large vocabulary are the largest tensor in training. Here they are computed for some rows at a time, and
+again for the gradients. All sums over the vocabulary are at least in float32.
 
 Rows are computed in groups of whole spans, and each adapter's spans begin with its own first row. So its gradient,
-which is summed span by span, does not depend on whose rows come before it.
+which is summed span by span, does not depend on the rows before it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def target_logprobs(
     """The logprobs of given tokens, float32, in the shape of `targets`; differentiable.
 
     Args:
-        hidden: [n, hidden], as `Transformer.hidden` gives it.
-        targets: int64 [n], or [n, k] for k tokens at each row.
+        hidden: [n, hidden], from `Transformer.hidden`.
+        targets: int64 [n], or [n, k] for k tokens per row.
         unembedding: The model's.
-        adapters: Whose the rows are.
-        chunk: Rows whose logits are held at a time, about; None: as many as make LOGITS.
+        adapters: Of the rows.
+        chunk: Rows whose logits are held at a time, approximately; None: as many as make LOGITS.
 
     Raises:
-        EngineError: A target is not in the vocabulary. On a GPU nobody looks: the answer would be waited for, until
-            all that was asked before is computed.
+        EngineError: A target is not in the vocabulary. Not checked on a GPU, where the check would wait for all work
+            in the queue.
     """
     if not targets.numel():
         return hidden.new_zeros(targets.shape, dtype=_wide(hidden))
@@ -65,12 +65,7 @@ def top_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens of each row, likeliest first, and their logprobs: int64 and float32 [n, k].
 
-    Args:
-        hidden: [n, hidden].
-        k: At most the vocabulary's size.
-        unembedding: The model's.
-        adapters: Whose the rows are.
-        chunk: As for `target_logprobs`.
+    The arguments are those of `target_logprobs`.
     """
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     tokens = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
@@ -100,24 +95,24 @@ class _Span:
     start: int
     stop: int
     owner: int
-    """Which of the shares; _NOBODY: none."""
+    """The index of the share, or _NOBODY."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows of consecutive spans, whose logits are made together."""
+    """Rows of consecutive spans whose logits are computed together."""
 
     rows: slice
     shares: tuple[Share, ...]
     """The spans of adapters, counted from the group's first row."""
     owners: tuple[int, ...]
-    """Of which shares they are parts."""
+    """The indices of their shares."""
 
 
 class _Plan:
-    """Which rows' logits are made together, and how.
+    """Which rows' logits are computed together.
 
-    A group ends with the span that fills it. So there are as many groups for many adapters as for one.
+    A group ends with the span that fills it, so many adapters make no more groups than one.
     """
 
     def __init__(self, unembedding: Unembedding, adapters: AdapterRows | None, rows: int, chunk: int | None) -> None:
@@ -137,7 +132,7 @@ class _Plan:
             self.groups.append(self._group(filling))
 
     def logits(self, hidden: Tensor, group: _Group) -> tuple[Tensor, list[Tensor]]:
-        """[rows of the group, vocabulary], after the softcap; and what `add_shares` returned."""
+        """The logits [rows of the group, vocabulary] after the softcap, and what `add_shares` returned."""
         logits = wide_product(hidden[group.rows], self.unembedding.weight)
         lowered = add_shares(logits, hidden[group.rows], group.shares)
         if cap := self.unembedding.logit_softcap:
@@ -203,7 +198,7 @@ def _check(targets: Tensor, vocabulary: int) -> None:
 
 
 def _spans(shares: Sequence[Share], rows: int, longest: int) -> Iterator[_Span]:
-    """All rows, cut where adapters begin and end, and each part of them from its first row on."""
+    """All rows, split where adapters begin and end, and each part split from its first row on."""
     parts: list[tuple[int, int, int]] = []
     done = 0
     for index, share in enumerate(shares):

@@ -1,7 +1,7 @@
-"""The losses that a request can name: functions of the log-probabilities of its target tokens.
+"""The loss functions: functions of the log-probabilities of target tokens.
 
-Every loss is a sum over tokens, never a mean: what it should be divided by is said when the gradients are used. The
-formulas are in docs/reference/losses.md.
+Every loss is a sum over tokens, never a mean; the optimizer step decides what to divide by. The formulas are in
+docs/reference/losses.md.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Options = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What a loss is computed from: sequences that lie end to end."""
+    """The inputs of a loss: sequences end to end."""
 
     logprobs: Tensor
-    """Of the target tokens, by the model as it is: float32 [tokens], or [tokens, k]."""
+    """Of the target tokens, by the current weights: float32 [tokens], or [tokens, k]."""
     inputs: Mapping[str, Tensor]
     """By name, float32, in the shape of the log-probabilities."""
     options: Options
@@ -45,24 +45,24 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """What a loss says of each token."""
+    """The loss of each token."""
 
     values: Tensor
     """In the shape of the log-probabilities; their sum is the loss."""
     ratios: Tensor | None = None
-    """How likely each token is now, over how likely it was: as the loss saw it, before it clipped it."""
+    """The probability of each token now over its probability when it was sampled, before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A loss, and what it needs to know."""
+    """A loss function and its inputs."""
 
     formula: Callable[[Tokens], TokenLosses]
     required: tuple[str, ...] = ()
-    """Inputs beside `target_tokens` that every datum has to bring."""
+    """Inputs beside `target_tokens` that every datum must have."""
     optional: tuple[str, ...] = ()
     defaults: Options = field(default_factory=dict)
-    """The options that there are, and their values where a request gives none."""
+    """All options, with their default values."""
     wide: bool = False
     """Whether a position may have several target tokens."""
 
@@ -108,7 +108,7 @@ def _reinforce(tokens: Tokens) -> TokenLosses:
 
 
 def _ratios(tokens: Tokens) -> Tensor:
-    """1 where the advantage is 0: a huge ratio would make NaN of it."""
+    """1 where the advantage is 0: a huge ratio would give NaN there."""
     return torch.where(tokens.inputs[ADVANTAGES] != 0, tokens.logprobs - tokens.inputs[LOGPROBS], 0.0).exp()
 
 
@@ -140,22 +140,13 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def find(name: str) -> Loss:
-    """The loss of a name.
-
-    Raises:
-        EngineError: there is none.
-    """
     if loss := LOSSES.get(name):
         return loss
     raise EngineError(f"unknown loss function {name!r}; there are {_listed(LOSSES)}")
 
 
 def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
-    """All options of a loss, those that were not given at their defaults.
-
-    Raises:
-        EngineError: one is unknown, or no number.
-    """
+    """All options of a loss: the given ones, and defaults."""
     options = dict(find(name).defaults)
     for option, value in given.items():
         if option == OUTPUT and option not in options:
@@ -176,17 +167,7 @@ def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
 
 
 def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str, np.ndarray]:
-    """The inputs of one datum: `target_tokens` int64, the others float32, and defaults for those that may be left out.
-
-    Args:
-        name: Of the loss.
-        options: As `options_of` gives them.
-        index: Which datum of its request this is, for messages.
-        datum: Its tokens are known to be a sequence.
-
-    Raises:
-        EngineError: one is missing, unknown, of another shape or not finite.
-    """
+    """The inputs of one datum: `target_tokens` int64, the others float32, with defaults for optional ones."""
     loss, where = find(name), f"datum {index}"
     known = (TARGETS, *loss.required, *loss.optional)
     for unknown in datum.inputs.keys() - set(known):
@@ -212,7 +193,7 @@ def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str
 
 
 def count_loss_tokens(inputs: Mapping[str, np.ndarray]) -> int:
-    """How many positions of a datum have a weight, or an advantage, that is not 0."""
+    """How many positions of a datum have a weight or an advantage other than 0."""
     weights = inputs[WEIGHTS] if WEIGHTS in inputs else inputs[ADVANTAGES]
     return int(np.count_nonzero(weights if weights.ndim == 1 else weights.any(axis=1)))
 
@@ -224,10 +205,10 @@ def measure(
     inputs: Mapping[str, np.ndarray],
     lengths: Sequence[int],
 ) -> dict[str, float]:
-    """The metrics of sequences that lie end to end.
+    """The metrics of sequences end to end.
 
-    A mean is one over sequences of means over tokens, so that parts merge by their numbers of sequences, here and in
-    clients. A sequence without a token to learn from counts as one that no policy changed.
+    A mean is taken over tokens first and then over sequences, so that parts merge by their numbers of sequences, here
+    and in clients. A sequence without loss tokens counts as unchanged by the policy.
     """
     starts = np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64)
     metrics = {"loss:sum": float(values.sum(dtype=np.float64)), "loss_tokens:sum": float(count_loss_tokens(inputs))}
@@ -253,7 +234,7 @@ def measure(
 
 
 def merge(parts: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """The metrics of all parts of a request, each with its number of sequences."""
+    """Merge the metrics of all parts of a request, each with its number of sequences."""
     return {name: _REDUCTIONS[name.partition(":")[2]]([(n, part[name]) for n, part in parts]) for name in parts[0][1]}
 
 
@@ -280,7 +261,7 @@ def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) ->
 
 
 def _defaults(loss: Loss, options: Options, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """For what a datum left out of the inputs that a formula reads."""
+    """Defaults for the inputs that a datum omits."""
     shape = inputs[TARGETS].shape
     found = {key: np.full(shape, options[key], np.float32) for key in _THRESHOLDS if key in options}
     if WEIGHTS in loss.optional:

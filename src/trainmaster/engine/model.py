@@ -1,8 +1,7 @@
 """The transformer: one set of layers for all families that `ModelConfig` describes.
 
-Its parameters have the names that they have in a transformers checkpoint of a language model alone. Rows of all
-sequences lie end to end: what is computed row by row is computed once for all of them, and attention alone knows where
-a sequence ends.
+Parameters have their names of a transformers checkpoint of a language model alone. The rows of all sequences are
+computed together; only attention knows where a sequence ends.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from trainmaster.engine.weight_files import load_weights
 # Rotary positions: the angles depend on the kind of rope that a checkpoint names.
 
 Turn = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which positions turn the halves of a head: [n, 1, width / 2] each."""
+"""Cosines and sines of the angles by which positions rotate the halves of a head: [n, 1, width / 2] each."""
 
 
 def turn_of(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> Turn:
-    """The angles of some positions, computed in float32 at least and rounded then."""
+    """The angles of positions, computed at least in float32 and then rounded."""
     wide = torch.promote_types(dtype, torch.float32)
     angles = positions.to(wide)[:, None, None] * _frequencies(rope, width, positions.device).to(wide)
     turn = angles.cos(), angles.sin()
@@ -39,14 +38,14 @@ def turn_of(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> Tu
 
 
 def turned(heads: Tensor, turn: Turn) -> Tensor:
-    """Heads [n, heads, width], each turned by its row's angles."""
+    """Rotate heads [n, heads, width] by the angles of their rows."""
     cosines, sines = turn
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
-    """Of the pairs of a head, float32 [width / 2]: how far one position turns each."""
+    """The angle per position of each pair of a head, float32 [width / 2]."""
     places = torch.arange(0, width, 2, device=device).to(torch.float32)
     frequencies = 1.0 / rope.theta ** (places / width)
     if rope.kind == "linear":
@@ -59,7 +58,7 @@ def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
 
 
 def _blended(frequencies: Tensor, kept: Tensor, rope: Rope) -> Tensor:
-    """Slow turns are slowed by the factor, fast ones stay, and of those between a share stays."""
+    """Slow rotations are divided by the factor, fast ones stay, and those between are interpolated."""
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
 
 
@@ -69,10 +68,10 @@ def _llama3_share(frequencies: Tensor, rope: Rope) -> Tensor:
 
 
 def _yarn_share(pairs: Tensor, rope: Rope, width: int) -> Tensor:
-    """Linear in the number of the pair, where Llama 3's is linear in how often it turns."""
+    """Linear in the index of the pair; Llama 3's is linear in the number of turns."""
 
     def pair_that_turns(times: float) -> float:
-        """So often within the original context."""
+        """The pair with this many turns within the original context."""
         return width * math.log(rope.original_positions / (2 * math.pi * times)) / (2 * math.log(rope.theta))
 
     first, last = pair_that_turns(rope.fast_turns), pair_that_turns(rope.slow_turns)
@@ -84,14 +83,7 @@ def _yarn_share(pairs: Tensor, rope: Rope, width: int) -> Tensor:
 
 
 class Linear(nn.Module):
-    """A layer that adapters may adapt.
-
-    Args:
-        target: Its name for them.
-        inputs: How wide its rows are.
-        outputs: What it makes of them.
-        bias: Whether it adds one.
-    """
+    """A layer that adapters may adapt; `target` is its name for them."""
 
     def __init__(self, target: str, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -100,13 +92,12 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """[n, in] -> [n, out]."""
         shares = adapters.shares(self.target, rows.dtype) if adapters else ()
         return adapted_product(rows, self.weight, self.bias, shares)
 
 
 class Unembedding(Linear):
-    """From hidden states to logits; `target_logprobs` computes with it, a few rows at a time."""
+    """From hidden states to logits; `target_logprobs` uses its weight for a few rows at a time."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(UNEMBEDDING, config.hidden_size, config.vocab_size)
@@ -114,7 +105,7 @@ class Unembedding(Linear):
 
 
 class Norm(nn.Module):
-    """Rows, or heads, at length 1, but for a weight."""
+    """RMS norm of rows or heads."""
 
     def __init__(self, width: int, config: ModelConfig) -> None:
         super().__init__()
@@ -122,7 +113,6 @@ class Norm(nn.Module):
         self._eps, self._offset = config.norm_eps, config.norm_offset
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Any shape, the last dimension is normed."""
         if not self._offset:
             return functional.rms_norm(rows, self.weight.shape, self.weight, self._eps)
         # 1 plus a small weight keeps its digits in 32 bits only.
@@ -132,8 +122,6 @@ class Norm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values of one layer, and what becomes of them."""
-
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self._config, self._layer = config, layer
@@ -149,7 +137,6 @@ class SelfAttention(nn.Module):
             self.k_norm = Norm(width, config)
 
     def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
-        """[n, hidden] -> [n, hidden]."""
         config = self._config
         query = self.q_proj(rows, adapters).unflatten(1, (config.num_heads, config.head_dim))
         key = self.k_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
@@ -170,8 +157,6 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Up, through the gate, and down again."""
-
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -182,15 +167,12 @@ class Mlp(nn.Module):
         self._activation = config.activation
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """[n, hidden] -> [n, hidden]."""
         between = gated(self.gate_proj(rows, adapters), self.up_proj(rows, adapters), self._activation)
         output: Tensor = self.down_proj(between, adapters)
         return output
 
 
 class Layer(nn.Module):
-    """Attention and MLP, with their norms."""
-
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -204,7 +186,6 @@ class Layer(nn.Module):
             self.post_feedforward_layernorm = Norm(hidden, config)
 
     def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
-        """[n, hidden] -> [n, hidden]."""
         attended = self.self_attn(self.input_layernorm(rows), turn, attention, adapters)
         if not self._sandwich:
             rows = rows + attended
@@ -215,7 +196,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """All but the unembedding; a module of its own for the names' sake."""
+    """All but the unembedding, as a module of its own because checkpoints name it `model`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -225,7 +206,7 @@ class Body(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A model whose weights are not there until they are loaded, and frozen then."""
+    """A model without weights until they are loaded; loaded weights are frozen."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -240,27 +221,20 @@ class Transformer(nn.Module):
     def load(
         self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Transformer:
-        """Read the weights of a checkpoint; returns itself.
-
-        Raises:
-            EngineError: They are not there, or not those of this model.
-        """
+        """Read the weights of a checkpoint; returns self."""
         load_weights(self, self.config, Path(directory), torch.device(device), dtype)
         return self
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
         return self.lm_head.weight.dtype
 
     @property
     def unembedding(self) -> Unembedding:
-        """From hidden states to logits; where embeddings are tied, with their weight."""
         return self.lm_head
 
     def hidden(
@@ -275,12 +249,12 @@ class Transformer(nn.Module):
         """Hidden states after the last norm, [n, hidden].
 
         Args:
-            tokens: int64 [n], of all sequences end to end.
-            positions: int64 [n], of each in its sequence.
-            attention: Which rows see which.
-            adapters: Which rows are adapted by whom; None: none are.
-            recompute: Keep of each layer only what goes into it, and compute the rest again for the gradients: one
-                more forward pass, for a fraction of the memory.
+            tokens: int64 [n], all sequences end to end.
+            positions: int64 [n], of each token in its sequence.
+            attention: Decides which rows see which.
+            adapters: Of the rows; None: none.
+            recompute: Keep only the inputs of each layer, and compute the rest again for the gradients: one more
+                forward pass, for a fraction of the memory.
         """
         if adapters is not None and adapters.total != len(tokens):
             raise ValueError(f"adapters of {adapters.total} rows cannot adapt {len(tokens)}")

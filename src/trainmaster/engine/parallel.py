@@ -1,7 +1,7 @@
-"""Several ranks that train one set of models: each has all the weights and computes its share of the data.
+"""Data parallelism: each rank has all the weights and computes its share of the data.
 
-Rank 0 is told what to do and tells the others, and every rank runs the same command of `Engine`. Gradients stay where
-they were computed until a step needs their sum.
+Rank 0 receives commands and forwards them; every rank runs the same command of `Engine`. Gradients stay on their rank
+until a step needs their sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,60 +22,63 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainmaster.engine.types import Blame, EngineError
 
-if TYPE_CHECKING:
-    from trainmaster.engine.engine import Engine
-
 COMMAND_TIMEOUT = timedelta(days=365)
-"""Ranks wait for commands as long as nobody sends one. A rank that died is noticed by its closed connections."""
+"""Ranks wait for commands without a limit. A rank that died is noticed by its closed connections."""
 LEAVE_WITHIN = timedelta(seconds=10)
-"""How long rank 0 waits at the end for the others to have heard of it."""
+"""How long rank 0 waits at the end for the other ranks to leave."""
 BUCKET_BYTES = 64 << 20
-"""Gradients are summed in pieces of about this size: one after the other, many small ones would each wait for an answer
-from the other ranks."""
+"""Gradients are summed in pieces of about this size: each small one would wait for the other ranks."""
 
 _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound="Commanded")
 
 
 class Ranks(Protocol):
-    """The ranks that work together, as one of them sees them. All have to call the same methods in the same order."""
+    """The ranks that work together, as one of them sees them. All must call the same methods in the same order."""
 
     rank: int
     size: int
 
     def exchange(self, what: str, value: T) -> list[T]:
-        """The values of all ranks, in order; `what` says of what, and has to be the same in all."""
+        """The values of all ranks, in order; `what` must be the same on all, and is for errors."""
 
     def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The tensors that each rank makes, summed over all in place. If one cannot make them, all raise."""
+        """Sum the tensors that each rank makes, in place. If one rank cannot make them, all raise."""
 
-    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """Run a method of the engines of all ranks."""
 
 
+class Commanded(Protocol):
+    """The engine, as far as its ranks need it."""
+
+    ranks: Ranks
+
+    def drop(self, model_id: object) -> bool:
+        """Remove a model on this rank."""
+
+
 class OneRank:
-    """No others."""
+    """A single rank."""
 
     rank = 0
     size = 1
 
     def exchange(self, what: str, value: T) -> list[T]:  # noqa: ARG002
-        """The value."""
         return [value]
 
     def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:  # noqa: ARG002
-        """The tensors."""
         return make()
 
-    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run the method."""
+    def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         return method(engine, *args, **kwargs)
 
 
 class ProcessRanks:
-    """Ranks that are processes, found as `torchrun` says: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Ranks that are processes, connected by torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         device: Of this rank.
@@ -90,7 +93,6 @@ class ProcessRanks:
         self._commands: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
 
     def exchange(self, what: str, value: T) -> list[T]:
-        """The values of all ranks, in order."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, (what, value), group=self._commands)
         if any(theirs != what for theirs, _ in found):
@@ -98,7 +100,6 @@ class ProcessRanks:
         return [each for _, each in found]
 
     def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The tensors, summed over all ranks in place."""
         tensors, failure = _attempt(make)
         for rank, theirs in enumerate(self.exchange(what, failure)):
             if theirs is not None:
@@ -112,16 +113,16 @@ class ProcessRanks:
                 each.copy_(of_all.view_as(each))
         return tensors
 
-    def command(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run the method here and in all other ranks; of rank 0."""
+    def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run a method on all ranks; called on rank 0."""
         if self.rank != 0:
             raise RuntimeError("commands are given to rank 0 alone")
-        self._tell((method.__name__, args, kwargs))
+        self._send((method.__name__, args, kwargs))
         return self._run(engine, method, args, kwargs)
 
-    def follow(self, engine: Engine) -> None:
-        """Run what rank 0 is told, until it leaves, and end the connections; of all other ranks."""
-        while command := self._told():
+    def follow(self, engine: Commanded) -> None:
+        """Run the commands of rank 0 until it leaves, then disconnect; called on the other ranks."""
+        while command := self._receive():
             name, args, kwargs = command
             try:
                 self._run(engine, getattr(type(engine), name).__wrapped__, args, kwargs)
@@ -131,8 +132,8 @@ class ProcessRanks:
         self._end()
 
     def leave(self) -> None:
-        """End the other ranks' following, and the connections; of rank 0."""
-        self._tell(())
+        """Let the other ranks leave, then disconnect; called on rank 0."""
+        self._send(())
         try:
             # A rank that is still reading would find the connection closed.
             self._store.wait([_left(rank) for rank in range(1, self.size)], LEAVE_WITHIN)
@@ -141,19 +142,18 @@ class ProcessRanks:
         self._end()
 
     def _end(self) -> None:
-        """End the connections. Threads of theirs that are left when the interpreter ends would abort the process."""
+        """Disconnect. Threads of a connection that are left when the interpreter ends would abort the process."""
         self._commands = None  # the last reference to it but torch's own
         dist.destroy_process_group()
 
-    def _tell(self, command: tuple[Any, ...]) -> None:
-        """Send the other ranks a command: first all but its tensors, then one tensor after the other."""
+    def _send(self, command: tuple[Any, ...]) -> None:
+        """Send a command to the other ranks: first all but its tensors, then each tensor."""
         described, tensors = parted(command)
         dist.broadcast_object_list([described], src=0, group=self._commands)
         for tensor in tensors:
             dist.broadcast(_bytes(tensor.detach().cpu().contiguous()), src=0, group=self._commands)
 
-    def _told(self) -> tuple[Any, ...]:
-        """The next command."""
+    def _receive(self) -> tuple[Any, ...]:
         slot: list[Any] = [None]
         dist.broadcast_object_list(slot, src=0, group=self._commands)
         command, tensors = joined(slot[0])
@@ -161,8 +161,8 @@ class ProcessRanks:
             dist.broadcast(_bytes(tensor), src=0, group=self._commands)
         return command
 
-    def _run(self, engine: Engine, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run one method. Where it failed in some ranks alone, their models are no longer the same: it goes in all."""
+    def _run(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run one method. If only some ranks fail, the copies of the model differ, so it is dropped on all."""
         result, failure = _attempt(lambda: method(engine, *args, **kwargs))
         failures = self.exchange(f"the end of {method.__name__}", failure)
         failed = [rank for rank, each in enumerate(failures) if each is not None]
@@ -181,23 +181,23 @@ def _left(rank: int) -> str:
     return f"trainmaster/left/{rank}"
 
 
-def command(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
-    """Make a method of `Engine` one that all ranks run. Its first argument is a model's id, or it cannot fail alone."""
+def command(method: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P], T]:
+    """Make a method run on all ranks. Its first argument is a model's id, unless it cannot fail on one rank alone."""
 
     @functools.wraps(method)
-    def run(engine: Engine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return engine.ranks.command(engine, method, args, kwargs)
 
     return run
 
 
 def join(device: torch.device) -> ProcessRanks | None:
-    """The ranks that the environment speaks of; None if this is the only one."""
+    """The ranks that the environment declares; None if this is the only one."""
     return ProcessRanks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
 
 
 def as_engine_error(error: Exception) -> EngineError:
-    """What a request is told of an error that is not its own."""
+    """The error to report for an unexpected exception."""
     if isinstance(error, EngineError):
         return error
     _log.error("a command failed", exc_info=error)
@@ -206,7 +206,7 @@ def as_engine_error(error: Exception) -> EngineError:
 
 
 def _attempt(make: Callable[[], T]) -> tuple[T | None, EngineError | None]:
-    """What was made, or why not: the other ranks wait for either."""
+    """What was made, or the error: the other ranks wait for either."""
     try:
         return make(), None
     except Exception as error:
@@ -214,7 +214,7 @@ def _attempt(make: Callable[[], T]) -> tuple[T | None, EngineError | None]:
 
 
 def parted(command: tuple[Any, ...]) -> tuple[bytes, list[Tensor]]:
-    """A command as bytes, without the tensors in it, and these: a state may be gigabytes of them."""
+    """A command as bytes without its tensors, and the tensors: a state may have gigabytes of them."""
     described = io.BytesIO()
     pickler = _Pickler(described)
     pickler.dump(command)
@@ -222,13 +222,13 @@ def parted(command: tuple[Any, ...]) -> tuple[bytes, list[Tensor]]:
 
 
 def joined(described: bytes) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """The command, with tensors in it that have still to be filled, and these in order."""
+    """The command with empty tensors, and these in order, to be filled."""
     unpickler = _Unpickler(io.BytesIO(described))
     return unpickler.load(), unpickler.tensors
 
 
 class _Pickler(pickle.Pickler):
-    """Puts the types and shapes of tensors in their places."""
+    """Writes types and shapes in place of tensors."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -242,7 +242,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what rank 0 wrote, with empty tensors."""
+    """Makes empty tensors in their place."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -255,7 +255,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a tensor: not all types can be sent as they are."""
+    """The memory of a tensor as bytes: not all types can be sent as they are."""
     return tensor.view(-1).view(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""Forward and backward passes over packs of sequences, of one model or of many, and which sequences a pack has.
+"""Forward and backward passes over packs of sequences, of one model or of many.
 
-A request is cut into chunks by its own sequences alone, and a pack has at most one chunk of a model. So the sums over
-rows that make a model's gradients are the same sums whoever else is in the pack.
+A request is split into chunks by its own sequences alone, and a pack has at most one chunk of a model. So the sums over
+rows that make a model's gradients do not depend on what else is in the pack.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,32 +23,10 @@ from trainmaster.engine.trained_model import TrainedModel, add_up
 from trainmaster.engine.types import Datum, EngineError, Pass, Trained
 
 
-class Packable(Protocol):
-    """A chunk, as far as it matters here."""
-
-    @property
-    def rows(self) -> int:
-        """How many tokens it has."""
-
-    @property
-    def owner(self) -> Hashable:
-        """The model whose gradients it adds to: one chunk of it at a time, in order."""
-
-    @property
-    def kind(self) -> Hashable:
-        """Chunks of one kind can be computed together."""
-
-
-C = TypeVar("C", bound=Packable)
-
-
 def cut(lengths: Sequence[int], widths: Sequence[Hashable], budget: int) -> list[range]:
-    """Consecutive sequences, at most `budget` tokens each unless one sequence is longer, all of one width.
+    """Split sequences into consecutive chunks of one width, of at most `budget` tokens unless one sequence is longer.
 
-    Args:
-        lengths: Tokens of each sequence.
-        widths: Targets that each of its positions has.
-        budget: In tokens.
+    `widths` are the numbers of targets per position.
     """
     chunks: list[range] = []
     start, room = 0, budget
@@ -61,9 +38,9 @@ def cut(lengths: Sequence[int], widths: Sequence[Hashable], budget: int) -> list
     return [*chunks, range(start, len(lengths))]
 
 
-def pack(chunks: Sequence[C], budget: int) -> Iterator[list[C]]:
-    """Chunks that are computed together, at most `budget` rows unless one has more; those of an owner in order."""
-    waiting: dict[Hashable, deque[C]] = {}
+def pack(chunks: Sequence[Chunk], budget: int) -> Iterator[list[Chunk]]:
+    """Group chunks to compute together, up to `budget` rows unless one has more; those of an owner stay in order."""
+    waiting: dict[Hashable, deque[Chunk]] = {}
     for chunk in chunks:
         waiting.setdefault(chunk.owner, deque()).append(chunk)
     while waiting:
@@ -81,7 +58,7 @@ def pack(chunks: Sequence[C], budget: int) -> Iterator[list[C]]:
 
 
 def share(lengths: Sequence[int], ranks: int) -> list[range]:
-    """Consecutive sequences for each rank, about the same number of tokens each; a rank may get none."""
+    """Split sequences into consecutive parts for the ranks, of about as many tokens each; a part may be empty."""
     total, done, index = sum(lengths), 0, 0
     shares = []
     for rank in range(ranks):
@@ -96,58 +73,55 @@ def share(lengths: Sequence[int], ranks: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPass:
-    """A request that can be computed."""
+    """A valid request."""
 
     request: Pass
     model: TrainedModel
     loss: Loss
     options: Options
     inputs: Sequence[Mapping[str, np.ndarray]]
-    """For each datum, with all that the loss reads."""
+    """For each datum, all inputs of the loss."""
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each datum."""
         return [len(datum.tokens) for datum in self.request.data]
 
     @property
     def widths(self) -> list[tuple[int, ...]]:
-        """How many targets each position of each datum has; empty: one, without an axis of its own."""
+        """The number of targets per position of each datum; empty: one, without an axis."""
         return [each[losses.TARGETS].shape[1:] for each in self.inputs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """Consecutive data of a pass, which are computed at once."""
+    """Consecutive data of a pass that are computed together."""
 
     number: int
-    """Of the pass, among those that are computed."""
+    """The index of its pass."""
     of: CheckedPass
     data: range
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each datum."""
         return [len(self.of.request.data[index].tokens) for index in self.data]
 
     @property
     def rows(self) -> int:
-        """Tokens of all."""
         return sum(self.lengths)
 
     @property
     def names(self) -> list[str]:
-        """The inputs that its loss reads, beside the targets."""
+        """The inputs of its loss beside the targets."""
         return [name for name in self.of.inputs[self.data.start] if name != losses.TARGETS]
 
     @property
     def owner(self) -> Hashable:
-        """The model whose gradients it adds to."""
+        """The model whose gradients it adds to: one chunk of it at a time, in order."""
         return self.of.model.model_id
 
     @property
     def kind(self) -> Hashable:
-        """What all chunks of a pack have in common."""
+        """Chunks of one kind can be computed together."""
         shape = self.of.inputs[self.data.start][losses.TARGETS].shape
         return id(self.of.model.transformer), shape[1:], self.of.request.backward
 
@@ -158,7 +132,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a chunk gives."""
+    """The result of a chunk."""
 
     outputs: list[dict[str, np.ndarray]]
     metrics: dict[str, float]
@@ -168,7 +142,7 @@ class Part:
 
 @dataclass(slots=True)
 class Computed:
-    """What is known of a pass so far."""
+    """The results of a pass so far."""
 
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
     metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -177,7 +151,6 @@ class Computed:
     failure: EngineError | None = None
 
     def add(self, part: Part | EngineError) -> None:
-        """The next chunk."""
         if isinstance(part, EngineError):
             self.failure = part
             return
@@ -187,11 +160,7 @@ class Computed:
 
 
 def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: int) -> CheckedPass:
-    """Look at all of a request before anything is computed.
-
-    Raises:
-        EngineError: says what is wrong, and with which datum.
-    """
+    """Check a whole request before anything is computed."""
     loss, options = losses.find(request.loss), losses.options_of(request.loss, request.options)
     if request.backward and model.trained is Trained.NOTHING:
         raise EngineError(
@@ -208,15 +177,7 @@ def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: 
 
 
 def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[Part | EngineError]:
-    """Run one pack.
-
-    Args:
-        chunks: Of one kind, at most one of a model.
-        recompute: Take less memory and more time.
-
-    Returns:
-        Of each chunk what it gives, or why its numbers are no good.
-    """
+    """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
     transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
     device = transformer.unembedding.weight.device
     data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]

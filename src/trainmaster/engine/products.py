@@ -1,13 +1,13 @@
-"""Matrix products, of the base and of adapters, and gates, whose rows do not depend on how many rows there are.
+"""Matrix products of base and adapters, and gates, whose rows do not depend on the number of rows.
 
-Clients train and sample together in one product, and each must get to the last bit what it would get alone. The CPU's
-library (MKL, as PyTorch brings it) computes an element by the same sums for any number of rows, with one exception:
-a thread that is left with fewer than four rows takes a kernel with other roundings. Threads share the rows in strips,
-so which numbers of rows leave one of them with so few depends on how many threads there are (with two: up to 11; with
-sixteen: up to 27), but no multiple of four does. Rows are therefore filled up to a multiple of 16, which leaves room
-for wider kernels. Where a layer's width is no multiple of four, roundings depend also on where a row lies, and nothing
-is promised; but no family has such layers, and the vocabulary's size is free. GPUs choose kernels by shape as they
-like: there, nothing is filled up and nothing promised.
+Clients train and sample together in one product, and each must get, to the last bit, the result it would get alone. The
+CPU's library (MKL, as PyTorch ships it) computes an element by the same sums for any number of rows, with one
+exception: a thread with fewer than four rows uses a kernel with other roundings. Threads share the rows in strips, so
+which numbers of rows leave a thread with so few depends on the number of threads (with two: up to 11; with sixteen: up
+to 27), but no multiple of four does. Rows are therefore padded to a multiple of 16, which leaves room for wider
+kernels. If a layer's width is no multiple of four, roundings also depend on a row's position, and nothing is promised;
+no family has such layers, and the vocabulary may have any size. GPUs choose kernels by shape: there, nothing is padded
+and nothing promised.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _missing(rows: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """A [rank, in] and B [out, rank] beside one layer."""
+    """A [rank, in] and B [out, rank] of one layer."""
 
     a: nn.Parameter
     b: nn.Parameter
@@ -75,32 +75,32 @@ class Share:
     scale: float
     factors: Factors
     a: Tensor
-    """A in the type that is computed in."""
+    """A in the type that the layer computes in."""
     b: Tensor
 
 
 def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share]) -> Tensor:
-    """`rows @ weight.T + bias`, one product for all rows, and on their own rows what the adapters add."""
+    """`rows @ weight.T + bias`, one product for all rows, plus each adapter's part on its own rows."""
     if not shares:
         return product(rows, weight, bias)
     return _AdaptedProduct.apply(rows, weight, bias, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
 
 
 def factors_of(shares: Sequence[Share]) -> list[nn.Parameter]:
-    """A and B of each share, in the order in which `share_gradients` gives their gradients."""
+    """A and B of each share, in the order of `share_gradients`."""
     return [each for share in shares for each in (share.factors.a, share.factors.b)]
 
 
 def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[Share]) -> list[Tensor]:
-    """Add to the outputs of a layer what adapters make of its rows.
+    """Add the adapters' part to the outputs of a layer.
 
     Args:
         outputs: [n, out], of the type of the rows, or wider.
         rows: [n, in].
-        shares: Which of them are whose.
+        shares: Of the rows.
 
     Returns:
-        For each share its rows as A and the scale made them, [rows, rank], of which the gradients are made.
+        For each share its rows times A and the scale, [rows, rank], for the gradients.
     """
     lowered = []
     second_product = product if outputs.dtype == rows.dtype else wide_product
@@ -114,14 +114,9 @@ def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[Share]) -> list[T
 def share_gradients(
     grad: Tensor, rows: Tensor, lowered: Sequence[Tensor], shares: Sequence[Share], grad_rows: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of all factors, A's and B's of each share; those of the rows are added to `grad_rows`.
+    """The gradients of A and B of each share; those of the rows are added to `grad_rows`, if it is given.
 
-    Args:
-        grad: Of the outputs, [n, out].
-        rows: As `add_shares` was given them.
-        lowered: What it returned.
-        shares: Which rows are whose.
-        grad_rows: [n, in]; None: nobody wants them.
+    `grad` is [n, out], of the outputs; `rows` and `shares` are the arguments of `add_shares`, `lowered` its result.
     """
     grads = []
     for share, own_lowered in zip(shares, lowered, strict=True):
@@ -134,9 +129,9 @@ def share_gradients(
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """One layer with all adapters' part in it.
+    """One layer with all adapters.
 
-    Slices and their products left to autograd would make a gradient as large as the whole pack for each adapter.
+    With autograd, slices would make a gradient as large as the whole pack for each adapter.
     """
 
     @staticmethod
@@ -205,5 +200,5 @@ def _sigmoid(gate: Tensor) -> Tensor:
 
 
 def _tanh(gate: Tensor) -> Tensor:
-    """What gelu's approximation bends by."""
+    """The tanh in gelu's approximation."""
     return (gate * gate).mul_(_GELU_CUBE).add_(1).mul_(gate).mul_(_GELU_SCALE).tanh_()

@@ -1,11 +1,11 @@
-"""Continues prompts: many at once, each joining and leaving at any step, on the very weights that are trained.
+"""Continuous batching: requests join and leave at any step, and use the very weights that are trained.
 
-A step computes one token for every continuation that runs, together with a piece of each prompt that is new. All
-adapters of one base model share the step; full weights take a step each.
+A step computes one token for every running continuation, together with a piece of each new prompt. All adapters of one
+base model share the step; each set of full weights has its own.
 
-Room in the cache is given out in order of arrival, for all that a continuation may need, so that one that began also
-ends. What a request gives follows from its snapshot and its seed: prompts are cut into pieces by their own length
-alone, and on the CPU no row's result depends on the others.
+The cache is given out in order of arrival, for all that a continuation may need, so that one that started can also
+finish. A result follows from its snapshot and its seed: prompts are split by their own length alone, and on the CPU no
+row depends on the others.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
 
 MAX_SEQUENCES = 256
-"""Continuations that run at once; with more, all of them would wait longer for each token."""
+"""Continuations that run at once; with more, each would wait longer for a token."""
 _PIECES_TOKENS = 1024
-"""Of all prompts in one step: continuations that run wait while they are computed."""
+"""Prompt tokens in one step: running continuations wait for them."""
 _CPU_CACHE_BYTES = 2 << 30
-"""What is never used is never touched, and so takes no memory."""
+"""Unused pages are never touched, and so take no memory."""
 
 _log = logging.getLogger(__name__)
 
 
 class Sampler:
-    """Takes requests, and gives their results as they end. For one thread.
+    """Takes requests, and returns results as they finish. For one thread.
 
     Args:
-        transformer: the base model; every snapshot has its shape.
-        checkpoint: the directory it is of, for its tokenizer and its end-of-text tokens.
-        context_length: of prompt and continuation together; None: what the model was made for.
-        cache_bytes: memory for keys and values; None: a quarter of what is free on the GPU, 2 GiB on the CPU. Never
+        transformer: The base model; every snapshot has its shape.
+        checkpoint: Its directory, for the tokenizer and the end-of-text tokens.
+        context_length: Of prompt and continuation together; None: the model's own limit.
+        cache_bytes: Memory for keys and values; None: a quarter of what is free on the GPU, 2 GiB on the CPU. Never
             more than `max_sequences` of the longest could use.
-        max_sequences: continuations that run at once.
-        tempered_logprobs: whether the logprobs of sampled tokens are those of the distribution that they were drawn
-            from (temperature, top_k, top_p), and not the model's own, which training computes.
+        max_sequences: Continuations that run at once.
+        tempered_logprobs: Whether sampled tokens get the logprobs of the distribution that they were drawn from
+            (temperature, top_k, top_p) instead of the model's own, which training computes.
     """
 
     def __init__(
@@ -83,12 +83,11 @@ class Sampler:
 
     @property
     def pending(self) -> int:
-        """How many requests are not done."""
         return len(self._generations)
 
     @property
     def load(self) -> float:
-        """What the requests that are not done would use at once, of what there is: above 1, some wait."""
+        """The share of pages or sequences that unfinished requests would use; above 1, some wait."""
         if not self._generations:
             return 0.0
         generations = self._generations.values()
@@ -100,10 +99,10 @@ class Sampler:
         return max(pages / self._cache.pages, sequences / self._max_sequences)
 
     def submit(self, request: SampleRequest, snapshot: Snapshot) -> None:
-        """Take a request on.
+        """Accept a request.
 
         Raises:
-            EngineError: it asks for what cannot be; nothing was taken on.
+            EngineError: It is invalid, and was not accepted.
         """
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
@@ -125,7 +124,7 @@ class Sampler:
         )
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request: whether it was under way. No result comes of it."""
+        """Drop a request; returns whether there was one. It gets no result."""
         generation = self._generations.pop(request_id, None)
         if generation is None:
             return False
@@ -134,7 +133,7 @@ class Sampler:
 
     @torch.no_grad()
     def step(self) -> list[tuple[str, SampleResult | EngineError]]:
-        """Compute one token of everything that runs: the requests that ended, and what they gave."""
+        """Compute one token of every running continuation; returns the results of requests that ended."""
         by_weights: dict[Transformer, list[Generation]] = defaultdict(list)
         for generation in self._admitted():
             by_weights[generation.snapshot.transformer].append(generation)
@@ -150,7 +149,7 @@ class Sampler:
 
     @property
     def _cache(self) -> Cache:
-        """Made when it is first needed: many that train never sample."""
+        """Allocated on first use: many processes train and never sample."""
         if self._cache_or_none is None:
             self._cache_or_none = _new_cache(
                 self._transformer, self._cache_bytes, longest=self._context, sequences=self._max_sequences
@@ -162,12 +161,12 @@ class Sampler:
         return layout.pages(generation.prompt_blocks, layout.ring(PIECE))
 
     def _own_pages(self, generation: Generation) -> int:
-        """Of each of its continuations."""
+        """Pages of each of its continuations."""
         layout = self._cache.layout
         return layout.pages(generation.own_blocks, layout.ring(1))
 
     def _admitted(self) -> list[Generation]:
-        """Give out room in order of arrival: the requests that have some."""
+        """Give out pages in order of arrival; returns the requests that have some."""
         running = sum(len(generation.running) for generation in self._generations.values())
         admitted: list[Generation] = []
         cache, layout = self._cache, self._cache.layout
@@ -211,14 +210,14 @@ class Sampler:
             self._choose(choices)
 
     def _end_empty(self, generation: Generation) -> None:
-        """Nothing but the prompt was asked for, or it fills the context."""
+        """End a request that asked for no tokens, or whose prompt fills the context."""
         for continuation in generation.fresh:
             generation.end(continuation, StopReason.LENGTH)
         if generation.is_done:
             self._end(generation, generation.result())
 
     def _choose(self, choices: Sequence[_Choice]) -> None:
-        """Let each of the continuations have its next token."""
+        """Choose the next token of each continuation."""
         logits = torch.stack([choice.logits for choice in choices])
         rules = [choice.generation.rule for choice in choices]
         tokens = choose(logits, rules, [choice.continuation.draw() for choice in choices])
@@ -260,8 +259,6 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A continuation that gets a token from these logits."""
-
     generation: Generation
     continuation: Continuation
     logits: Tensor
@@ -276,7 +273,7 @@ class _Piece:
     tokens: Sequence[int]
     span: Span
     row: int = 0
-    """Where in the pack it begins."""
+    """Its first row in the pack."""
 
     @property
     def adapter(self) -> Adapter | None:
@@ -315,7 +312,7 @@ def _pieces(generations: Sequence[Generation]) -> list[_Piece]:
 
 
 def _hidden(transformer: Transformer, cache: Cache, pieces: Sequence[_Piece]) -> Tensor:
-    """Hidden states of all pieces; on the CPU with rows of nobody at the end, so that no product has to add some."""
+    """Hidden states of all pieces; on the CPU padded with spare rows, so that no product needs to pad."""
     rows = pieces[-1].row + pieces[-1].span.count
     device = transformer.unembedding.weight.device
     spare = -rows % ROWS if device.type == "cpu" else 0
@@ -333,14 +330,14 @@ def _hidden(transformer: Transformer, cache: Cache, pieces: Sequence[_Piece]) ->
 
 
 def _adapter_rows(pieces: Iterable[tuple[_Piece, int]], spare: int = 0) -> AdapterRows | None:
-    """Which rows are whose; the `spare` ones are nobody's."""
+    """The adapters of rows; the `spare` ones at the end have none."""
     runs = itertools.groupby(pieces, key=lambda pair: pair[0].adapter)
     parts = [(adapter, sum(rows for _, rows in run)) for adapter, run in runs]
     return AdapterRows([*parts, (None, spare)]) if any(adapter for adapter, _ in parts) else None
 
 
 def _read_prompts(transformer: Transformer, pieces: Sequence[_Piece], hidden: Tensor) -> None:
-    """Note that these tokens of prompts are in the cache, and what the model thought of those that follow them."""
+    """Record that these prompt tokens are in the cache, and the logprobs of the tokens that follow them."""
     for piece in pieces:
         generation, span = piece.generation, piece.span
         if piece.continuation is not None:
@@ -358,7 +355,7 @@ def _read_prompts(transformer: Transformer, pieces: Sequence[_Piece], hidden: Te
 
 
 def _note_likeliest(choices: Sequence[_Choice], logits: Tensor) -> None:
-    """Keep the likeliest tokens for those who asked for them."""
+    """Record the top logprobs for requests that asked for them."""
     by_count: dict[int, list[int]] = defaultdict(list)
     for row, choice in enumerate(choices):
         if count := choice.generation.request.topk_sample_logprobs:
@@ -388,6 +385,6 @@ def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: i
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Of a GPU's memory, with what PyTorch has taken of it and computes nothing with."""
+    """A GPU's free memory, including what PyTorch has reserved without using it."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused

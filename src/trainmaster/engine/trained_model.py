@@ -1,4 +1,4 @@
-"""A model that is trained: its weights, its optimizer, the gradients that wait for a step, and snapshots of it."""
+"""A model in training: its weights, optimizer, accumulated gradients and snapshots."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Norm
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """A model's weights as they were when it was taken: no step of training changes them.
+    """A model's weights at one moment: no training step changes them.
 
-    Two snapshots are the same only if they are one: what batches by weights may use them as keys.
+    Snapshots compare by identity, so they can be keys when batching by weights.
     """
 
     transformer: Transformer
-    """The base model itself, where an adapter or nothing is trained beside it; else a copy of the trained weights."""
+    """The base model itself if an adapter or nothing is trained; else a copy of the trained weights."""
     adapter: Adapter | None = None
     """A copy of the trained adapter."""
 
 
 SKIPPED = "skipped_without_gradients"
-"""The metric of a step that was not made, as there was nothing to step by."""
+"""The metric of a step that was skipped because there were no gradients."""
 State = Mapping[str, Any]
 """A tree of tensors and plain values. Its tensors are the model's own: write or copy them before the next command."""
 
 
-_AFRESH: State = {
+_INITIAL: State = {
     "optimizer": {"steps": 0, "first_moments": {}, "second_moments": {}},
     "gradients": {"tensors": {}, "loss_tokens": 0, "sequences": 0, "waiting": 0},
 }
-"""What a model has before its first pass."""
+"""The state of a model before its first pass."""
 
 
 def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums with further tensors added to them: all at once, as each by itself would be a command to a GPU. Those of
-    none are the tensors, which are taken over."""
+    """Add tensors to sums, all at once: each one would be a command to a GPU. Without sums, return the tensors."""
     if not sums:
         return dict(tensors)
     torch._foreach_add_(list(sums.values()), [tensors[name] for name in sums])
@@ -61,28 +60,16 @@ class Gradients:
     loss_tokens: int = 0
     sequences: int = 0
     waiting: int = 0
-    """Steps that were asked for and left to a later one."""
+    """Steps that were requested and left to a later one."""
 
     def add(self, tensors: Mapping[str, Tensor], loss_tokens: int, sequences: int) -> None:
-        """Add some; the tensors are taken over."""
+        """Add gradients; the tensors are taken over."""
         self.tensors = add_up(self.tensors, tensors)
         self.loss_tokens += loss_tokens
         self.sequences += sequences
 
 
 class TrainedModel:
-    """One model of an engine.
-
-    Args:
-        model_id: What requests call it.
-        base: The model that all share.
-        trained: What of it is trained.
-        lora: The adapter, if that is what is trained.
-
-    Raises:
-        EngineError: there cannot be such a model.
-    """
-
     def __init__(self, model_id: str, base: Transformer, trained: Trained, lora: LoraOptions | None) -> None:
         if (trained is Trained.ADAPTER) != (lora is not None):
             raise EngineError(f"model {model_id!r}: an adapter needs LoRA options, and only an adapter can have them")
@@ -103,7 +90,7 @@ class TrainedModel:
         self.gradients = Gradients()
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last backward pass, which are not kept."""
+        """The gradients of the last backward pass, which are cleared."""
         taken = {}
         for name, parameter in self.parameters.items():
             taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -112,12 +99,9 @@ class TrainedModel:
         return taken
 
     def step(self, options: AdamOptions, ranks: Ranks, every: int) -> dict[str, float]:
-        """Step by the gradients of all ranks since the last step; or leave it to the step that is the `every`-th.
+        """Step by the gradients of all ranks since the last step; before the `every`-th call, only accumulate.
 
-        Without gradients, as after a forward_backward that failed, nothing changes, and the metrics say so.
-
-        Raises:
-            EngineError: nothing of this model is trained, or the options or the gradients are no good.
+        Without gradients, as after a failed forward_backward, nothing changes, and the metrics say so.
         """
         if not self.parameters:
             raise EngineError(f"model {self.model_id!r} is frozen: it has nothing to step")
@@ -134,7 +118,6 @@ class TrainedModel:
         return metrics
 
     def state(self, ranks: Ranks) -> dict[str, Any]:
-        """All that training goes on from."""
         gradients = self.gradients
         if ranks.size > 1:
             copied = {name: each.clone() for name, each in gradients.tensors.items()}
@@ -153,17 +136,14 @@ class TrainedModel:
         }
 
     def load_state(self, state: State, ranks: Ranks, *, optimizer: bool) -> None:
-        """Go on from a state, or from its weights alone.
-
-        Raises:
-            EngineError: it is not one of such a model. The model is as it was.
-        """
+        """Continue from a state, or from its weights alone. On an error the model is unchanged."""
         check_fit(self, state)
         if optimizer and ("optimizer" not in state or "gradients" not in state):
             raise EngineError(
                 "the saved state has weights alone, and no optimizer's state: load it without the optimizer"
             )
-        moments, saved = (state if optimizer else _AFRESH)["optimizer"], (state if optimizer else _AFRESH)["gradients"]
+        training = state if optimizer else _INITIAL
+        moments, saved = training["optimizer"], training["gradients"]
         for tensors in (saved["tensors"], moments["first_moments"], moments["second_moments"]):
             if tensors:
                 check_shapes(self.parameters, tensors)
@@ -178,13 +158,12 @@ class TrainedModel:
             self.gradients.add(tensors, int(saved["loss_tokens"]), int(saved["sequences"]))
 
     def snapshot(self) -> Snapshot:
-        """The weights as they are now."""
         if self.trained is Trained.ALL:
             return Snapshot(transformer=copy.deepcopy(self.transformer).requires_grad_(False))
         return Snapshot(transformer=self.transformer, adapter=None if self.adapter is None else self.adapter.copy())
 
     def _summed(self, gradients: Gradients, ranks: Ranks) -> Gradients:
-        """Over all ranks; a rank that had no data adds nothing."""
+        """The sum over all ranks; a rank without data adds nothing."""
         if ranks.size == 1:
             return gradients
 
@@ -201,16 +180,11 @@ class TrainedModel:
 
 
 def weights_state(trained: Trained, lora: LoraOptions | None, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The part of a state that samples and exports need."""
+    """The part of a state that sampling and exports need."""
     return {"trained": trained.value, "lora": None if lora is None else asdict(lora), "weights": dict(weights)}
 
 
 def check_fit(model: TrainedModel, state: State) -> None:
-    """Refuse a state of another model.
-
-    Raises:
-        EngineError: says what differs.
-    """
     trained, lora = state.get("trained"), state.get("lora")
     if trained != model.trained.value:
         raise EngineError(
@@ -229,11 +203,6 @@ def check_fit(model: TrainedModel, state: State) -> None:
 
 
 def check_shapes(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another base model.
-
-    Raises:
-        EngineError: names the first that differs.
-    """
     if strange := sorted(parameters.keys() ^ weights.keys()):
         raise EngineError(f"the saved state is of another base model: only one of both has a parameter {strange[0]!r}")
     for name, parameter in parameters.items():
@@ -249,19 +218,13 @@ def _described(trained: object) -> str:
     return words.get(str(trained), f"{trained!r} trained")
 
 
-# AdamW on the parameters of one model, with what each step says, and what is done to gradients before.
-
 GRAD_NORM_METRICS = ("off", "basic", "detailed")
 CLIP_EPSILON = 1e-6
 """Added to a norm before it divides, as in `torch.nn.utils.clip_grad_norm_`."""
 
 
 def check_step(options: AdamOptions) -> None:
-    """Refuse a step that would make no sense.
-
-    Raises:
-        EngineError: names the value that is out of range.
-    """
+    """Refuse options that are out of range."""
     for name, fits, range_ in (
         ("learning_rate", options.learning_rate >= 0, "0 or more"),
         ("beta1", 0 <= options.beta1 < 1, "in [0, 1)"),
@@ -282,13 +245,13 @@ def check_step(options: AdamOptions) -> None:
 def scale_gradients(
     gradients: Mapping[str, Tensor], options: AdamOptions, *, loss_tokens: int, sequences: int
 ) -> dict[str, float]:
-    """Divide gradients as the step asks, then clip them by their norm: in place.
+    """Divide gradients as the options say, then clip them by their norm: in place.
 
     Returns:
-        The metrics that the step asks for: norms after the division and before the clip.
+        The requested metrics: norms after the division and before the clip.
 
     Raises:
-        EngineError: a gradient is not finite. Some may have been changed.
+        EngineError: A gradient is not finite. Some may have been changed.
     """
     counts = {Normalization.NUM_LOSS_TOKENS: loss_tokens, Normalization.NUM_SEQUENCES: sequences}
     # Without one token to learn from there is nothing to divide either.
@@ -312,11 +275,11 @@ def scale_gradients(
 
 
 class AdamW:
-    """The optimizer of one model: its weights in float32, two moments of each, and how many steps were taken.
+    """The optimizer of one model.
 
     Args:
-        parameters: What is trained, by name. Those of fewer bits get a float32 original beside them at the first step,
-            of which they are copies from then on: a small step would be lost in their own bits.
+        parameters: What is trained, by name. Parameters of fewer than 32 bits get a float32 original at the first step
+            and are copies of it from then on: a small step would be lost in their own precision.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -326,7 +289,6 @@ class AdamW:
         self.steps = 0
 
     def step(self, gradients: Mapping[str, Tensor], options: AdamOptions) -> None:
-        """Change the parameters by float32 gradients, one for each."""
         adam = self._adam or self._begin()
         adam.param_groups[0].update(
             lr=options.learning_rate,
@@ -343,11 +305,11 @@ class AdamW:
             self._follow(name, original)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights themselves, as exact as they are kept."""
+        """The weights at full precision."""
         return {name: self._originals.get(name, each).detach() for name, each in self._parameters.items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights of the same names and shapes. The moments stay."""
+        """Set weights of the same names and shapes. The moments stay."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if name not in self._originals and weights[name].dtype != parameter.dtype:
@@ -356,7 +318,7 @@ class AdamW:
                 self._follow(name, self._originals.get(name, parameter))
 
     def state(self) -> dict[str, Any]:
-        """The moments, and how many steps made them."""
+        """The moments and the number of steps."""
         found: dict[str, Any] = {"steps": self.steps, "first_moments": {}, "second_moments": {}}
         if self._adam is not None and self.steps:
             for name, original in self._originals.items():
@@ -365,7 +327,6 @@ class AdamW:
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self._adam, self.steps = None, 0
         if not state["steps"]:
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Blame(StrEnum):
-    """Whose fault an error is."""
+    """Who caused an error."""
 
     USER = "user"
     SERVER = "server"
@@ -39,8 +39,6 @@ class Trained(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraOptions:
-    """An adapter beside the base model."""
-
     rank: int
     alpha: float = 32.0
     seed: int | None = None
@@ -48,12 +46,12 @@ class LoraOptions:
     train_mlp: bool = True
     train_unembed: bool = True
     init: str = "kaiming"
-    """`kaiming`, or `nora`: how the factor that is not zero begins."""
+    """`kaiming` or `nora`: the initialization of the factor that is not zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One sequence, and what its loss needs."""
+    """One sequence and the inputs of its loss."""
 
     tokens: np.ndarray
     """int64 [length]."""
@@ -63,7 +61,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward pass over some sequences, with a backward pass or without."""
+    """A forward pass over some sequences, with a backward pass or without."""
 
     model_id: str
     data: tuple[Datum, ...]
@@ -74,8 +72,6 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """What a pass gives."""
-
     outputs: tuple[Mapping[str, np.ndarray], ...]
     """For each datum in order: `logprobs`, float32, in the shape of its `target_tokens`."""
     metrics: Mapping[str, float]
@@ -83,7 +79,7 @@ class PassResult:
 
 
 class Normalization(StrEnum):
-    """What accumulated gradients are divided by before they are used."""
+    """What accumulated gradients are divided by before a step."""
 
     NONE = "none"
     NUM_LOSS_TOKENS = "num_loss_tokens"
@@ -92,8 +88,6 @@ class Normalization(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamOptions:
-    """One step of AdamW."""
-
     learning_rate: float
     beta1: float = 0.9
     beta2: float = 0.95
@@ -108,13 +102,11 @@ class AdamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """Some continuations of one prompt."""
-
     request_id: str
     prompt: tuple[int, ...]
     num_samples: int = 1
     max_tokens: int | None = None
-    """None: as many as the context has room for."""
+    """None: as many as fit into the context."""
     seed: int | None = None
     temperature: float = 1.0
     top_k: int = -1
@@ -136,12 +128,12 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSequence:
-    """One continuation; the stop token, or the tokens that hold the stop string, are its last."""
+    """One continuation. Its last tokens are the stop token, or those that contain the stop string."""
 
     tokens: np.ndarray
     """int32."""
     logprobs: np.ndarray
-    """float32, of the distribution that the model gives at temperature 1, as training computes it."""
+    """float32, by the model's distribution at temperature 1, as training computes it."""
     stop_reason: StopReason
     topk: tuple[np.ndarray, np.ndarray] | None = None
     """Token ids int32 [length, k] and their logprobs float32 [length, k]."""
@@ -149,8 +141,6 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """The continuations in order, and what was asked of the prompt."""
-
     sequences: tuple[SampledSequence, ...]
     prompt_logprobs: np.ndarray | None = None
     """float32 [prompt]; NaN at 0."""

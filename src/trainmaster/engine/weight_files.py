@@ -1,4 +1,4 @@
-"""The weights of a transformers checkpoint: their names, and the safetensors files that they are read from."""
+"""The weights of a transformers checkpoint: their names, and the safetensors files that hold them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ from trainmaster.engine.types import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """How names begin in checkpoints and in PEFT, where a language model may have a vision tower beside it.
+    """Prefixes of weight names in checkpoints and in PEFT, where a model may also have a vision tower.
 
-    Here they are `model.…` and `lm_head.…`, as those of a language model alone are.
+    In this package names start with `model.` and `lm_head.`, as in a language model alone.
     """
 
     body: str = "model."
     unembedding: str = "lm_head."
     beside: tuple[str, ...] = ()
-    """Weights that are not the language model's."""
+    """Prefixes of weights outside the language model."""
 
     def theirs(self, own: str) -> str:
-        """What a weight is called there."""
         return _renamed(own, {"model.": self.body, "lm_head.": self.unembedding})
 
     def own(self, theirs: str) -> str:
-        """What a weight of there is called here."""
         return _renamed(theirs, {self.body: "model.", self.unembedding: "lm_head."})
 
     def is_beside(self, theirs: str) -> bool:
-        """Whether a weight is not the language model's."""
         return theirs.startswith(self.beside)
 
 
@@ -51,13 +48,12 @@ _FILES = Naming(
 
 
 def module_naming(config: ModelConfig) -> Naming:
-    """As transformers calls its modules, and PEFT the adapters of them."""
+    """The names of transformers' modules, which PEFT uses, too."""
     return _MODULES if config.nested else _ALONE
 
 
 def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
-    """How some weights are named: transformers saves them by the names that models had when they were published, or
-    by those of its modules."""
+    """How some weights are named: transformers saves published names, or those of its modules."""
     if config.nested and any(name.startswith((_FILES.body, _FILES.unembedding)) for name in names):
         return _FILES
     return module_naming(config)
@@ -77,11 +73,7 @@ _INDEX = "model.safetensors.index.json"
 def load_weights(
     model: nn.Module, config: ModelConfig, directory: Path, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Give a model that has no memory yet the weights of a checkpoint; parameters that are one stay one.
-
-    Raises:
-        EngineError: A weight is missing, has another shape, or is one that the model does not have.
-    """
+    """Load the weights of a checkpoint into a model on the meta device; tied parameters stay tied."""
     files = _files(directory)
     naming = naming_of(config, files)
     wanted = {naming.theirs(name): parameter for name, parameter in model.named_parameters()}
@@ -110,30 +102,21 @@ def load_weights(
 
 
 class StoredWeights:
-    """The weights of a checkpoint as its files have them, one at a time.
-
-    Args:
-        directory: Of the checkpoint.
-        config: Of its language model.
-
-    Raises:
-        EngineError: there are none that can be read.
-    """
+    """The weights of a checkpoint as its files have them, read one at a time."""
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._files = _files(directory)
         self._naming = naming_of(config, self._files)
 
     def name(self, own: str) -> str:
-        """What the files call a weight of the model, or would."""
+        """The name of a weight in the files."""
         return self._naming.theirs(own)
 
     def read(self, own: str) -> Tensor:
-        """A weight of the model."""
         return self._read(self.name(own))
 
     def beside(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that are not the language model's, by the files' names."""
+        """The weights outside the language model, by the files' names."""
         for name in self._files:
             if self._naming.is_beside(name):
                 yield name, self._read(name)
@@ -144,7 +127,7 @@ class StoredWeights:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Which file has which weight."""
+    """The file of each weight."""
     index = directory / _INDEX
     if index.is_file():
         try:
