@@ -13,8 +13,7 @@ from fireworks_world import MODEL, Door, door_of, knowing
 
 from trainmaster.server.doors.fireworks.checkpoints import CHECKPOINT_MEMBERS
 from trainmaster.server.doors.fireworks.job_documents import MEMBERS, CreateJobBody, TrainingConfigBody
-from trainmaster.server.doors.fireworks.models import MODEL_MEMBERS
-from trainmaster.server.doors.fireworks.shapes import SHAPE_MEMBERS, VERSION_MEMBERS
+from trainmaster.server.doors.fireworks.models import MODEL_MEMBERS, SHAPE_MEMBERS, VERSION_MEMBERS
 
 INVALID_ARGUMENT = 3
 LISTS = {

@@ -15,7 +15,7 @@ from trainmaster.engine.types import EngineError
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.tinker.wire import CreateSession, SearchSessions, SetTtl
-from trainmaster.trainer_service.options import adam_options, lora_options
+from trainmaster.trainer_service.models import adam_options, lora_options
 from trainmaster.trainer_service.wire import decode_pass, decode_sample
 
 REFUSED = "refused"

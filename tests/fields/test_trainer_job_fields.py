@@ -18,7 +18,7 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.trainer_request import by_hand
 from trainmaster.server.doors.fireworks.job_documents import CreateJobBody, TrainingConfigBody
-from trainmaster.server.doors.fireworks.wire import Body
+from trainmaster.server.doors.fireworks.resources import Body
 
 REFUSED = "refused"
 FIELDS = fields_of("trainer_job")

@@ -21,9 +21,9 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service import channel
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.failures import FatalError
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
 from trainmaster.trainer_service.process import Service, ServiceControl
+from trainmaster.trainer_service.reports import FatalError
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 
 PATIENCE_S = 100.0

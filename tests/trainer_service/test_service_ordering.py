@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from trainmaster.trainer_service import schema
-from trainmaster.trainer_service.front import operation_order
+from trainmaster.trainer_service.front import models
 from trainmaster.trainer_service.front import requests as front_requests
 from trainmaster.trainer_service.front.app import REQUESTS_A_ROUND, Paced
-from trainmaster.trainer_service.front.operation_order import Order, Placement
+from trainmaster.trainer_service.front.models import Order, Placement
 from trainmaster.trainer_service.messages import INLINE_BYTES
 
 
@@ -84,7 +84,7 @@ def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> No
 
 
 def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation_order, "REMEMBERED", 10)
+    monkeypatch.setattr(models, "REMEMBERED", 10)
     order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
     for seq_id in range(1, 101):
         order.place(seq_id, b"a", seq_id, size=1, room=True)

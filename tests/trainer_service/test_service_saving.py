@@ -15,7 +15,7 @@ import safetensors.torch
 from running_service import BASE_MODEL, Client, FailedError, RunningService, TestModel, data, running
 
 from trainmaster.jobs.checkpoint import read_manifest, verify
-from trainmaster.trainer_service import deltas
+from trainmaster.trainer_service import export_files
 
 PROMPT = [72, 101, 108, 108, 111]
 
@@ -327,21 +327,21 @@ def test_delta_makes_the_whole_again_and_notices_another_base(tmp_path: Path) ->
     (base / "inner" / "longer").write_bytes(b"0123456789")
     (whole / "inner" / "longer").write_bytes(b"0123")
     (whole / "new").write_bytes(b"new")
-    deltas.write(whole, base, delta, of={"name": "b"})
-    assert deltas.base_of(delta) == {"name": "b"}
+    export_files.write_delta(whole, base, delta, of={"name": "b"})
+    assert export_files.base_of_delta(delta) == {"name": "b"}
     assert sum(path.stat().st_size for path in delta.rglob("*") if path.is_file()) < 20_000
     made.mkdir()
-    deltas.apply(delta, base, made)
+    export_files.apply_delta(delta, base, made)
     for path in whole.rglob("*"):
         assert path.is_dir() or path.read_bytes() == (made / path.relative_to(whole)).read_bytes()
     (base / "weights").write_bytes(weights.tobytes())
-    with pytest.raises(deltas.DeltaError, match="not the base"):
-        deltas.apply(delta, base, made)
+    with pytest.raises(export_files.DeltaError, match="not the base"):
+        export_files.apply_delta(delta, base, made)
     (base / "weights").unlink()
-    with pytest.raises(deltas.DeltaError):
-        deltas.apply(delta, base, made)
-    with pytest.raises(deltas.DeltaError, match="no delta"):
-        deltas.base_of(base)
+    with pytest.raises(export_files.DeltaError):
+        export_files.apply_delta(delta, base, made)
+    with pytest.raises(export_files.DeltaError, match="no delta"):
+        export_files.base_of_delta(base)
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")

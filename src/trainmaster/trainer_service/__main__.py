@@ -60,8 +60,8 @@ def _lead(configuration: Configuration) -> NoReturn:
     front, channel = _start_front(configuration)
     # Only now: seconds of imports.
     from trainmaster.engine.sampler import Sampler
-    from trainmaster.trainer_service.failures import FatalError
     from trainmaster.trainer_service.process import Service, ServiceControl
+    from trainmaster.trainer_service.reports import FatalError
 
     engine = _engine(configuration)
     sampler = Sampler(

@@ -30,10 +30,9 @@ from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
-from trainmaster.trainer_service import deltas
+from trainmaster.trainer_service import export_files
 from trainmaster.trainer_service.checkpoint_names import TINKER, Found, Kind, Label, Shelf
-from trainmaster.trainer_service.models import Model
-from trainmaster.trainer_service.options import metadata, whole
+from trainmaster.trainer_service.models import Model, metadata, whole
 
 MIN_TTL_S = 3600
 """As the public clients document it."""
@@ -193,11 +192,11 @@ class Saving:
         with contextlib.ExitStack() as scope:
             with _reading(found.where):
                 directory = scope.enter_context(found.root.fetch(found.rel_path))
-                if (directory / deltas.INDEX).is_file():
-                    base = self.shelf.open(deltas.base_of(directory)["where"])
+                if (directory / export_files.DELTA_INDEX).is_file():
+                    base = self.shelf.open(export_files.base_of_delta(directory)["where"])
                     whole_base = scope.enter_context(base.root.fetch(base.rel_path))
                     target = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="trainmaster-export-")))
-                    deltas.apply(directory, whole_base, target)
+                    export_files.apply_delta(directory, whole_base, target)
                     directory = target
             yield directory
 
@@ -228,7 +227,7 @@ class Saving:
         export(whole_export)
         of = {"checkpoint_id": base.manifest.checkpoint_id, "name": base.manifest.name, "where": base.where}
         with base.root.fetch(base.rel_path, verify=False) as directory:
-            deltas.write(whole_export, directory, draft, of=of)
+            export_files.write_delta(whole_export, directory, draft, of=of)
         rmtree(whole_export)
 
     def _remove_replaced(self, plan: Plan, found: Found) -> None:
@@ -268,7 +267,7 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise EngineError(f"{what}: there is no such checkpoint any more") from error
-    except (CorruptCheckpointError, deltas.DeltaError) as error:
+    except (CorruptCheckpointError, export_files.DeltaError) as error:
         raise EngineError(f"{what} is damaged: {error}", Blame.SERVER) from error
     except TreeError as error:
         raise EngineError(f"{what} is no training checkpoint: {error}") from error

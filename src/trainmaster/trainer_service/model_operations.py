@@ -12,10 +12,9 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
-from trainmaster.trainer_service import age
+from trainmaster.trainer_service import export_files
 from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, description
 from trainmaster.trainer_service.configuration import Configuration, Mode
-from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import (
     LEFT_BEHIND_TTL_S,
@@ -26,10 +25,9 @@ from trainmaster.trainer_service.model_checkpoints import (
     load_export,
     may_replace,
 )
-from trainmaster.trainer_service.models import Model, Models
-from trainmaster.trainer_service.options import adam_options, choice, decision_calibration, flag
+from trainmaster.trainer_service.models import Model, Models, adam_options, choice, decision_calibration, flag
+from trainmaster.trainer_service.reports import Gauges, reply_to_failure
 from trainmaster.trainer_service.sampling import Sampling
-from trainmaster.trainer_service.status_report import Gauges
 from trainmaster.trainer_service.wire import decode_pass, encode_pass_result
 
 PASSES = frozenset({"forward", "forward_backward"})
@@ -281,7 +279,7 @@ class Training:
         if model.trained is Trained.NOTHING:
             raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
         fields = request.fields
-        recipients = age.read_recipients(fields.get("age_encryption_recipients"))
+        recipients = export_files.read_recipients(fields.get("age_encryption_recipients"))
         label = label_for(Kind.EXTERNAL, model, fields.get("path"))
         step = self.models.steps(model.model_id)
         plan = self._saving.plan(model, label, fields, step=step, overwrite=False)
@@ -290,7 +288,7 @@ class Training:
         def export(directory: Path) -> None:
             self._engine.export(snapshot, directory, merged=snapshot.adapter is None, tinker_names=True)
             if recipients:
-                age.encrypt_directory(directory, recipients)
+                export_files.encrypt_directory(directory, recipients)
 
         self._saving.begin_export(plan, export, lambda outcome: self._answer_save(request, outcome))
 

@@ -24,12 +24,11 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.checkpoint_names import Found, description
 from trainmaster.trainer_service.configuration import Configuration, Mode
-from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
 from trainmaster.trainer_service.model_checkpoints import Saving
 from trainmaster.trainer_service.model_operations import PASSES, Training
+from trainmaster.trainer_service.reports import Gauges, reply_to_failure
 from trainmaster.trainer_service.sampling import Sampling
-from trainmaster.trainer_service.status_report import Gauges
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -13,9 +13,9 @@ from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence
 from trainmaster.trainer_service.checkpoint_names import Found, Kind
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.failures import reply_to_failure
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import Saving, exported_snapshot
+from trainmaster.trainer_service.reports import reply_to_failure
 from trainmaster.trainer_service.wire import decode_sample, encode_sample_result
 
 KEEP_ADAPTERS = 64

@@ -24,7 +24,7 @@ from trainmaster.engine.types import (
     StopReason,
 )
 from trainmaster.trainer_service import schema
-from trainmaster.trainer_service.tensors import (
+from trainmaster.trainer_service.schema import (
     BFLOAT16,
     DTYPES,
     INT32,

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmaster.protocol.environment import TOKEN_HEADER
-from trainmaster.trainer_service.front.negotiation import error
+from trainmaster.trainer_service.front.requests import error
 from trainmaster.trainer_service.front.routes import EXCEPTION_HANDLERS, HEALTH, ROUTES, URGENT
 from trainmaster.trainer_service.front.state import Front
 

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from trainmaster.trainer_service.front import negotiation, work
+from trainmaster.trainer_service.front import requests, work
 from trainmaster.trainer_service.front.intake import BusyError, RefusedError, StoppedError
 from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
 from trainmaster.trainer_service.front.work import Handler
@@ -26,10 +26,10 @@ async def healthz(request: Request) -> Response:
     """Whether work can be sent."""
     link = front_of(request).link
     if link.gone:
-        return negotiation.as_json({"status": "stopped", "error": link.gone}, 503)
+        return requests.as_json({"status": "stopped", "error": link.gone}, 503)
     if not link.ready.is_set():
-        return negotiation.as_json({"status": "loading", "error": "the model is being loaded"}, 503)
-    return negotiation.as_json({"status": "ok"})
+        return requests.as_json({"status": "loading", "error": "the model is being loaded"}, 503)
+    return requests.as_json({"status": "ok"})
 
 
 async def create_session(request: Request) -> Response:
@@ -37,7 +37,7 @@ async def create_session(request: Request) -> Response:
     front = front_of(request)
     await read_fields(request, front)
     session_id = front.sessions.create(request.headers.get("x-idempotency-key", ""))
-    return negotiation.as_json({"type": "create_session", "session_id": session_id})
+    return requests.as_json({"type": "create_session", "session_id": session_id})
 
 
 async def session_heartbeat(request: Request) -> Response:
@@ -47,8 +47,8 @@ async def session_heartbeat(request: Request) -> Response:
     if door_of(request) == "tinker":
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
-        return negotiation.error(410, refusal)
-    return negotiation.as_json({"type": "session_heartbeat"})
+        return requests.error(410, refusal)
+    return requests.as_json({"type": "session_heartbeat"})
 
 
 async def finish_session(request: Request) -> Response:
@@ -58,31 +58,31 @@ async def finish_session(request: Request) -> Response:
     interrupted = isinstance(reason, dict) and reason.get("type") == "interrupted"
     why = "was interrupted" if interrupted else "was finished by its client"
     front.end_session(request.path_params["session_id"], why, save=interrupted)
-    return negotiation.as_json({"status": "finished"})
+    return requests.as_json({"status": "finished"})
 
 
 async def telemetry(request: Request) -> Response:
     """Read and dropped: a client whose telemetry is refused tries again for ever."""
     async for _ in request.stream():
         pass
-    return negotiation.as_json({"status": "accepted"})
+    return requests.as_json({"status": "accepted"})
 
 
 async def client_config(request: Request) -> Response:
     """The client's own defaults."""
     await read_fields(request, front_of(request))
-    return negotiation.as_json({})
+    return requests.as_json({})
 
 
 async def client_dynamic_config(request: Request) -> Response:
     """The client's own defaults, but samples that nobody waits for are worth a word."""
     await read_fields(request, front_of(request))
-    return negotiation.as_json({"sample_cancel_enabled": True})
+    return requests.as_json({"sample_cancel_enabled": True})
 
 
 async def get_server_capabilities(request: Request) -> Response:
     """Which models there are."""
-    return negotiation.as_json(front_of(request).link.capabilities)
+    return requests.as_json(front_of(request).link.capabilities)
 
 
 async def get_info(request: Request) -> Response:
@@ -94,9 +94,9 @@ async def get_info(request: Request) -> Response:
         await front.futures.wait(created, front.settings.hold_s)
     model = front.training.get(model_id)
     if model is None:
-        return negotiation.error(404, front.training.lost(model_id).error)
+        return requests.error(404, front.training.lost(model_id).error)
     name = model.info.get("base_model") or model.fields.get("base_model")
-    return negotiation.as_json(
+    return requests.as_json(
         {
             "type": "get_info",
             "model_id": model_id,
@@ -114,14 +114,12 @@ async def weights_info(request: Request) -> Response:
     fields = await read_fields(request, front)
     path = str(fields.get("tinker_path") or fields.get("path"))
     info = front.saved.weights_info(path)
-    return (
-        negotiation.error(404, f"no weights were saved as {path!r} here") if info is None else negotiation.as_json(info)
-    )
+    return requests.error(404, f"no weights were saved as {path!r} here") if info is None else requests.as_json(info)
 
 
 async def list_checkpoints(request: Request) -> Response:
     """The names of saved states, oldest first."""
-    return negotiation.as_json({"checkpoints": front_of(request).saved.names()})
+    return requests.as_json({"checkpoints": front_of(request).saved.names()})
 
 
 async def sampler(request: Request) -> Response:
@@ -130,8 +128,8 @@ async def sampler(request: Request) -> Response:
     sampler_id = request.path_params["sampler_id"]
     session = front.samples.get(sampler_id)
     if session is None:
-        return negotiation.error(404, f"there is no sampling session {sampler_id!r} here")
-    return negotiation.as_json(
+        return requests.error(404, f"there is no sampling session {sampler_id!r} here")
+    return requests.as_json(
         {"sampler_id": sampler_id, "base_model": session.base_model, "model_path": session.model_path}
     )
 
@@ -139,33 +137,33 @@ async def sampler(request: Request) -> Response:
 async def join_sampling_session(request: Request) -> Response:
     """Refused: nobody is told to ask for it."""
     await read_fields(request, front_of(request))
-    return negotiation.error(404, "copies of a sampling client count for themselves here")
+    return requests.error(404, "copies of a sampling client count for themselves here")
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        return negotiation.error(405, f"{path} is not asked with {request.method}", error.headers)
+        return requests.error(405, f"{path} is not asked with {request.method}", error.headers)
     if path.removeprefix(f"{PREFIX}/").partition("/")[0] in _SERVER_ANSWERS:
-        return negotiation.error(404, f"{request.method} {path} is about records: ask the server, not a trainer")
-    return negotiation.error(error.status_code, f"a trainer has no answer to {request.method} {path}")
+        return requests.error(404, f"{request.method} {path} is about records: ask the server, not a trainer")
+    return requests.error(error.status_code, f"a trainer has no answer to {request.method} {path}")
 
 
 async def _broken(_request: Request, error: Exception) -> Response:
-    return negotiation.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
+    return requests.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
-    return negotiation.error(400, str(error))
+    return requests.error(400, str(error))
 
 
 async def _busy(_request: Request, error: Exception) -> Response:
-    return negotiation.error(429, str(error), {"retry-after": "1"})
+    return requests.error(429, str(error), {"retry-after": "1"})
 
 
 async def _stopped(request: Request, _error: Exception) -> Response:
-    return negotiation.error(503, f"The trainer has stopped: {front_of(request).link.gone}.", {"retry-after": "1"})
+    return requests.error(503, f"The trainer has stopped: {front_of(request).link.gone}.", {"retry-after": "1"})
 
 
 async def _left(_request: Request, _error: Exception) -> Response:
@@ -181,7 +179,7 @@ def _when_ready(handler: Handler) -> Handler:
             try:
                 await asyncio.wait_for(front.link.ready.wait(), front.settings.hold_s)
             except TimeoutError:
-                return negotiation.error(503, "the model is being loaded", {"retry-after": "5"})
+                return requests.error(503, "the model is being loaded", {"retry-after": "5"})
         return await handler(request)
 
     return wait

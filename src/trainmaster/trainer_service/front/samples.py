@@ -17,7 +17,7 @@ from trainmaster.trainer_service.front.intake import (
 )
 from trainmaster.trainer_service.front.link import Link
 from trainmaster.trainer_service.messages import Request
-from trainmaster.trainer_service.tensors import shown
+from trainmaster.trainer_service.schema import shown
 
 MAX_NUM_SAMPLES = 1024
 """Of one request: each has an id in the acknowledgement."""

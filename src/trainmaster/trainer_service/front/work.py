@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trainmaster.trainer_service import wire
-from trainmaster.trainer_service.front import negotiation, requests
+from trainmaster.trainer_service.front import requests
 from trainmaster.trainer_service.front.futures import Future, is_count, owner_of
 from trainmaster.trainer_service.front.intake import BusyError, Received, RefusedError, room, size_of_fields
 from trainmaster.trainer_service.front.models import Ack, Operation, digest_of_fields
@@ -27,7 +27,7 @@ from trainmaster.trainer_service.front.requests import (
 )
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import Request as EngineRequest
-from trainmaster.trainer_service.tensors import shown
+from trainmaster.trainer_service.schema import shown
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -48,7 +48,7 @@ def _refused_by_future(**also: Any) -> Callable[[Handler], Handler]:
                 return await handler(request)
             except RefusedError as refused:
                 ack = front_of(request).training.refuse(str(refused), category=refused.category)
-                return negotiation.as_json({**ack, **also})
+                return requests.as_json({**ack, **also})
 
         return answer
 
@@ -67,7 +67,7 @@ async def create_model(request: Request) -> Response:
             front.sessions.adopt(session_id)
         refusal = front.sessions.touch(session_id)
     ack = front.training.create(fields, door=door, source=source_of(request), refusal=refusal)
-    return negotiation.as_json(ack)
+    return requests.as_json(ack)
 
 
 @_refused_by_future()
@@ -103,7 +103,7 @@ async def passes(request: Request) -> Response:
         shared=received.shared,
         refusal=too_large,
     )
-    return negotiation.as_json(_accept(front, operation))
+    return requests.as_json(_accept(front, operation))
 
 
 @_refused_by_future()
@@ -143,7 +143,7 @@ async def steps(request: Request) -> Response:
         done=done,
     )
     front.intake.add(size)
-    return negotiation.as_json(_accept(front, operation))
+    return requests.as_json(_accept(front, operation))
 
 
 @_refused_by_future()
@@ -154,7 +154,7 @@ async def unload_model(request: Request) -> Response:
     model_id = fields.get("model_id")
     if not isinstance(model_id, str):
         raise RefusedError("unload_model needs a model_id")
-    return negotiation.as_json(front.training.unload(model_id))
+    return requests.as_json(front.training.unload(model_id))
 
 
 @_refused_by_future()
@@ -177,7 +177,7 @@ async def create_sampling_session(request: Request) -> Response:
     if door_of(request) == "tinker":
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
-        return negotiation.error(410, refusal)
+        return requests.error(410, refusal)
     path = fields.get("model_path")
     base_model = fields.get("base_model") or (front.saved.base_model(path) if path else "")
     session = front.samples.register(session_id, number, base_model=base_model, model_path=path)
@@ -186,8 +186,8 @@ async def create_sampling_session(request: Request) -> Response:
     )
     if outcome is not None and outcome.error:
         status = 400 if outcome.category == "user" else 500
-        return negotiation.error(status, outcome.error, {"x-should-retry": "false"})
-    return negotiation.as_json({"type": "create_sampling_session", "sampling_session_id": session.sampling_session_id})
+        return requests.error(status, outcome.error, {"x-should-retry": "false"})
+    return requests.as_json({"type": "create_sampling_session", "sampling_session_id": session.sampling_session_id})
 
 
 @_refused_by_future(sample_sequence_ids=[])
@@ -200,7 +200,7 @@ async def asample(request: Request) -> Response:
         peeked = _peek(received, wire.JSON, encoding)
         if (session := front.samples.get(str(peeked.get("sampling_session_id")))) is not None:
             front.sessions.touch(session.session_id)
-        return negotiation.as_json(front.samples.accept(peeked, received, encoding=encoding))
+        return requests.as_json(front.samples.accept(peeked, received, encoding=encoding))
     except (RefusedError, BusyError):
         front.intake.drop(received)
         raise
@@ -210,7 +210,7 @@ async def cancel_future(request: Request) -> Response:
     """Stop a sample that nobody waits for."""
     front = front_of(request)
     fields = await read_fields(request, front)
-    return negotiation.as_json({"cancelled": front.samples.cancel(str(fields.get("request_id")))})
+    return requests.as_json({"cancelled": front.samples.cancel(str(fields.get("request_id")))})
 
 
 async def retrieve_future(request: Request) -> Response:
@@ -224,8 +224,8 @@ async def retrieve_future(request: Request) -> Response:
     outcome = await front.futures.wait(future, front.settings.hold_s)
     if outcome is None:
         # Clients log a warning for each pending future that is answered with 200, and none with 408.
-        return negotiation.as_json(_try_again(front, future), HTTPStatus.REQUEST_TIMEOUT)
-    response, all_of_it = await negotiation.result(
+        return requests.as_json(_try_again(front, future), HTTPStatus.REQUEST_TIMEOUT)
+    response, all_of_it = await requests.result(
         future,
         outcome,
         accept=request.headers.get("accept", ""),
@@ -249,11 +249,11 @@ async def retrieve_futures(request: Request) -> Response:
     sampling_session_id = target.get("sampling_session_id")
     session = front.samples.get(sampling_session_id) if isinstance(sampling_session_id, str) else None
     if session is None:
-        return negotiation.error(410, f"there is no sampling session {sampling_session_id!r} here")
+        return requests.error(410, f"there is no sampling session {sampling_session_id!r} here")
     for request_id in retrieved:
         front.futures.forget(str(request_id))
     futures, cursor = await front.samples.ended_since(session, cursor, clone, front.settings.hold_s)
-    return negotiation.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
+    return requests.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
 
 
 def _accept(front: Front, operation: Operation) -> Ack:
@@ -293,11 +293,11 @@ def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[
 def _not_there(front: Front, request_id: object) -> Response:
     owner = owner_of(request_id) if isinstance(request_id, str) else ""
     if not owner:
-        return negotiation.error(404, f"there is no future {request_id!r}")
+        return requests.error(404, f"there is no future {request_id!r}")
     if front.attempt.made(str(request_id)):
-        return negotiation.error(410, f"the result of {request_id!r} is not kept any more")
+        return requests.error(410, f"the result of {request_id!r} is not kept any more")
     lost = front.training.lost(owner)
-    return negotiation.as_json({"error": lost.error, "category": lost.category})
+    return requests.as_json({"error": lost.error, "category": lost.category})
 
 
 def _try_again(front: Front, future: Future) -> dict[str, str]:

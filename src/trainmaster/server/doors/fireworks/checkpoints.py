@@ -19,20 +19,23 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.fireworks.job_documents import NO_DEPLOYMENTS, job_name
 from trainmaster.server.doors.fireworks.models import promoted_document
 from trainmaster.server.doors.fireworks.resources import (
+    ONE_LINE,
     AccountPath,
+    Body,
     Filter,
     PageSize,
     PageToken,
     ResourcePath,
     answer,
     listing,
+    moment,
     own,
     page_size,
+    present,
     read_filter,
     trainer_job,
     unknown_token,
 )
-from trainmaster.server.doors.fireworks.wire import ONE_LINE, Body, moment, present
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import clean

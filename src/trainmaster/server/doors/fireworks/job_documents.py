@@ -20,7 +20,7 @@ from trainmaster.server.core.states import ACTIVE, CONSEQUENCES, RUNNING, Desire
 from trainmaster.server.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
 from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S
 from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, Mode, TrainerServiceSpec
-from trainmaster.server.doors.fireworks.wire import (
+from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
     Body,
     Choice,
