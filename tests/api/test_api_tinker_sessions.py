@@ -15,11 +15,11 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker import bodies, door, records, sessions
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.names import RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import UNWANTED
-from trainmaster.server.doors.tinker.trainers import Trainers
+from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.store.scope import Scope
 
 

@@ -27,7 +27,7 @@ from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.core.job import Job
-from trainmaster.server.doors.tinker.bodies import protobuf_text
+from trainmaster.server.doors.bodies import protobuf_text
 from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.settings.settings import NamedPath

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.doors.tinker import bodies
-from trainmaster.server.doors.tinker.bodies import Body, text_field
+from trainmaster.server.doors.bodies import Body, text_field
 from trainmaster.server.http import requests
 from trainmaster.server.http.errors import RateLimitedError, StalledError
 

@@ -10,7 +10,7 @@ import pytest
 
 from attacker import UID, squatting
 from trainmaster.server.doors.tinker import connections
-from trainmaster.server.doors.tinker.connections import BrokenOffError, Connections
+from trainmaster.server.http.proxy import BrokenOffError, Connections
 from trainmaster.server.doors.tinker.names import Trainer
 
 TRAINER = Trainer("job-a", 1)

@@ -15,9 +15,9 @@ from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.workloads.trainer_service import HEALTH
 from trainmaster.server.doors.fireworks.resources import trainer_job
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.names import Trainer
-from trainmaster.server.doors.tinker.trainers import FRESH_S, TrainerGoneError, Trainers
+from trainmaster.server.doors.trainers import FRESH_S, TrainerGoneError, Trainers
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.storage import ARTIFACTS, URI
 from trainmaster.server.store import checkpoints, promoted

@@ -21,11 +21,11 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.doors.fireworks.door import DOOR, FireworksDoor, door_of, trainer_of
 from trainmaster.server.doors.fireworks.resources import answer, own
-from trainmaster.server.doors.tinker.bodies import Body, is_plain, text_field
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.doors.bodies import Body, is_plain, text_field
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.names import Category, failure_of, model_of_future, trainer_of_future
 from trainmaster.server.doors.tinker.router import MAX_SMALL_BYTES, accepted_failure, failed, try_again
-from trainmaster.server.doors.tinker.trainers import REFUSAL, SOURCE, TrainerGoneError
+from trainmaster.server.doors.trainers import REFUSAL, SOURCE, TrainerGoneError
 from trainmaster.server.http.auth import guard, require
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError
 from trainmaster.server.http.gateway import RETRY_AFTER_S, SAFE_METHODS

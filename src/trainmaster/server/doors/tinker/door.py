@@ -16,12 +16,12 @@ from starlette.requests import Request
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.model_creation import JSON_HEADERS, Creations
 from trainmaster.server.doors.tinker.names import PLACE_OF_KIND, TinkerRun, Trainer, WeightsPath
 from trainmaster.server.doors.tinker.sessions import KnownSession, Sessions, Use
 from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers
-from trainmaster.server.doors.tinker.trainers import TrainerGoneError, Trainers
+from trainmaster.server.doors.trainers import TrainerGoneError, Trainers
 from trainmaster.server.http.auth import Gate
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.storage import URI

@@ -20,11 +20,11 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.names import SESSION_OVER, Category, RunState, TinkerRun, Trainer
 from trainmaster.server.doors.tinker.sessions import Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import Standing, TinkerTrainers, TrainerFailedError, TrainerLetGoError
-from trainmaster.server.doors.tinker.trainers import TrainerGoneError, Trainers
+from trainmaster.server.doors.trainers import TrainerGoneError, Trainers
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.store.scope import Scope
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError, Problem, RefusedError, SpecError
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor, door_of
 from trainmaster.server.doors.tinker.names import Category, failure_id
 from trainmaster.server.http.auth import Principal, guard, require

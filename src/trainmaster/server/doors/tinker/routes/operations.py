@@ -17,8 +17,8 @@ from starlette.responses import Response
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.doors.tinker.bodies import Body, is_plain, plain_id, text_field
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.doors.bodies import Body, is_plain, plain_id, text_field
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import (
     Category,
@@ -39,7 +39,7 @@ from trainmaster.server.doors.tinker.router import (
     read_document,
     try_again,
 )
-from trainmaster.server.doors.tinker.trainers import SOURCE, TrainerGoneError
+from trainmaster.server.doors.trainers import SOURCE, TrainerGoneError
 from trainmaster.server.doors.tinker.wire import OfModel
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import parse_json, read_body

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.doors.tinker.bodies import Body
+from trainmaster.server.doors.bodies import Body
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import Category
 from trainmaster.server.doors.tinker.router import By, accepted_failure, answer, ok

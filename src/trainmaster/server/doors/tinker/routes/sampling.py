@@ -17,14 +17,14 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.bodies import Body, plain_id, text_field
-from trainmaster.server.doors.tinker.connections import BrokenOffError
+from trainmaster.server.doors.bodies import Body, plain_id, text_field
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import LOOK_EVERY_S, for_names_of
 from trainmaster.server.doors.tinker.names import Category, TinkerSampler, Trainer, trainer_of_sampler
 from trainmaster.server.doors.tinker.router import MAX_SMALL_BYTES, By, accepted_failure, answer, ok, read_document
 from trainmaster.server.doors.tinker.trainer_jobs import TrainerFailedError, TrainerLetGoError
-from trainmaster.server.doors.tinker.trainers import SOURCE, TrainerGoneError
+from trainmaster.server.doors.trainers import SOURCE, TrainerGoneError
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.errors import ServiceNotReadyError

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
-from trainmaster.server.doors.tinker.connections import Answer, BrokenOffError, Connection, Connections, Headers
+from trainmaster.server.http.proxy import Answer, BrokenOffError, Connection, Connections, Headers
 from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.http.activity import Activity
 from trainmaster.server.http.context import ApiContext
