@@ -49,7 +49,12 @@ class Connection:
             writer.close()
 
     async def ask(
-        self, method: str, path: str, body: bytes = b"", kind: str = wire.JSON, accept: str = wire.JSON
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        kind: str = "application/json",
+        accept: str = "application/json",
     ) -> tuple[int, bytes]:
         """The status and the body of an answer."""
         head = (

@@ -18,7 +18,7 @@ from api_world import Served, World, wait_for
 from fireworks_world import Door, door_of, knowing
 
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.doors.tinker import bodies
+from trainmaster.server.doors import bodies
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope

@@ -19,7 +19,7 @@ from trainmaster.server.core.job import Change
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.routes import operations
-from trainmaster.server.doors.tinker.trainer_jobs import Standing, TinkerTrainers
+from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers, TrainerStatus
 from trainmaster.server.store.scope import Scope
 
 
@@ -33,14 +33,14 @@ def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
     client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    stand = TinkerTrainers.stand
+    ensure = TinkerTrainers.ensure
 
-    def counted(supply: TinkerTrainers, *args: Any, **options: Any) -> Standing:
+    def counted(supply: TinkerTrainers, *args: Any, **options: Any) -> TrainerStatus:
         nonlocal looks
         looks += 1
-        return stand(supply, *args, **options)
+        return ensure(supply, *args, **options)
 
-    monkeypatch.setattr(TinkerTrainers, "stand", counted)
+    monkeypatch.setattr(TinkerTrainers, "ensure", counted)
     session_id = client.session()
     acks = [client.ask_for_model(session_id, number) for number in range(30)]
     job = client.trainer_job()

@@ -19,8 +19,7 @@ import zstandard
 from api_world import SERVICE, WAIT_S, Served, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
-from trainmaster.server.doors.tinker import bodies
-from trainmaster.server.doors.tinker.routes import operations
+from trainmaster.server.doors import bodies, futures
 from trainmaster.server.http import requests
 from trainmaster.server.store import jobs
 from trainmaster.server.store.database import Database
@@ -68,11 +67,13 @@ def test_compressed_protobuf_is_not_decompressed(client: Client, trainer: StandI
     assert trainer.of("forward_backward")[0].body == body
 
 
-@pytest.mark.parametrize("where", ["front", "end", "middle"])
-@pytest.mark.parametrize("size", [10, 400_000])
+@pytest.mark.parametrize(
+    ("where", "size"), [("front", 10), ("end", 10), ("middle", 10), ("front", 400_000), ("end", 400_000)]
+)
 def test_json_finds_its_trainer_wherever_it_names_its_model(
     client: Client, trainer: StandIn, where: str, size: int
 ) -> None:
+    """Of a large body, at its beginning or at its end."""
     model_id = client.model(trainer)
     filling = [1] * size
     # What only looks like the field must not be taken for it.
@@ -206,7 +207,7 @@ def test_trainer_that_does_not_answer_makes_clients_ask_again(
     client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it is known to have ended, it may be back."""
-    monkeypatch.setattr(operations, "BREAK_S", 0.01)
+    monkeypatch.setattr(futures, "BREAK_S", 0.01)
     model_id = client.model(trainer)
     ack = client.post("optim_step", {"model_id": model_id, "seq_id": 1})
     trainer.stop()

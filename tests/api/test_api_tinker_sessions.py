@@ -14,12 +14,13 @@ from tinker_world import MODEL, Client, StandIn, TinkerWorld
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.doors.tinker import bodies, door, records, sessions
-from trainmaster.server.http.proxy import BrokenOffError
+from trainmaster.server.doors import bodies
+from trainmaster.server.doors.tinker import door, records, sessions
 from trainmaster.server.doors.tinker.names import RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import UNWANTED
 from trainmaster.server.doors.trainers import Trainers
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.store.scope import Scope
 
 
@@ -211,7 +212,7 @@ def test_trainers_are_told_of_a_finished_session_until_they_have_heard(
     client: Client, trainer: StandIn, tinker_served: Served, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """The database, or the trainer, is away for a moment."""
-    monkeypatch.setattr(door, "FAREWELL_AGAIN_S", 0.05)
+    monkeypatch.setattr(door, "NOTIFY_AGAIN_S", 0.05)
     model_id = client.model(trainer)
     session_id = model_id.partition(":")[0]
     troubles = [trouble, trouble]
@@ -232,7 +233,7 @@ def test_trainers_are_told_of_a_finished_session_until_they_have_heard(
 def test_trainer_that_is_too_busy_for_a_farewell_hears_it_later(
     client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "FAREWELL_AGAIN_S", 0.05)
+    monkeypatch.setattr(door, "NOTIFY_AGAIN_S", 0.05)
     session_id = client.model(trainer).partition(":")[0]
     trainer.busy = [f"sessions/{session_id}/finish"]
     client.post(f"sessions/{session_id}/finish", {"reason": {"type": "success"}})

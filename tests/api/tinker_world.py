@@ -23,12 +23,11 @@ from starlette.routing import Route
 
 from model_config import model_config
 from trainmaster.backends import capabilities_of
+from trainmaster.protocol.trainer_requests import PeekError, Trainer, peek_protobuf
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.core.job import Job
-from trainmaster.server.doors.bodies import protobuf_text
-from trainmaster.server.doors.tinker.names import Trainer
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.settings.settings import NamedPath
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
@@ -139,7 +138,10 @@ class StandIn:
         if operation.startswith("sessions/") or operation == "cancel_future":
             return JSONResponse({})
         if sent.headers.get("content-type") == "application/x-protobuf":
-            model_id, seq_id = protobuf_text(body[:4096]), len(self.sent)
+            head = body[:4096]
+            model_id, seq_id = None, len(self.sent)
+            with contextlib.suppress(PeekError):  # it may be compressed
+                model_id = peek_protobuf(lambda at, count: head[at : at + count], len(head), ("model_id",))["model_id"]
         else:
             fields = sent.json()
             model_id = fields.get("model_id") or f"{fields['session_id']}:train:{fields['model_seq_id']}"

@@ -12,7 +12,6 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample
 from running_front import RunningFront
 from starlette.routing import Route
 
-from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.front.routes import PREFIX, ROUTES
 
 POSTS = sorted(
@@ -103,7 +102,7 @@ def refusal(front: RunningFront, path: str, answer: Any) -> str:
         assert told["category"] in ("user", "server"), path
         return str(told["error"])
     assert 400 <= answer.status_code < 500, (path, answer.text)
-    assert answer.headers["content-type"] == wire.JSON
+    assert answer.headers["content-type"] == "application/json"
     return str(answer.json()["error"])
 
 

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
+from trainmaster.protocol.trainer_requests import PROTOBUF, PeekError, peek_json, peek_protobuf
 from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.front import models
 from trainmaster.trainer_service.front import requests as front_requests
 from trainmaster.trainer_service.front.app import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service.front.intake import Received, RefusedError
 from trainmaster.trainer_service.front.models import Order, Placement
 from trainmaster.trainer_service.messages import INLINE_BYTES
 
@@ -139,31 +141,31 @@ def json_pass(values: int, **members: Any) -> dict[str, Any]:
 def test_json_members_are_found_at_the_end(values: int) -> None:
     body = json.dumps(json_pass(values, model_id="s:train:0", seq_id=4)).encode()
     assert (len(body) > INLINE_BYTES) is (values > 3)
-    found = front_requests.json_fields(*reading(body))
+    found = peek_json(*reading(body))
     assert (found["model_id"], found["seq_id"]) == ("s:train:0", 4)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_members_are_found_at_both_ends(indent: int | None) -> None:
     body = {"num_samples": 2, "model_id": "m", **json_pass(100_000, seq_id=9, flag=True, nothing=None, ratio=-1.5e3)}
-    found = front_requests.json_fields(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
+    found = peek_json(*reading(json.dumps(body, indent=indent).encode() + b" \n"))
     assert found == {"num_samples": 2, "model_id": "m", "seq_id": 9, "flag": True, "nothing": None, "ratio": -1500.0}
 
 
 def test_json_members_in_the_middle_are_not_guessed() -> None:
     whole = json_pass(100_000)
     body = json.dumps({"a": [1] * 50_000, "model_id": "m", "seq_id": 1, **whole}).encode()
-    assert front_requests.json_fields(*reading(body)) == {}
+    assert peek_json(*reading(body)) == {}
 
 
 def test_text_that_looks_like_members_is_not_taken_for_them() -> None:
     """A string at the end may hold anything, quotes among it."""
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5}'}).encode()
-    assert front_requests.json_fields(*reading(body)) == {}
+    assert peek_json(*reading(body)) == {}
     body = json.dumps({"data": [1] * 50_000, "note": ',"model_id":"inner","seq_id":5', "seq_id": 6}).encode()
-    assert front_requests.json_fields(*reading(body)) == {"seq_id": 6}
+    assert peek_json(*reading(body)) == {"seq_id": 6}
     body = json.dumps({"data": [1] * 50_000, "inner": {"seq_id": 5, "model_id": "inner"}}).encode()
-    assert front_requests.json_fields(*reading(body)) == {}
+    assert peek_json(*reading(body)) == {}
 
 
 @given(
@@ -186,14 +188,14 @@ def test_what_is_found_in_large_json_is_true(members: dict[str, Any], indent: in
     ordered["\0large"] = [7] * 40_000
     ordered |= {name: members[name] for name in names[middle:]}
     body = json.dumps(ordered, indent=indent).encode()
-    for name, value in front_requests.json_fields(*reading(body)).items():
+    for name, value in peek_json(*reading(body)).items():
         assert ordered[name] == value
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"3", b"\xff"])
 def test_small_body_that_is_no_object_is_refused(body: bytes) -> None:
-    with pytest.raises(front_requests.PeekError):
-        front_requests.json_fields(*reading(body))
+    with pytest.raises(PeekError):
+        peek_json(*reading(body))
 
 
 def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
@@ -203,11 +205,16 @@ def protobuf_pass(datums: int, tokens: int = 4) -> bytes:
     return bytes(message.SerializeToString())
 
 
+def peek_compressed(body: bytes) -> dict[str, Any]:
+    received = Received(data=body, shared=None, size=len(body), digest=b"", whole=True)
+    return front_requests.peek(received, PROTOBUF, "zstd")
+
+
 def test_protobuf_fields_are_found() -> None:
     expected = {"model_id": "s:train:0", "seq_id": 300}
-    assert front_requests.protobuf_fields(*reading(protobuf_pass(3))) == expected
+    assert peek_protobuf(*reading(protobuf_pass(3))) == expected
     packed = zstandard.ZstdCompressor().compress(protobuf_pass(1000, 500))
-    assert front_requests.compressed_protobuf_fields(memoryview(packed)) == expected
+    assert peek_compressed(packed) == expected
 
 
 def test_protobuf_fields_are_found_behind_the_data() -> None:
@@ -215,18 +222,18 @@ def test_protobuf_fields_are_found_behind_the_data() -> None:
     data.data.add().model_input.add().encoded_text.tokens = bytes(1 << 20)
     ids = schema.ForwardBackwardRequest(model_id="m", seq_id=2)
     body = data.SerializeToString() + b"\x49" + bytes(8) + b"\x4d" + bytes(4) + ids.SerializeToString()
-    assert front_requests.protobuf_fields(*reading(body)) == {"model_id": "m", "seq_id": 2}
+    assert peek_protobuf(*reading(body)) == {"model_id": "m", "seq_id": 2}
 
 
 @pytest.mark.parametrize("body", [b"\x0b", b"\xff" * 12, b"\x80", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
-    with pytest.raises(front_requests.PeekError):
-        front_requests.protobuf_fields(*reading(body))
+    with pytest.raises(PeekError):
+        peek_protobuf(*reading(body))
 
 
 def test_compressed_garbage_is_refused() -> None:
-    with pytest.raises(front_requests.PeekError):
-        front_requests.compressed_protobuf_fields(memoryview(b"not compressed"))
+    with pytest.raises(RefusedError, match="zstd"):
+        peek_compressed(b"not compressed")
 
 
 def test_search_in_protobuf_is_bounded() -> None:
@@ -238,7 +245,7 @@ def test_search_in_protobuf_is_bounded() -> None:
         reads += 1
         return (b"\x48\x01" * count)[:count]
 
-    assert front_requests.protobuf_fields(counted, 1 << 30) == {}
+    assert peek_protobuf(counted, 1 << 30) == {}
     assert reads < 5000
 
 
@@ -251,7 +258,7 @@ def test_only_the_ends_of_a_large_body_are_read(large: bytes) -> None:
         read += count
         return large[offset : offset + count]
 
-    look = front_requests.json_fields if large.startswith(b"{") else front_requests.protobuf_fields
+    look = peek_json if large.startswith(b"{") else peek_protobuf
     assert look(counted, len(large))["seq_id"]
     assert len(large) > 15_000_000
     assert read < 20_000

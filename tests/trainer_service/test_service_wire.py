@@ -94,7 +94,7 @@ def test_values_that_go_deep_are_refused_in_a_few_words(levels: int) -> None:
     deep = b"[" * levels + b"]" * levels
     for body in (json_body(DATUM, data="x").replace(b'"x"', deep), json_body("x").replace(b'"x"', deep)):
         with pytest.raises(EngineError) as caught:
-            wire.decode_pass(body, wire.JSON)
+            wire.decode_pass(body, "application/json")
         assert len(str(caught.value)) < 200
     with pytest.raises(EngineError) as caught:
         wire.decode_sample("r", b'{"sampling_params": ' + deep + b"}")
@@ -103,7 +103,7 @@ def test_values_that_go_deep_are_refused_in_a_few_words(levels: int) -> None:
 
 @pytest.mark.parametrize("name", ["forward_backward_input", "forward_input"])
 def test_json_request_means_the_same_as_protobuf(name: str) -> None:
-    ours, theirs = wire.decode_pass(json_body(name=name), wire.JSON), wire.decode_pass(REQUEST, wire.PROTOBUF)
+    ours, theirs = wire.decode_pass(json_body(name=name), "application/json"), wire.decode_pass(REQUEST, wire.PROTOBUF)
     assert ours.backward is (name == "forward_backward_input")
     assert (ours.model_id, ours.loss) == (theirs.model_id, theirs.loss)
     assert np.array_equal(ours.data[0].tokens, theirs.data[0].tokens)
@@ -132,7 +132,7 @@ def test_options_prefer_the_second_map_which_has_text() -> None:
 
 def test_chunks_of_tokens_are_one_sequence() -> None:
     datum = {**DATUM, "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1]}, {"tokens": [2, 3]}]}}
-    assert wire.decode_pass(json_body(datum), wire.JSON).data[0].tokens.tolist() == [1, 2, 3]
+    assert wire.decode_pass(json_body(datum), "application/json").data[0].tokens.tolist() == [1, 2, 3]
 
 
 def test_compressed_body_is_decompressed() -> None:
@@ -177,7 +177,7 @@ def test_sparse_rows_are_filled_with_zeros() -> None:
         "sparse_col_indices": [0, 3, 1],
     }
     datum = {**DATUM, "loss_fn_inputs": {"target_tokens": tensor}}
-    assert wire.decode_pass(json_body(datum), wire.JSON).data[0].inputs["target_tokens"].tolist() == DENSE
+    assert wire.decode_pass(json_body(datum), "application/json").data[0].inputs["target_tokens"].tolist() == DENSE
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_image_is_refused_by_its_place() -> None:
 )
 def test_json_that_is_wrong_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        wire.decode_pass(body, wire.JSON)
+        wire.decode_pass(body, "application/json")
 
 
 @pytest.mark.parametrize("body", [b"\xff\xff", REQUEST[:-5], b"{}"])

@@ -16,7 +16,7 @@ import zstandard
 from starlette.requests import Request
 
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.doors.tinker import bodies
+from trainmaster.server.doors import bodies
 from trainmaster.server.doors.bodies import Body, text_field
 from trainmaster.server.http import requests
 from trainmaster.server.http.errors import RateLimitedError, StalledError
@@ -80,7 +80,6 @@ def test_compressed_body_that_comes_byte_by_byte_is_not_inflated_at_each(monkeyp
 
 
 def test_large_json_is_not_decoded_in_search_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MAX_DECODED_BYTES", 100_000)
     filling: list[list[int]] = [[]] * 40_000
     asked = {"data": filling, "model_id": NAME.decode(), "more": filling}
     with pytest.raises(SpecError, match="beginning"):

@@ -14,11 +14,12 @@ from starlette.routing import Match
 
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks
-from trainmaster.server.doors.fireworks.door import FireworksDoor
 from trainmaster.server.doors.fireworks.errors import failure_at
+from trainmaster.server.doors.fireworks.trainers import FireworksDoor
 from trainmaster.server.doors.fireworks.unsupported import absent
 from trainmaster.server.doors.tinker import routes as tinker_routes
 from trainmaster.server.doors.tinker.door import TinkerDoor
+from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.http import gateway
 from trainmaster.server.http.auth import Gate, refuse_unguarded
 from trainmaster.server.http.context import API, GATEWAY, ApiContext
@@ -105,8 +106,9 @@ def create_app(context: ApiContext) -> Front:
     app.state.summaries = jobs.Summaries()
     app.state.trials = webhooks.Trials(context.subscriptions)
     app.state.gate = Gate(context)
-    app.state.tinker = TinkerDoor(context, app.state.gate)
-    app.state.fireworks = FireworksDoor(context, app.state.tinker.trainers)
+    trainers = Trainers(context)
+    app.state.tinker = TinkerDoor(context, app.state.gate, trainers)
+    app.state.fireworks = FireworksDoor(context, trainers)
     for router in at_root(context.roles):
         refuse_unguarded(router)
         app.include_router(router)
@@ -138,7 +140,7 @@ def create_app(context: ApiContext) -> Front:
         shortcuts,
         render_error=failure_at,
         on_open=(*((app.state.tinker.open,) if GATEWAY in context.roles else ()), lambda: _build_routes_soon(app)),
-        on_close=(app.state.followers.close, app.state.tinker.close),
+        on_close=(app.state.followers.close, app.state.tinker.close, trainers.close),
     )
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.trainer_requests import SERVICE_FILE
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, pair
-from trainmaster.trainer_service.configuration import FILE, Configuration, ConfigurationError
+from trainmaster.trainer_service.configuration import Configuration, ConfigurationError
 from trainmaster.trainer_service.messages import allow_many_descriptors
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def main() -> NoReturn:
     except KeyError as error:
         raise SystemExit(f"this is a step of a job, and runs in no other place: {error} is not set") from None
     try:
-        configuration = Configuration.read(inputs / FILE)
+        configuration = Configuration.read(inputs / SERVICE_FILE)
     except ConfigurationError as error:
         report.fail(Reason.BAD_INPUT, str(error))
     if report.rank() == 0:

@@ -15,15 +15,12 @@ from typing import Any
 from trainmaster.engine.types import EngineError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.roots import Root, open_checkpoint
-
-TINKER = "tinker"
-"""The door whose names belong to a model each; those of the other are the job's."""
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, WeightsPath
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Names of states that the clients of the other door load."""
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
-_URI = re.compile(r"tinker://([^/]*)/(weights|sampler_weights|external_weights)/([^/]*)")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -37,8 +34,6 @@ class Kind(StrEnum):
 
 
 _DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler", Kind.EXTERNAL: "external"}
-_URI_PARTS = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler_weights", Kind.EXTERNAL: "external_weights"}
-_KINDS = {part: kind for kind, part in _URI_PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +72,9 @@ class Label:
             EngineError: the path says none of this job.
         """
         if isinstance(path, str):
-            if found := _URI.fullmatch(path):
-                owner, part, name = found.groups()
-                if _OWNER.fullmatch(owner) and _NAME.fullmatch(name):
-                    return Label(kind=_KINDS[part], name=name, owner=owner)
+            if found := WeightsPath.parse(path):
+                if _OWNER.fullmatch(found.run) and _NAME.fullmatch(found.name):
+                    return Label(kind=Kind(found.kind), name=found.name, owner=found.run)
             elif _NAME.fullmatch(path):
                 return Label(kind=kind, name=path)
         raise EngineError(f"{path!r} leads to no checkpoint that this trainer knows")
@@ -88,7 +82,9 @@ class Label:
     @property
     def path(self) -> str:
         """As clients are told it."""
-        return f"tinker://{self.owner}/{_URI_PARTS[self.kind]}/{self.name}" if self.owner else self.name
+        if not self.owner:
+            return self.name
+        return str(WeightsPath(run=self.owner, place=PLACE_OF_KIND[self.kind], name=self.name))
 
     @property
     def directory(self) -> str:

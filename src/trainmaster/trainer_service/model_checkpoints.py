@@ -30,8 +30,9 @@ from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
+from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import TINKER, Found, Kind, Label, Shelf
+from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, Shelf
 from trainmaster.trainer_service.models import Model, metadata, whole
 
 MIN_TTL_S = 3600

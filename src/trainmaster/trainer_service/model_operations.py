@@ -12,9 +12,10 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service import export_files
 from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, description
-from trainmaster.trainer_service.configuration import Configuration, Mode
+from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import (
     LEFT_BEHIND_TTL_S,

@@ -10,7 +10,8 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, Blame, EngineError, LoraOptions, Normalization, Trained
-from trainmaster.trainer_service.configuration import Configuration, Mode
+from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.trainer_service.configuration import Configuration
 
 # What requests say, as the engine's own values; a field that is wrong is the client's error, and named.
 

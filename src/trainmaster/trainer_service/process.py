@@ -21,9 +21,10 @@ from trainmaster.jobs.attempt import LOOK_EVERY_S
 from trainmaster.jobs.attempt import Stop as StopWish
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol.reasons import StopCause
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.checkpoint_names import Found, description
-from trainmaster.trainer_service.configuration import Configuration, Mode
+from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
 from trainmaster.trainer_service.model_checkpoints import Saving
 from trainmaster.trainer_service.model_operations import PASSES, Training

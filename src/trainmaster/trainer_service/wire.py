@@ -23,6 +23,7 @@ from trainmaster.engine.types import (
     SampleResult,
     StopReason,
 )
+from trainmaster.protocol.trainer_requests import PROTOBUF
 from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.schema import (
     BFLOAT16,
@@ -36,9 +37,6 @@ from trainmaster.trainer_service.schema import (
     shaped,
     shown,
 )
-
-JSON = "application/json"
-PROTOBUF = "application/x-protobuf"
 
 MAX_BODY_BYTES = 2 << 30
 """What a compressed body may grow to; protobuf itself ends here."""

@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER, new_job
 
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Change, Checkpoint
-from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.names import SESSION_OVER, RunState, TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.store import accounts, checkpoints, jobs, schema

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from deep_tree import deep_tree
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.commands import new_job_id, submit
@@ -22,7 +23,7 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.doors.tinker import records as tinker
 from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.doors.tinker.sessions import collect_sessions

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.coordinator.base_models import BaseModel
-from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker.trainer_jobs import handle_of
 
 

@@ -9,30 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.server.core.workloads.trainer_service import Mode
-from trainmaster.server.doors.tinker.names import (
-    Category,
+from trainmaster.protocol.trainer_requests import (
+    Mode,
     Trainer,
     WeightsPath,
-    created_model,
-    creation_id,
-    failure_id,
-    failure_of,
-    mode_of,
-    model_of_future,
+    owner_of_future,
     trainer_of_future,
-    trainer_of_sampler,
+    trainer_of_sampling_session,
 )
+from trainmaster.server.doors.futures import Category, failure_id, failure_of
+from trainmaster.server.doors.tinker.names import created_model, creation_id, mode_of
 
 
 def test_future_of_a_trainer_says_which_one_and_of_what() -> None:
     request_id = "job-abc123:2:sess-1:train:0:17"
     assert trainer_of_future(request_id) == Trainer("job-abc123", 2)
-    assert model_of_future(request_id) == "sess-1:train:0"
+    assert owner_of_future(request_id) == "sess-1:train:0"
 
 
 def test_sampling_session_says_whose_it_is() -> None:
-    assert trainer_of_sampler("sess-1:sample:3@job-abc123.12") == Trainer("job-abc123", 12)
+    assert trainer_of_sampling_session("sess-1:sample:3@job-abc123.12") == Trainer("job-abc123", 12)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +36,7 @@ def test_sampling_session_says_whose_it_is() -> None:
 )
 def test_what_is_no_id_of_a_trainer_is_none(text: str) -> None:
     assert trainer_of_future(text) is None
-    assert trainer_of_sampler(text) is None
+    assert trainer_of_sampling_session(text) is None
 
 
 @given(st.text(), st.sampled_from(Category))
@@ -58,7 +54,7 @@ def test_any_text_can_be_asked_for(text: str) -> None:
         failure_of(request_id)
         created_model(request_id)
         trainer_of_future(request_id)
-        trainer_of_sampler(request_id)
+        trainer_of_sampling_session(request_id)
         WeightsPath.parse(request_id)
 
 
@@ -99,5 +95,5 @@ def test_request_for_a_model_says_its_mode(request_: dict[str, Any], mode: Mode)
 
 def test_long_id_is_not_compared_for_long() -> None:
     began = time.monotonic()
-    assert trainer_of_sampler("x" + ":sample:" * 20_000 + "@" * 160_000) is None
+    assert trainer_of_sampling_session("x" + ":sample:" * 20_000 + "@" * 160_000) is None
     assert time.monotonic() - began < 1.0

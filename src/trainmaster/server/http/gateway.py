@@ -1,40 +1,45 @@
 """The gateway: what is sent to `/v1/jobs/{id}/proxy/...` reaches the service that the job is.
 
-Bodies flow through in both directions as they come. Our own credentials stay here. A request counts as use of the
-service from its first byte to the last one of its answer.
+Bodies flow through in both directions as they come. A request counts as use of the service from its first byte to the
+last one of its response; a service that nobody uses is parked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import re
-from collections.abc import AsyncIterator
-from http import HTTPStatus
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 
-import httpx
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
-from trainmaster.protocol.addresses import stranger_at
-from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
-from trainmaster.server.http.activity import Activity
 from trainmaster.server.http.auth import credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import REQUEST_ID, request_id_of
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError
+from trainmaster.server.http.proxy import (
+    BrokenOffError,
+    Connections,
+    Headers,
+    ServiceResponse,
+    StreamedResponse,
+    disconnected,
+    forwarded_headers,
+    target_of,
+)
 from trainmaster.server.http.requests import ALIAS, PREFIX, pieces_of
 from trainmaster.server.http.router import JobId
 from trainmaster.server.store import accounts, jobs
+from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 
@@ -44,30 +49,11 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 RETRY_AFTER_S = 2
 """A service that is on its way may take longer; asking again costs nothing."""
-CONNECT_TIMEOUT_S = 5.0
-STATUSES = range(200, 600)
-"""What an answer may have; the server cannot send others."""
-_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+WRITE_USE_EVERY_S = 1.0
+"""Small against any sensible time after which a service is parked for want of use."""
 _CLIENT_GONE = 499
 """Nobody will read it; it is there for the access log."""
-
 _ADDRESS = re.compile(rf"(?:{PREFIX}{ALIAS}|{PREFIX})/jobs/[^/]+/proxy(?P<rest>/.*)?".encode(), re.DOTALL)
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-"""About one connection, and not to be passed on to the next."""
-OURS = b"x-trainmaster-"
-"""How headers begin that only the server may set."""
 _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 """A request has a body if it has one of these."""
 
@@ -97,77 +83,68 @@ class Gateway:
 
     def __init__(self, context: ApiContext) -> None:
         self._activity = Activity(context)
-        self._client: httpx.AsyncClient | None = None
+        self._connections = Connections()
 
     async def forward(self, request: Request, job: Job, uid: int | None) -> Response:
-        """The answer of a service; `uid` is that of its account, where it has one.
+        """The response of a service; `uid` is that of its account, where it has one.
 
         Raises:
             ConflictError: the job is no service.
             ServiceNotReadyError: it does not answer now.
-            BadGatewayError: it broke off before it answered, its answer is not HTTP, or somebody else has its port.
+            BadGatewayError: it broke off before it answered, its response is not HTTP, or somebody else has its port.
             StalledError: the rest of the request's body does not come.
         """
-        host = dial(job)
+        address = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))
-            answer = await self._exchange(request, job, host, uid)
-            if answer is None:
+            response = await self._exchange(request, job, address, uid)
+            if response is None:
                 return Response(status_code=_CLIENT_GONE)
-            if answer.status_code not in STATUSES:
-                await answer.aclose()
-                raise BadGatewayError(f"the service of job {job.job_id} answered with the status {answer.status_code}")
-            return _Answer(answer, use.pop_all(), job.job_id)
+            return StreamedResponse(response, use.pop_all(), job.job_id)
 
-    async def _exchange(self, request: Request, job: Job, host: str, uid: int | None) -> httpx.Response | None:
-        """The beginning of the service's answer; None when the client left before."""
+    async def _exchange(self, request: Request, job: Job, address: str, uid: int | None) -> ServiceResponse | None:
+        """The head of the service's response; None when the client left before."""
         sent_all = asyncio.Event()
-        has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
-        if not has_body:
-            sent_all.set()
-        onward = httpx.Request(
-            request.method,
-            _target(host, request),
-            headers=_onward_headers(request, job, host),
-            content=_body(request, sent_all) if has_body else None,
-            # Only the connection has a time limit: a training step may well take an hour.
-            extensions={
-                "timeout": httpx.Timeout(None, connect=CONNECT_TIMEOUT_S).as_dict(),
-                "trace": functools.partial(_refuse_strangers, uid),
-            },
-        )
-        sending = asyncio.ensure_future(self._send(onward))
+        sending = asyncio.ensure_future(self._send(request, job, address, uid, sent_all))
         leaving = asyncio.ensure_future(_departure(request, sent_all))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return await sending if sending.done() else None
         except ClientDisconnect:
             return None
-        except httpx.TransportError as error:
-            raise BadGatewayError(
-                f"the service of job {job.job_id} broke off: {error or type(error).__name__}"
-            ) from None
+        except BrokenOffError as error:
+            raise BadGatewayError(f"job {job.job_id}: {error}") from None
         finally:
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _send(self, onward: httpx.Request) -> httpx.Response:
-        if self._client is None:
-            # Connections are not kept: the next one at the same port may be another service.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            self._client = httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
-        return await self._client.send(onward, stream=True)
+    async def _send(
+        self, request: Request, job: Job, address: str, uid: int | None, sent_all: asyncio.Event
+    ) -> ServiceResponse:
+        has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
+        body = _body(request, sent_all) if has_body else None
+        if not has_body:
+            sent_all.set()
+        # Not a kept one: the next process at the same port may be another service.
+        token = job.attempt.rank_token if job.attempt else ""
+        connection = await self._connections.open(None, address, token, uid)
+        # Without a time limit: a training step may well take an hour.
+        headers = _headers(request, address, forwarded_headers(request, body))
+        return await self._connections.exchange(connection, request.method, target_of(request, _ADDRESS), headers, body)
 
 
-async def _refuse_strangers(uid: int | None, event: str, info: dict[str, Any]) -> None:
-    """Give up a new connection, before anything is sent, where another user than the service's has its port."""
-    if event == "connection.connect_tcp.complete":
-        stream = info["return_value"]
-        peer, own = (stream.get_extra_info(name) for name in ("server_addr", "client_addr"))
-        if (stranger := stranger_at(peer[:2], own[:2], uid)) is not None:
-            await stream.aclose()
-            raise httpx.ConnectError(f"its port is taken by uid {stranger}")
+async def _body(request: Request, sent_all: asyncio.Event) -> AsyncIterator[bytes]:
+    # At any rate: a service may take what its client makes bit by bit.
+    async for piece in pieces_of(request, slowest_bytes_per_s=0):
+        yield piece
+    sent_all.set()
+
+
+async def _departure(request: Request, sent_all: asyncio.Event) -> None:
+    """Wait until the client leaves, once its body was read."""
+    await sent_all.wait()
+    await disconnected(request.receive)
 
 
 def dial(job: Job) -> str:
@@ -188,103 +165,74 @@ def dial(job: Job) -> str:
     raise ServiceNotReadyError(f"the service is {job.status}; resume it to use it", retry_after_s=None)
 
 
-class _Answer(Response):
-    """A service's answer, passed on as it comes; `use` is closed when it is through."""
-
-    def __init__(self, answer: httpx.Response, use: contextlib.ExitStack, job_id: str) -> None:
-        self._answer = answer
-        self._use = use
-        self._job_id = job_id
-        self.status_code = answer.status_code
-        self.background = None
-        left_out = _HOP_BY_HOP | _named_by_connection(answer.headers.raw) | {b"date"}
-        if "transfer-encoding" in answer.headers or answer.status_code in _WITHOUT_BODY:
-            left_out |= {b"content-length"}  # it is not the length of what follows
-        self.raw_headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in left_out]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as every response
-        """Send it. When the service breaks off in the middle, so do we: half an answer must not look whole."""
-        passing = asyncio.ensure_future(self._pass_on(send))
-        leaving = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                await passing
-        except httpx.TransportError as error:
-            _log.info("the service of job %s broke off in the middle of an answer: %r", self._job_id, error)
-        finally:
-            for task in (passing, leaving):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
-            self._use.close()
-            await asyncio.shield(self._answer.aclose())
-
-    async def _pass_on(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for piece in self._answer.aiter_raw():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _body(request: Request, sent_all: asyncio.Event) -> AsyncIterator[bytes]:
-    # At any rate: a service may take what its client makes bit by bit.
-    async for piece in pieces_of(request, slowest_bytes_per_s=0):
-        yield piece
-    sent_all.set()
-
-
-async def _departure(request: Request, sent_all: asyncio.Event) -> None:
-    """Wait until the client leaves; its body is somebody else's to read first."""
-    await sent_all.wait()
-    await _disconnected(request.receive)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _target(host: str, request: Request) -> httpx.URL:
-    # The path goes on as it was written: what is escaped in it may mean something to the service.
-    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    match = _ADDRESS.fullmatch(raw.partition(b"?")[0])
-    path = (match["rest"] if match else None) or b"/"
-    query = request.scope["query_string"]
-    return httpx.URL(f"http://{host}", raw_path=path + (b"?" + query if query else b""))
-
-
-def _onward_headers(request: Request, job: Job, host: str) -> list[tuple[bytes, bytes]]:
+def _headers(request: Request, address: str, given: Headers) -> Headers:
+    """The headers of the request to a service: the client's without our credential, and those of a proxy."""
     scope = request.scope
-    named = _named_by_connection(scope["headers"])
-    credential = credential_of(request).encode("latin-1", "replace")
-    headers = [
-        (name, value)
-        for name, value in scope["headers"]
-        if name not in _HOP_BY_HOP | named | {b"host", b"x-api-key"}
-        # What trainers are told by the server, nobody else may tell them.
-        and not name.startswith(OURS)
-        and not (name == b"authorization" and credential in value)
-    ]
     client = scope.get("client")
-    address = PREFIX + "/jobs/" + str(request.path_params["job_id"]) + "/proxy"
     forwarded = {
-        "Host": host,
-        "X-Forwarded-Host": request.headers.get("host", ""),
-        "X-Forwarded-Proto": scope["scheme"],
-        "X-Forwarded-Prefix": address,
-        "X-Forwarded-For": client[0] if client else "",
-        REQUEST_ID: request_id_of(request),
-        TOKEN_HEADER: job.attempt.rank_token if job.attempt else "",
+        "host": address,
+        "x-forwarded-host": request.headers.get("host", ""),
+        "x-forwarded-proto": scope["scheme"],
+        "x-forwarded-prefix": f"{PREFIX}/jobs/{request.path_params['job_id']}/proxy",
+        "x-forwarded-for": client[0] if client else "",
+        REQUEST_ID.lower(): request_id_of(request),
+        "connection": "close",
     }
-    ours = {name.lower().encode() for name in forwarded}
-    headers = [(name, value) for name, value in headers if name not in ours]
-    return headers + [(name.encode(), value.encode("latin-1", "replace")) for name, value in forwarded.items()]
+    own = [(name.encode(), value.encode("latin-1", "replace")) for name, value in forwarded.items()]
+    credential = credential_of(request).encode("latin-1", "replace")
+    kept = [
+        (name, value)
+        for name, value in given
+        if name.decode("latin-1") not in forwarded and not (name == b"authorization" and credential in value)
+    ]
+    return kept + own
 
 
-def _named_by_connection(headers: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    return frozenset(
-        option.strip().lower()
-        for name, value in headers
-        if name.lower() == b"connection"
-        for option in value.split(b",")
-    )
+class Activity:
+    """Records when services were used: in memory, written every second while one is. Belongs to one event loop."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._in_flight: Counter[str] = Counter()
+        self._used: dict[str, float] = {}
+        self._due: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def use(self, job_id: str) -> Iterator[None]:
+        """A service is in use until this ends, however long that takes."""
+        self._in_flight[job_id] += 1
+        self._touch(job_id)
+        try:
+            yield
+        finally:
+            self._in_flight[job_id] -= 1
+            if not self._in_flight[job_id]:
+                del self._in_flight[job_id]
+            self._touch(job_id)
+
+    def _touch(self, job_id: str) -> None:
+        self._used[job_id] = self._context.clock()
+        if self._due is None:
+            # The first use after a pause is written at once, so that nobody parks the service meanwhile.
+            self._write()
+
+    def _again(self) -> None:
+        self._due = None
+        self._used.update(dict.fromkeys(self._in_flight, self._context.clock()))
+        if self._used:
+            self._write()
+
+    def _write(self) -> None:
+        used, self._used = self._used, {}
+
+        def work(connection: Connection) -> None:
+            for job_id, at in used.items():
+                jobs.record_use(connection, Scope.everything(), job_id, at)
+
+        self._due = asyncio.get_running_loop().call_later(WRITE_USE_EVERY_S, self._again)
+        self._context.database.write(work).add_done_callback(_report)
+
+
+def _report(written: Future[None]) -> None:
+    if not written.cancelled() and (error := written.exception()) is not None:
+        _log.warning("the use of services could not be recorded: %s", error)

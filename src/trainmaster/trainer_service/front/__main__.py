@@ -16,8 +16,8 @@ from pathlib import Path
 import uvicorn
 
 from trainmaster.protocol import environment
+from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service.front.app import make_app
-from trainmaster.trainer_service.front.futures import Attempt
 from trainmaster.trainer_service.front.state import Front, Settings
 from trainmaster.trainer_service.messages import allow_many_descriptors
 
@@ -31,12 +31,12 @@ def main() -> int:
     parser.add_argument("--channel", type=int, required=True, help="the descriptor of the socket to the engine")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default=os.environ.get(environment.SERVICE_HOST, "127.0.0.1"))
-    limits = [field for field in fields(Settings) if field.name != "attempt"]
+    limits = [field for field in fields(Settings) if field.name != "trainer"]
     for limit in limits:
         parser.add_argument(f"--{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default)
     options = parser.parse_args()
-    attempt = Attempt(job_id=os.environ[environment.JOB_ID], number=int(os.environ[environment.ATTEMPT]))
-    settings = Settings(attempt=attempt, **{limit.name: getattr(options, limit.name) for limit in limits})
+    trainer = Trainer(os.environ[environment.JOB_ID], int(os.environ[environment.ATTEMPT]))
+    settings = Settings(trainer=trainer, **{limit.name: getattr(options, limit.name) for limit in limits})
     token_file = os.environ.get(environment.TOKEN_FILE)
     token = Path(token_file).read_text().strip() if token_file else ""
     return serve(settings, socket.socket(fileno=options.channel), host=options.host, port=options.port, token=token)
@@ -62,6 +62,8 @@ def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token
             lifespan="on",
             ws="none",
             proxy_headers=False,
+            server_header=False,
+            date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(settings.last_answers_s)),
         )

@@ -7,8 +7,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainmaster.protocol.trainer_requests import is_model_id
 from trainmaster.trainer_service.channel import FrontChannel
-from trainmaster.trainer_service.front.futures import Future, Futures, Outcome, is_model_id
+from trainmaster.trainer_service.front.futures import Future, Futures, Outcome
 from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, SharedBody, Status, Stop
 
 _INFO = ("base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
-from trainmaster.trainer_service.front.futures import Attempt, Form, Futures, Outcome, is_count, model_id_of
+from trainmaster.protocol.trainer_requests import Trainer, model_id_of
+from trainmaster.trainer_service.front.futures import Form, Futures, Outcome, is_count
 from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
 from trainmaster.trainer_service.front.link import Link, Saved
 from trainmaster.trainer_service.messages import Request, SharedBody
@@ -139,7 +140,7 @@ class Training:
     def __init__(
         self,
         *,
-        attempt: Attempt,
+        trainer: Trainer,
         link: Link,
         futures: Futures,
         intake: Intake,
@@ -154,7 +155,7 @@ class Training:
         self._max_waiting_bytes = max_waiting_bytes
         self._max_waiting_in_all = max_waiting_in_all
         self._max_waiting_bytes_in_all = max_waiting_bytes_in_all
-        self._attempt = attempt
+        self._trainer = trainer
         self._link = link
         self._futures = futures
         self._intake = intake
@@ -178,7 +179,7 @@ class Training:
         if not isinstance(session_id, str) or not is_count(number):
             return self.refuse("create_model needs a session_id and a model_seq_id")
         model_id = model_id_of(session_id, number)
-        request_id = self._attempt.future_id(model_id, "create")
+        request_id = self._trainer.future_id(model_id, "create")
         ack = {"request_id": request_id, "model_id": model_id}
         if model_id in self._models or self._futures.get(request_id) is not None:
             return ack
@@ -242,7 +243,7 @@ class Training:
 
     def unload(self, model_id: str) -> Ack:
         """Free a model, behind everything that was asked of it before."""
-        request_id = self._attempt.future_id(model_id, "unload")
+        request_id = self._trainer.future_id(model_id, "unload")
         ack = {"request_id": request_id, "model_id": model_id}
         if self._futures.get(request_id) is None:
             request = Request(
@@ -280,7 +281,7 @@ class Training:
 
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
         """Answer with a future of its own that has failed already."""
-        request_id = self._attempt.future_id(owner or "refused", uuid.uuid4().hex)
+        request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
         self._futures.open(request_id, owner=owner)
         self._futures.finish(request_id, Outcome(error=error, category=category))
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
@@ -288,7 +289,7 @@ class Training:
     def lost(self, model_id: str) -> Outcome:
         """What those hear who ask for a model that is not here."""
         why = self._gone.get(model_id) or (
-            f"is not in this trainer, which has started {self._attempt.number} times; each start begins without models"
+            f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
         )
         if model_id in self._leaving and not self._link.gone:
             advice = "Its state is being saved: ask again in a moment to hear under which name."
@@ -359,7 +360,7 @@ class Training:
         return [model.model_id for model in self._models.values() if model.session_id == session_id]
 
     def _leave_id(self, model_id: str) -> str:
-        return self._attempt.future_id(model_id, "leave")
+        return self._trainer.future_id(model_id, "leave")
 
     def _leave(self, model_id: str) -> None:
         request_id = self._leave_id(model_id)

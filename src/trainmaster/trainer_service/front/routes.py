@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service.front import requests, work
 from trainmaster.trainer_service.front.intake import BusyError, RefusedError, StoppedError
 from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
@@ -44,7 +45,7 @@ async def session_heartbeat(request: Request) -> Response:
     """A session lives."""
     front = front_of(request)
     session_id = str((await read_fields(request, front)).get("session_id"))
-    if door_of(request) == "tinker":
+    if door_of(request) == TINKER:
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
         return requests.error(410, refusal)
@@ -89,7 +90,7 @@ async def get_info(request: Request) -> Response:
     """What a model is."""
     front = front_of(request)
     model_id = str((await read_fields(request, front)).get("model_id"))
-    created = front.futures.get(front.attempt.future_id(model_id, "create"))
+    created = front.futures.get(front.trainer.future_id(model_id, "create"))
     if created is not None:
         await front.futures.wait(created, front.settings.hold_s)
     model = front.training.get(model_id)

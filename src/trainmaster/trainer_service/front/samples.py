@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.trainer_service.front.futures import Attempt, Form, Future, Futures, Outcome, Waiters, is_count, wake
+from trainmaster.protocol.trainer_requests import Trainer
+from trainmaster.trainer_service.front.futures import Form, Future, Futures, Outcome, Waiters, is_count, wake
 from trainmaster.trainer_service.front.intake import (
     BusyError,
     Intake,
@@ -48,7 +49,7 @@ class Samples:
     def __init__(
         self,
         *,
-        attempt: Attempt,
+        trainer: Trainer,
         link: Link,
         futures: Futures,
         intake: Intake,
@@ -56,7 +57,7 @@ class Samples:
         max_pending_bytes: int,
     ) -> None:
         """None yet; up to `max_pending` samples, with bodies of `max_pending_bytes`, may wait at a time."""
-        self._attempt = attempt
+        self._trainer = trainer
         self._link = link
         self._futures = futures
         self._intake = intake
@@ -72,7 +73,7 @@ class Samples:
 
     def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
         """The sampling session that a session counts as `number`; the same one when it is asked for again."""
-        sampling_session_id = self._attempt.sampling_session_id(session_id, number)
+        sampling_session_id = self._trainer.sampling_session_id(session_id, number)
         return self._sessions.setdefault(
             sampling_session_id,
             SamplingSession(
@@ -92,7 +93,7 @@ class Samples:
             How that went; None while it is under way after `hold_s`, and when it is long ago. A session that could
             not be opened is given up.
         """
-        request_id = self._attempt.future_id(session.sampling_session_id, "open")
+        request_id = self._trainer.future_id(session.sampling_session_id, "open")
         if not session.opened:
             told = {**fields, "sampling_session_id": session.sampling_session_id}
             size = size_of_fields(told)
@@ -127,7 +128,7 @@ class Samples:
         session = self._sessions.get(sampling_session_id)
         if session is None:
             raise RefusedError(self._why_unknown(sampling_session_id), "server")
-        request_id = self._attempt.future_id(sampling_session_id, seq_id)
+        request_id = self._trainer.future_id(sampling_session_id, seq_id)
         ack = {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{index}" for index in range(count)]}
         if (known := self._futures.get(request_id)) is not None:
             if known.digest != received.digest:
@@ -218,9 +219,9 @@ class Samples:
             wake(session.followers)
 
     def _why_unknown(self, sampling_session_id: str) -> str:
-        if self._attempt.opened(sampling_session_id):
+        if self._trainer.made_sampling_session(sampling_session_id):
             return f"{sampling_session_id} has ended with its session"
         return (
-            f"{sampling_session_id} is not in this trainer, which has started {self._attempt.number} times; "
+            f"{sampling_session_id} is not in this trainer, which has started {self._trainer.attempt} times; "
             "make a new sampling client from saved weights"
         )

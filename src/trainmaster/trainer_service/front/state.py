@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainmaster.trainer_service.front.futures import Attempt, Futures
+from trainmaster.protocol.trainer_requests import Trainer
+from trainmaster.trainer_service.front.futures import Futures
 from trainmaster.trainer_service.front.intake import Intake
 from trainmaster.trainer_service.front.link import Link, Saved
 from trainmaster.trainer_service.front.models import Training
@@ -98,7 +99,7 @@ connection that is refused."""
 class Settings:
     """What can be set of a front."""
 
-    attempt: Attempt
+    trainer: Trainer
     hold_s: float = 20.0
     """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
     at once."""
@@ -135,7 +136,7 @@ class Front:
         self.settings = settings
         self._clock = clock
         self._save_again_at = 0.0
-        attempt = self.attempt = settings.attempt
+        trainer = self.trainer = settings.trainer
         self.saved = Saved()
         self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
         self.sessions = Sessions(expire_s=settings.session_expires_s, clock=clock)
@@ -147,7 +148,7 @@ class Front:
         )
         self.link = Link(self.futures, self.saved)
         self.training = Training(
-            attempt=attempt,
+            trainer=trainer,
             link=self.link,
             futures=self.futures,
             intake=self.intake,
@@ -158,7 +159,7 @@ class Front:
             max_waiting_bytes_in_all=settings.max_held_bytes // 2,
         )
         self.samples = Samples(
-            attempt=attempt,
+            trainer=trainer,
             link=self.link,
             futures=self.futures,
             intake=self.intake,

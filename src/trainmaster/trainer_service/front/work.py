@@ -10,13 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmaster.trainer_service import wire
+from trainmaster.protocol.trainer_requests import JSON, TINKER, content_type_of, owner_of_future
 from trainmaster.trainer_service.front import requests
-from trainmaster.trainer_service.front.futures import Future, is_count, owner_of
-from trainmaster.trainer_service.front.intake import BusyError, Received, RefusedError, room, size_of_fields
+from trainmaster.trainer_service.front.futures import Future, is_count
+from trainmaster.trainer_service.front.intake import BusyError, Received, RefusedError, size_of_fields
 from trainmaster.trainer_service.front.models import Ack, Operation, digest_of_fields
 from trainmaster.trainer_service.front.requests import (
-    content_type_of,
     door_of,
     encoding_of,
     front_of,
@@ -63,7 +62,7 @@ async def create_model(request: Request) -> Response:
     session_id, door = fields.get("session_id"), door_of(request)
     refusal = ""
     if isinstance(session_id, str):
-        if door == "tinker":
+        if door == TINKER:
             front.sessions.adopt(session_id)
         refusal = front.sessions.touch(session_id)
     ack = front.training.create(fields, door=door, source=source_of(request), refusal=refusal)
@@ -76,11 +75,11 @@ async def passes(request: Request) -> Response:
     front = front_of(request)
     op, encoding = operation_of(request), encoding_of(request)
     received = await front.intake.read(request)
-    content_type = content_type_of(request)
+    content_type = content_type_of(request.headers.get("content-type", ""))
     limit = front.settings.max_body_bytes
     too_large = "" if received.whole else f"a body may have {limit} bytes, and this one has more"
     try:
-        model_id, seq_id = _place(_peek(received, content_type, encoding), received, op)
+        model_id, seq_id = _place(requests.peek(received, content_type, encoding), received, op)
     except RefusedError as refused:
         front.intake.drop(received)
         raise RefusedError(too_large or str(refused)) from None
@@ -89,7 +88,7 @@ async def passes(request: Request) -> Response:
         raise
     operation = Operation(
         request=EngineRequest(
-            request_id=front.attempt.future_id(model_id, seq_id),
+            request_id=front.trainer.future_id(model_id, seq_id),
             op=op,
             model_id=model_id,
             seq_id=seq_id,
@@ -119,7 +118,7 @@ async def steps(request: Request) -> Response:
     told, done = fields, None
     model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
     if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
-        told = {**fields, "sampling_session_id": front.attempt.sampling_session_id(model.session_id, number)}
+        told = {**fields, "sampling_session_id": front.trainer.sampling_session_id(model.session_id, number)}
         done = partial(
             front.samples.register,
             model.session_id,
@@ -129,7 +128,7 @@ async def steps(request: Request) -> Response:
         )
     operation = Operation(
         request=EngineRequest(
-            request_id=front.attempt.future_id(model_id, seq_id),
+            request_id=front.trainer.future_id(model_id, seq_id),
             op=op,
             model_id=model_id,
             seq_id=seq_id,
@@ -174,7 +173,7 @@ async def create_sampling_session(request: Request) -> Response:
     for name in ("base_model", "model_path"):
         if not isinstance(fields.get(name), str | None):
             raise RefusedError(f"{name} must be text, not {shown(fields[name])}")
-    if door_of(request) == "tinker":
+    if door_of(request) == TINKER:
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
         return requests.error(410, refusal)
@@ -197,7 +196,7 @@ async def asample(request: Request) -> Response:
     encoding = encoding_of(request)
     received = await front.intake.read(request)
     try:
-        peeked = _peek(received, wire.JSON, encoding)
+        peeked = requests.peek(received, JSON, encoding)
         if (session := front.samples.get(str(peeked.get("sampling_session_id")))) is not None:
             front.sessions.touch(session.session_id)
         return requests.as_json(front.samples.accept(peeked, received, encoding=encoding))
@@ -262,20 +261,6 @@ def _accept(front: Front, operation: Operation) -> Ack:
     return front.training.accept(operation)
 
 
-def _peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]:
-    try:
-        if not encoding:
-            look = requests.protobuf_fields if content_type == wire.PROTOBUF else requests.json_fields
-            return look(received.read, received.size)
-        if encoding != "zstd" or content_type != wire.PROTOBUF:
-            raise RefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
-        with room():
-            view = memoryview(received.data) if received.shared is None else received.shared.map()
-        return requests.compressed_protobuf_fields(view)
-    except requests.PeekError as error:
-        raise RefusedError(str(error)) from error
-
-
 def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[str, int]:
     """Whose operation it is, and which.
 
@@ -291,10 +276,10 @@ def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[
 
 
 def _not_there(front: Front, request_id: object) -> Response:
-    owner = owner_of(request_id) if isinstance(request_id, str) else ""
+    owner = owner_of_future(request_id) if isinstance(request_id, str) else ""
     if not owner:
         return requests.error(404, f"there is no future {request_id!r}")
-    if front.attempt.made(str(request_id)):
+    if front.trainer.made_future(str(request_id)):
         return requests.error(410, f"the result of {request_id!r} is not kept any more")
     lost = front.training.lost(owner)
     return requests.as_json({"error": lost.error, "category": lost.category})

@@ -10,19 +10,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, Mode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.service import Serving
-
-PRECISIONS = ("auto", "float32", "bfloat16")
-"""Of the base model's weights; `auto`: bfloat16 on a GPU, float32 on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,6 @@ def read_arguments(arguments: Sequence[str]) -> Iterator[Said | Wrong]:
 
 
 KIND = "trainer_service"
-SERVICE_FILE = "service.json"
-"""Among the inputs of the launch."""
 SERVE = Step(name="main", argv=("-P", "-m", "trainmaster.trainer_service"), python=True)
 """A module of ours, whatever lies in the working directory."""
 HEALTH = "/api/v1/healthz"
@@ -146,14 +141,6 @@ READY_WITHIN_S = 3600.0
 SAVE_ALL_WITHIN_S = 300.0
 """Dozens of models may be loaded. One that has saved them ends at once, so that the rest of the time is not waited."""
 MAX_LORA_RANK = 1024
-
-
-class Mode(StrEnum):
-    """What the models of a service may do."""
-
-    LORA = "lora"
-    FULL = "full"
-    FORWARD_ONLY = "forward_only"
 
 
 class TrainerServiceSpec(Serving):

@@ -26,7 +26,6 @@ from trainmaster.server.doors.fireworks.resources import (
     PageSize,
     PageToken,
     ResourcePath,
-    answer,
     listing,
     moment,
     own,
@@ -36,6 +35,7 @@ from trainmaster.server.doors.fireworks.resources import (
     trainer_job,
     unknown_token,
 )
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import clean
@@ -209,9 +209,9 @@ async def promote(
     if not body.async_promotion:
         if "error" in document:
             raise RefusedError(document["error"]["message"])
-        return answer({"model": _without_type(document["response"])})
+        return ok({"model": _without_type(document["response"])})
     made = {"model": _without_type(document["response"])} if "response" in document else {}
-    return answer({"operation": document, **made})
+    return ok({"operation": document, **made})
 
 
 @router.get("/operations/{operation_id}")
@@ -219,7 +219,7 @@ async def show_operation(
     principal: Viewer, context: Context, account_id: AccountPath, operation_id: ResourcePath
 ) -> Response:
     """Show how far an operation is."""
-    return answer(await _operation(context, own(principal, account_id), operation_id))
+    return ok(await _operation(context, own(principal, account_id), operation_id))
 
 
 async def _operation(context: ApiContext, scope: Scope, operation_id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import REGION
@@ -19,7 +20,7 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, CONSEQUENCES, RUNNING, Desired, Fault, JobStatus
 from trainmaster.server.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
 from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S
-from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, Mode, TrainerServiceSpec
+from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, TrainerServiceSpec
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
     Body,

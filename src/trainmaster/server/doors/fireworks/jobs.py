@@ -28,7 +28,6 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND
-from trainmaster.server.doors.fireworks.door import door_of
 from trainmaster.server.doors.fireworks.job_documents import (
     IDLE_AFTER_S,
     MEMBERS,
@@ -46,7 +45,6 @@ from trainmaster.server.doors.fireworks.resources import (
     PageToken,
     ReadMask,
     ResourcePath,
-    answer,
     listing,
     masked,
     own,
@@ -55,6 +53,8 @@ from trainmaster.server.doors.fireworks.resources import (
     read_order,
     trainer_job,
 )
+from trainmaster.server.doors.fireworks.trainers import door_of
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import ServiceNotReadyError
@@ -140,7 +140,7 @@ async def create(
         if not error.problems:
             raise
         raise RefusedError.because(_in_their_words(error.problems)) from None
-    return answer(job_document(outcome.job))
+    return ok(job_document(outcome.job))
 
 
 @router.get("")
@@ -197,7 +197,7 @@ async def show(
         job, reason = await run_in_threadpool(find)
         answers = state_of(job) != RUNS or await door_of(request).answers(job)
         if answers or time.monotonic() > until:
-            return answer(masked(job_document(job, waits_for=reason, answers=answers), read_mask))
+            return ok(masked(job_document(job, waits_for=reason, answers=answers), read_mask))
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -212,7 +212,7 @@ async def delete(principal: Manager, context: Context, account_id: AccountPath, 
     while True:
         job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
         if job.deleted_at is not None or time.monotonic() > until:
-            return answer({})
+            return ok({})
         if job.desired is not Desired.DELETE:
             await asyncio.wrap_future(context.commands.delete(scope, job.job_id))
         else:
@@ -229,12 +229,12 @@ async def resume(principal: Manager, context: Context, account_id: AccountPath, 
         if job.status in WAITING | ACTIVE:
             if job.desired is not Desired.RUN or (job.attempt is not None and job.attempt.stop is not None):
                 raise ServiceNotReadyError("the trainer is being stopped; try again soon", retry_after_s=RETRY_AFTER_S)
-            return answer(job_document(job))
+            return ok(job_document(job))
         try:
             outcome = await asyncio.wrap_future(context.commands.resume(scope, job.job_id))
         except InvalidTransitionError:
             continue  # somebody else was quicker
-        return answer(job_document(outcome.job))
+        return ok(job_document(outcome.job))
 
 
 @router.post("/{job_id}:cancel")
@@ -245,7 +245,7 @@ async def cancel(principal: Manager, context: Context, account_id: AccountPath, 
     _require_not_deleted(job)
     if job.status is not JobStatus.CANCELLED:
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id))
-    return answer({})
+    return ok({})
 
 
 @router.post("/{job_id}:executeTrainStep")

@@ -21,12 +21,12 @@ from trainmaster.server.doors.fireworks.resources import (
     PageToken,
     ReadMask,
     ResourcePath,
-    answer,
     filtered,
     moment,
     own,
     present,
 )
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import clean
@@ -158,7 +158,7 @@ async def show_model(principal: Viewer, context: Context, account_id: AccountPat
         found = promoted.get(connection, principal.scope, model_id)
         return promoted_document(found, jobs.get(connection, principal.scope, found.job_id, deleted=True))
 
-    return answer(await context.read(find))
+    return ok(await context.read(find))
 
 
 @router.delete("/{model_id}")
@@ -167,7 +167,7 @@ async def remove_model(
 ) -> Response:
     """Remove a promoted model with its files."""
     await run_in_threadpool(context.promotions.remove, own(principal, account_id), model_id)
-    return answer({})
+    return ok({})
 
 
 # Training shapes and their versions: list and show them.
@@ -282,7 +282,7 @@ async def list_shapes(
 async def show_shape(principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath) -> Response:
     """Show a shape."""
     own(principal, account_id, ANYBODYS)
-    return answer(shape_document(account_id, context.shapes.get(shape)))
+    return ok(shape_document(account_id, context.shapes.get(shape)))
 
 
 @shape_router.get("/{shape}/versions")
@@ -318,4 +318,4 @@ async def show_version(
     """Show a version of a shape."""
     own(principal, account_id, ANYBODYS)
     found = context.shapes.get(shape)
-    return answer(version_document(account_id, found, context.shapes.version(shape, version)))
+    return ok(version_document(account_id, found, context.shapes.version(shape, version)))

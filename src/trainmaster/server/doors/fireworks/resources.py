@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,8 @@ from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, Prob
 from trainmaster.server.core.fields import Broken, Matches, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Principal
-from trainmaster.server.http.envelope import JSON
 from trainmaster.server.http.router import PlainText
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
@@ -243,11 +242,6 @@ ReadMask = Annotated[PlainText, Query(alias="readMask", description="The members
 T = TypeVar("T")
 
 
-def answer(document: object) -> Response:
-    """A good answer; there is no envelope around it."""
-    return Response(json.dumps(document), media_type=JSON)
-
-
 def own(principal: Principal, account_id: str, *others: str) -> Scope:
     """The scope of the account that an address names, which must be that of the key.
 
@@ -331,4 +325,4 @@ def filtered(
 
 def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:
     """The answer to a list."""
-    return answer({name: list(entries), **({"nextPageToken": next_token} if next_token else {})})
+    return ok({name: list(entries), **({"nextPageToken": next_token} if next_token else {})})

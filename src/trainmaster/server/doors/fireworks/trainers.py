@@ -1,7 +1,7 @@
-"""What is sent to a trainer: passed on as it comes, or answered in the place of one that is not there.
+"""Requests to a trainer at its Fireworks address: passed on, or answered in place of a trainer that is not there.
 
-Clients ask again at once and for ever where a server does not answer. So whoever asks about the work of a trainer that
-has ended is told so through the future of that work, and is told to start anew.
+Clients retry at once and for ever where a server does not answer. So a client that asks about the work of a trainer
+that has ended learns of that through the future of the work, and is told to start anew.
 """
 
 from __future__ import annotations
@@ -14,34 +14,63 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
+from sqlalchemy import Connection
 
+from trainmaster.protocol.trainer_requests import (
+    FIREWORKS,
+    REFUSAL_HEADER,
+    SOURCE_HEADER,
+    Trainer,
+    owner_of_future,
+    trainer_of_future,
+)
+from trainmaster.server.coordinator.base_models import promoted_path
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
-from trainmaster.server.doors.fireworks.door import DOOR, FireworksDoor, door_of, trainer_of
-from trainmaster.server.doors.fireworks.resources import answer, own
-from trainmaster.server.doors.bodies import Body, is_plain, text_field
-from trainmaster.server.http.proxy import BrokenOffError
-from trainmaster.server.doors.tinker.names import Category, failure_of, model_of_future, trainer_of_future
-from trainmaster.server.doors.tinker.router import MAX_SMALL_BYTES, accepted_failure, failed, try_again
-from trainmaster.server.doors.trainers import REFUSAL, SOURCE, TrainerGoneError
+from trainmaster.server.core.workloads.trainer_service import HEALTH
+from trainmaster.server.doors.bodies import Body, text_field
+from trainmaster.server.doors.fireworks.resources import own, trainer_job
+from trainmaster.server.doors.futures import (
+    MAX_SMALL_BYTES,
+    Category,
+    accepted_failure,
+    failed,
+    failure_of,
+    ok,
+    poll,
+    text_of,
+    wait_until,
+)
+from trainmaster.server.doors.trainers import (
+    FRESH_S,
+    Lookups,
+    TrainerGoneError,
+    Trainers,
+    how_it_ended,
+    location_of,
+)
 from trainmaster.server.http.auth import guard, require
+from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError
 from trainmaster.server.http.gateway import RETRY_AFTER_S, SAFE_METHODS
-from trainmaster.server.http.requests import parse_json, read_body
+from trainmaster.server.http.proxy import BrokenOffError
+from trainmaster.server.http.requests import read_body
 from trainmaster.server.http.router import Handler
+from trainmaster.server.storage import ARTIFACTS
+from trainmaster.server.store import checkpoints, promoted
+from trainmaster.server.store.checkpoints import MOST_SHOWN
 from trainmaster.server.store.scope import Scope
 
 PREFIX = "/training/v1/rlorTrainerJobs"
-BREAK_S = 1.0
-"""How long a poll is held whose trainer broke off: by then it is known whether it has ended."""
-REGISTERED_WITHIN_S = 10.0
-
-LOADS = {"load_weights": ("path", "training"), "load_adapter": ("adapter_path", "sampler")}
-"""Operations that name saved weights: in which member, and of which kind those are."""
-SAVES = {"SaveWeights": "training", "SaveWeightsForSampler": "sampler"}
-"""What clients call requests whose results name what they saved, and the kind of that."""
+_ADDRESS = re.compile(PREFIX.encode() + rb"/[^/]+/[^/]+(?P<rest>/.*)", re.DOTALL)
+CROSS_JOB = "cross_job://"
+TRAINING = "training"
+LOADS = {"load_weights": ("path", TRAINING), "load_adapter": ("adapter_path", "sampler")}
+"""Operations that name saved weights: in which member, and of which kind."""
+SAVES = {"SaveWeights": TRAINING, "SaveWeightsForSampler": "sampler"}
+"""Clients' names for requests whose results name what they saved, and the kind of that."""
 WORK = frozenset(
     {
         "forward_backward",
@@ -56,19 +85,123 @@ WORK = frozenset(
     }
 )
 """Operations on a model, whose outcome is told through a future."""
-HEALTH = "healthz"
+HEALTHZ = "healthz"
 HEARTBEAT = "session_heartbeat"
 FUTURE = "retrieve_future"
+HEALTHY_WITHIN_S = 2.0
+"""A trainer's front does nothing that takes long."""
 _MAX_REFUSAL = 1000
 
-_ADDRESS = re.compile(PREFIX.encode() + rb"/[^/]+/[^/]+(?P<rest>/.*)", re.DOTALL)
+
+class FireworksDoor:
+    """Belongs to one event loop."""
+
+    def __init__(self, context: ApiContext, trainers: Trainers) -> None:
+        self.trainers = trainers
+        self._context = context
+        self._jobs = Lookups(self._read, FRESH_S)
+
+    async def job(self, scope: Scope, name: str) -> Job:
+        """The trainer job of a name, as it was within the last second.
+
+        A training loop asks for it hundreds of times a second, and the address of a trainer changes when it ends.
+
+        Raises:
+            JobNotFoundError: there is none.
+        """
+        return await self._jobs.get((scope.account, name))
+
+    async def current(self, job: Job) -> Job:
+        """The job, as it is now."""
+        key = (job.account_id, job.handle or job.job_id)
+        self._jobs.forget(key)
+        return await self._jobs.get(key)
+
+    async def answers(self, job: Job) -> bool:
+        """Whether the trainer of a job answers that it is healthy."""
+        trainer = trainer_of(job)
+        if trainer is None:
+            return False
+        try:
+            async with asyncio.timeout(HEALTHY_WITHIN_S):
+                response = await self.trainers.ask(trainer, "GET", HEALTH.encode(), [], door=FIREWORKS, counts=False)
+                await response.body()
+        except (TrainerGoneError, BrokenOffError, TimeoutError):
+            return False
+        return response.status == HTTPStatus.OK
+
+    async def source(self, scope: Scope, path: str, kind: str) -> str | None:
+        """Where the weights lie that a path names in another job, or as a model; None for a name of the same job.
+
+        Raises:
+            NotFoundError: there are none.
+        """
+
+        def find(connection: Connection) -> str | None:
+            if path.startswith(CROSS_JOB):
+                job_name, _, name = path.removeprefix(CROSS_JOB).partition("/")
+                if not job_name or not name:
+                    raise NotFoundError(f"{path} is not {CROSS_JOB}JOB/NAME")
+                job = trainer_job(connection, scope, job_name)
+                try:
+                    return location_of(self._context, checkpoints.by_name(connection, scope, job.job_id, kind, name))
+                except NotFoundError:
+                    raise NotFoundError(f"trainer {job_name} has no {kind} checkpoint {name!r}") from None
+            match path.split("/"):
+                case ["accounts", account_id, "models", model_id] if account_id == scope.account:
+                    found = promoted.get(connection, scope, model_id)
+                    artifacts = self._context.roots.path(ARTIFACTS, "")
+                    return str(promoted_path(artifacts, account_id, found.model_id))
+                case ["accounts", _, "models", _]:
+                    raise NotFoundError(f"there is no model {path}")
+                case _:
+                    return None
+
+        return await self._context.read(find)
+
+    async def explain_loss(self, job: Job, model_id: str = "") -> str:
+        """What to tell a client of a trainer that has ended: how it ended, and what is left."""
+        scope = Scope(job.account_id)
+        saved = await self._context.read(
+            lambda connection: checkpoints.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
+        )
+        own_saves = [each for each in saved if each.attributes.get("model_id") == model_id]
+        said = f"{how_it_ended(job.handle or job.job_id, job)}, and its models are gone with it"
+        if own_saves:
+            return f"{said}; the last save of {model_id} is '{own_saves[0].name}': make a new model and load that"
+        if saved:
+            return f"{said}; the last save is '{saved[0].name}': make a new model and load that"
+        return f"{said}; nothing was saved"
+
+    async def wait_until_registered(self, job: Job, kind: str, name: str) -> None:
+        def find(connection: Connection) -> bool:
+            try:
+                checkpoints.by_name(connection, Scope(job.account_id), job.job_id, kind, name)
+            except NotFoundError:
+                return False
+            return True
+
+        await wait_until(lambda: self._context.read(find))
+
+    async def _read(self, key: tuple[str, str]) -> Job:
+        account_id, name = key
+        return await self._context.read(lambda connection: trainer_job(connection, Scope(account_id), name))
+
+
+def trainer_of(job: Job) -> Trainer | None:
+    """The attempt that answers now; None when none does."""
+    return Trainer(job.job_id, job.attempt.number) if job.attempt is not None and job.endpoint is not None else None
+
+
+def door_of(request: Request) -> FireworksDoor:
+    door: FireworksDoor = request.app.state.fireworks
+    return door
 
 
 class _BareRoute(APIRoute):
-    """A route whose endpoint takes the request and nothing else, at every step of a training loop."""
+    """A route whose endpoint takes the request and nothing else: it is called at every step of a training loop."""
 
     def get_route_handler(self) -> Handler:
-        """The endpoint itself."""
         endpoint: Handler = self.endpoint
         return endpoint
 
@@ -79,7 +212,7 @@ router = APIRouter(route_class=_BareRoute, include_in_schema=False, tags=["firew
 @router.api_route(PREFIX + "/{account_id}/{job_id}/api/v1/{operation:path}", methods=["GET", "POST", "PUT", "DELETE"])
 @guard
 async def serve(request: Request) -> Response:
-    """Pass a request on to the trainer that an address names."""
+    """Pass a request on to the trainer that its path names."""
     operation = str(request.path_params["operation"])
     reads = request.method in SAFE_METHODS or operation == FUTURE
     principal = require(request, KeyScope.VIEW if reads else KeyScope.MANAGE)
@@ -90,19 +223,19 @@ async def serve(request: Request) -> Response:
         if operation == FUTURE:
             return await _future(request, door, job)
         async with Body(request, scope.account) as body:
-            return await _passed_on(request, door, job, operation, scope, body)
+            return await _pass_on(request, door, job, operation, scope, body)
     except BrokenOffError as error:
         raise BadGatewayError(str(error)) from None
 
 
-async def _passed_on(
+async def _pass_on(
     request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: Body
 ) -> Response:
     trainer = trainer_of(job)
     if trainer is None:
         return await _absent(door, job, operation, body)
     content: bytes | AsyncIterator[bytes]
-    extra: dict[bytes, bytes] = {}
+    extra: dict[str, str] = {}
     if operation in LOADS:
         content = await body.whole()
         extra = await _source(door, scope, content, *LOADS[operation])
@@ -113,65 +246,65 @@ async def _passed_on(
             request,
             trainer,
             content,
+            door=FIREWORKS,
             extra=extra,
-            target=_target(request),
-            door=DOOR,
-            counts=operation != HEALTH,
+            grammar=_ADDRESS,
+            counts=operation != HEALTHZ,
             urgent=operation == HEARTBEAT,
         )
     except TrainerGoneError:
-        job = await door.job(scope, job.handle or job.job_id, anew=True)
-        return await _absent(door, job, operation, body)
+        return await _absent(door, await door.current(job), operation, body)
 
 
 async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
     """The outcome of some work: of the trainer that has it or, when that has ended, that it is lost."""
     body = await read_body(request, MAX_SMALL_BYTES)
-    request_id = _text(body, "request_id")
+    request_id = text_of(body, "request_id")
     if (failure := failure_of(request_id)) is not None:
         return failed(*failure)
     trainer, current = trainer_of_future(request_id), trainer_of(job)
     if trainer is None or trainer.job_id != job.job_id:
         raise NotFoundError(f"there is no future {request_id[:128]} of this trainer")
-    if current is not None and trainer.attempt == current.attempt:
-        try:
-            response = await door.trainers.pass_on(request, trainer, body, target=_target(request), door=DOOR)
-            kind = SAVES.get(request.headers.get("x-tinker-request-type", ""))
-            if kind is not None and response.status_code == HTTPStatus.OK:
-                name = _text(bytes(getattr(response, "body", b"")), "path")
-                await door.registered(job, kind, name, REGISTERED_WITHIN_S if name else 0.0)
-            return response
-        except TrainerGoneError:
-            job = await door.job(Scope(job.account_id), job.handle or job.job_id, anew=True)
-        except BrokenOffError:
-            await asyncio.sleep(BREAK_S)
-            return try_again(request_id)
-    return failed(await door.epitaph(job, model_of_future(request_id)), Category.SERVER)
+
+    async def ask() -> Response:
+        response = await door.trainers.pass_on(request, trainer, body, door=FIREWORKS, grammar=_ADDRESS)
+        kind = SAVES.get(request.headers.get("x-tinker-request-type", ""))
+        saved = text_of(bytes(getattr(response, "body", b"")), "path")
+        if kind is not None and response.status_code == HTTPStatus.OK and saved:
+            await door.wait_until_registered(job, kind, saved)
+        return response
+
+    async def lost(_: str) -> str:
+        return await door.explain_loss(await door.current(job), owner_of_future(request_id))
+
+    if trainer == current:
+        return await poll(request_id, ask(), lost)
+    return failed(await door.explain_loss(job, owner_of_future(request_id)), Category.SERVER)
 
 
 async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> Response:
-    """The answer in the place of a trainer that is not there (yet)."""
+    """The answer in place of a trainer that is not there (yet)."""
     if operation in WORK:
         model_id = await _model_id(body)
         await body.drain()
-        return accepted_failure(await door.epitaph(job, model_id), Category.SERVER)
+        return accepted_failure(await door.explain_loss(job, model_id), Category.SERVER)
     if operation == HEARTBEAT:
-        raise SessionEndedError(await door.epitaph(job))
+        raise SessionEndedError(await door.explain_loss(job))
     if operation == "telemetry":
         await body.drain()
-        return answer({"status": "accepted"})
+        return ok({"status": "accepted"})
     if operation.startswith("sessions/") and operation.endswith("/finish"):
         await body.drain()
-        return answer({})
+        return ok({})
     if job.deleted_at is not None:
         raise NotFoundError(f"trainer {job.handle or job.job_id} was deleted")
     if job.desired is Desired.RUN and job.status in WAITING | ACTIVE:
         raise ServiceNotReadyError(
             f"the trainer is {job.status} and not ready yet; try again soon", retry_after_s=RETRY_AFTER_S
         )
-    if operation == HEALTH:
+    if operation == HEALTHZ:
         raise ServiceNotReadyError(f"the trainer is {job.status}; resume it to use it", retry_after_s=None)
-    # Clients try again for minutes what is refused with 409 or 503.
+    # Clients retry what is refused with 409 or 503 for minutes.
     raise RefusedError(f"the trainer is {job.status}; resume it to use it")
 
 
@@ -183,29 +316,10 @@ async def _model_id(body: Body) -> str:
         return ""
 
 
-async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> dict[bytes, bytes]:
-    """What a trainer is told of the weights that a request names."""
+async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> dict[str, str]:
+    """The headers that tell a trainer where the weights lie that a request names."""
     try:
-        source = await door.source(scope, _text(body, member), kind)
+        source = await door.source(scope, text_of(body, member), kind)
     except NotFoundError as error:
-        # Through the future, by the trainer, which counts the request.
-        return {REFUSAL: quote(error.message[:_MAX_REFUSAL]).encode()}
-    return {} if source is None else {SOURCE: source.encode()}
-
-
-def _text(body: bytes, member: str) -> str:
-    """A text in a small JSON object; an empty one where there is none, or one that nothing can be called."""
-    try:
-        document = parse_json(body) if len(body) <= MAX_SMALL_BYTES else None
-    except SpecError:
-        return ""
-    found = document.get(member) if isinstance(document, dict) else None
-    return found if isinstance(found, str) and is_plain(found) else ""
-
-
-def _target(request: Request) -> bytes:
-    """The path and the query at the trainer, as they were written."""
-    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    found = _ADDRESS.fullmatch(raw.partition(b"?")[0])
-    query: bytes = request.scope["query_string"]
-    return (found["rest"] if found else b"/") + (b"?" + query if query else b"")
+        return {REFUSAL_HEADER: quote(error.message[:_MAX_REFUSAL])}
+    return {} if source is None else {SOURCE_HEADER: source}

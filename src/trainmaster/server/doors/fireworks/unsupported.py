@@ -20,7 +20,8 @@ from sqlalchemy import Connection
 
 from trainmaster.server.core.errors import InvalidTransitionError, NotFoundError, RefusedError, TrainmasterError
 from trainmaster.server.core.job import Job
-from trainmaster.server.doors.fireworks.resources import AccountPath, answer, own, trainer_job
+from trainmaster.server.doors.fireworks.resources import AccountPath, own, trainer_job
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import UnknownRouteError
@@ -103,7 +104,7 @@ async def hot_load_status(principal: Viewer) -> Response:  # noqa: ARG001
         "loading_state": {"stage": "error", "message": DEPLOYED},
         "loaded_adapters": [],
     }
-    return answer({"replicas": [replica]})
+    return ok({"replicas": [replica]})
 
 
 @router.post("/hot_load/v1/models/hot_load")

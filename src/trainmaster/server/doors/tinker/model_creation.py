@@ -1,7 +1,7 @@
-"""Models that are being made: each is followed from its row until a trainer has it, or never will.
+"""Models that are being created: each is followed from its row until a trainer has it, or never will.
 
-The row says what was asked and which job was begun for it; the rest is looked up. So a future of a create_model means
-the same to every server, and after a restart.
+The row has the request and the job that was started for it. So the future of a create_model means the same to every
+server, and after a restart.
 """
 
 from __future__ import annotations
@@ -17,50 +17,55 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.protocol.trainer_requests import TINKER, Mode, Trainer
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.http.proxy import BrokenOffError
-from trainmaster.server.doors.tinker.names import SESSION_OVER, Category, RunState, TinkerRun, Trainer
+from trainmaster.server.doors.tinker.names import SESSION_OVER, RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
-from trainmaster.server.doors.tinker.trainer_jobs import Standing, TinkerTrainers, TrainerFailedError, TrainerLetGoError
+from trainmaster.server.doors.tinker.trainer_jobs import (
+    TinkerTrainers,
+    TrainerCancelledError,
+    TrainerFailedError,
+    TrainerStatus,
+)
 from trainmaster.server.doors.trainers import TrainerGoneError, Trainers
 from trainmaster.server.http.context import ApiContext
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json"), (b"host", b"trainer")]
+JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 _DEFAULT_RANK = 32
-"""Of an adapter whose client names none, as the public client has it."""
+"""The public client's, for an adapter whose request names no rank."""
 
 
 class Creations:
-    """Makes models. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(
         self,
         context: ApiContext,
-        supply: TinkerTrainers,
+        trainer_jobs: TinkerTrainers,
         trainers: Trainers,
         sessions: Sessions,
-        on_made: Callable[[TinkerRun], Awaitable[None]],
+        on_created: Callable[[TinkerRun], Awaitable[None]],
     ) -> None:
-        """Take who starts trainers, who reaches them, and who knows of sessions; `on_made` is told of every model."""
         self._context = context
-        self._supply = supply
+        self._trainer_jobs = trainer_jobs
         self._trainers = trainers
         self._sessions = sessions
-        self._on_made = on_made
+        self._on_created = on_created
         self._tasks: dict[str, asyncio.Task[TinkerRun]] = {}
-        self._looks: dict[tuple[str, str, Mode, str | None], asyncio.Task[Standing]] = {}
+        self._looks: dict[tuple[str, str, Mode, str | None], asyncio.Task[TrainerStatus]] = {}
 
-    def begin(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
-        """Follow a model until it is made or has failed; whoever asks again gets the same."""
+    def start(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
+        """Follow a model until it is created or has failed; there is one task for each model."""
         task = self._tasks.get(run.model_id)
         if task is None:
-            task = self._tasks[run.model_id] = asyncio.ensure_future(self._make(run, created_by))
+            task = self._tasks[run.model_id] = asyncio.ensure_future(self._create(run, created_by))
             task.add_done_callback(lambda _: self._tasks.pop(run.model_id, None))
         return task
 
@@ -70,15 +75,15 @@ class Creations:
             task.cancel()
 
     async def outcome(self, run: TinkerRun, *, created_by: str, hold_s: float) -> TinkerRun | None:
-        """The run when its model was made or has failed; None when that takes longer than `hold_s`."""
+        """The run when its model was created or has failed; None when that takes longer than `hold_s`."""
         if run.state is not RunState.PENDING:
             return run
-        task = self.begin(run, created_by=created_by)
+        task = self.start(run, created_by=created_by)
         done, _ = await asyncio.wait({task}, timeout=hold_s)
         return task.result() if done and not task.cancelled() else None
 
-    async def give_up(self, session_id: str, account_id: str) -> None:
-        """Let go of the models of a session that has ended, and of trainers that wait for these alone."""
+    async def abandon(self, session_id: str, account_id: str) -> None:
+        """Give up the pending models of a session that has ended, and cancel trainers that wait for these alone."""
         scope = Scope(account_id)
 
         def work(connection: Connection) -> list[str]:
@@ -86,64 +91,64 @@ class Creations:
 
         for job_id in await self._context.write(work):
             _log.info("session %s has ended, and nobody else waits for job %s", session_id, job_id)
-            await run_in_threadpool(self._supply.let_go, scope, job_id)
+            await run_in_threadpool(self._trainer_jobs.cancel_waiting, scope, job_id)
 
-    async def _make(self, run: TinkerRun, created_by: str) -> TinkerRun:
+    async def _create(self, run: TinkerRun, created_by: str) -> TinkerRun:
         while True:
             if await self._sessions.seems_finished(run.session_id):
-                # Once more: what was begun in the moment of its end is not known to whoever ended it.
-                await self.give_up(run.session_id, run.account_id)
+                # Again: whoever ended the session may not have seen what was started at the same moment.
+                await self.abandon(run.session_id, run.account_id)
                 return _failed(run, SESSION_OVER, Category.USER)
             try:
-                standing = await self._stand(run, created_by)
-            except TrainerLetGoError:
+                status = await self._ensure_trainer(run, created_by)
+            except TrainerCancelledError:
                 if not await self._sessions.is_finished(run.session_id):
-                    run = replace(run, job_id=None)  # whoever let go did not know of this one
+                    run = replace(run, job_id=None)  # whoever cancelled it did not know of this model
                 await asyncio.sleep(LOOK_EVERY_S)
                 continue
             except TrainerFailedError as error:
-                return await self._settle(_failed(run, error.message, error.category))
-            job = standing.job
-            if job is not None and standing.begun and run.job_id is None:
-                run = await self._settle(replace(run, job_id=job.job_id))
-            if job is not None and standing.ready:
+                return await self._record(_failed(run, error.message, error.category))
+            job = status.job
+            if job is not None and status.started and run.job_id is None:
+                run = await self._record(replace(run, job_id=job.job_id))
+            if job is not None and status.ready:
                 try:
-                    made = await self._settle(await self._ask(Trainer(job.job_id, job.live.number), job, run))
-                    await self._on_made(made)
+                    made = await self._record(await self._ask(Trainer(job.job_id, job.live.number), job, run))
+                    await self._on_created(made)
                     return made
                 except (TrainerGoneError, BrokenOffError) as error:
                     _log.info("model %s waits again: %s", run.model_id, error)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _stand(self, run: TinkerRun, created_by: str) -> Standing:
-        """Where the trainer of a model stands; all models that wait for the same one share a look at it."""
+    async def _ensure_trainer(self, run: TinkerRun, created_by: str) -> TrainerStatus:
+        """All models that wait for the same trainer share a look at it."""
         key = (run.account_id, run.base_model, run.mode, run.job_id)
         look = self._looks.get(key)
         if look is None:
             look = self._looks[key] = asyncio.ensure_future(
                 run_in_threadpool(
-                    self._supply.stand,
+                    self._trainer_jobs.ensure,
                     Scope(run.account_id),
                     run.base_model,
                     run.mode,
                     created_by=created_by,
-                    begun_job=run.job_id,
+                    started_job=run.job_id,
                 )
             )
-            # What was seen of a job that has begun is good until the next look, however many wait for it.
+            # What was seen of a started job holds until the next look, however many wait for it.
             loop, stays_s = asyncio.get_running_loop(), LOOK_EVERY_S if run.job_id is not None else 0.0
             look.add_done_callback(lambda _: loop.call_later(stays_s, self._looks.pop, key, None))
         return await asyncio.shield(look)
 
     async def _ask(self, trainer: Trainer, job: Job, run: TinkerRun) -> TinkerRun:
-        """Have a trainer make the model."""
+        """Have a trainer create the model."""
         ack = await self._post(trainer, "create_model", _request(run, job))
         if "request_id" not in ack:
             return _failed(run, _message(ack), Category.SERVER)
         while True:
             result = await self._post(trainer, "retrieve_future", {"request_id": ack["request_id"]})
             if result.get("type") == "try_again":
-                await asyncio.sleep(LOOK_EVERY_S)  # a trainer holds what is pending; one that does not is not chased
+                await asyncio.sleep(LOOK_EVERY_S)  # in case the trainer does not hold the request
                 continue
             if "error" in result:
                 return _failed(run, _message(result), str(result.get("category", Category.SERVER)))
@@ -151,7 +156,8 @@ class Creations:
 
     async def _post(self, trainer: Trainer, operation: str, document: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(document).encode()
-        answer = await self._trainers.ask(trainer, "POST", f"/api/v1/{operation}".encode(), JSON_HEADERS, body)
+        target = f"/api/v1/{operation}".encode()
+        answer = await self._trainers.ask(trainer, "POST", target, JSON_HEADERS, body, door=TINKER)
         content = await answer.body()
         if answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             raise BrokenOffError(f"the trainer answered {operation} with {answer.status}")
@@ -161,7 +167,7 @@ class Creations:
             raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
         return document if isinstance(document, dict) else {}
 
-    async def _settle(self, run: TinkerRun) -> TinkerRun:
+    async def _record(self, run: TinkerRun) -> TinkerRun:
         await self._context.write(lambda connection: records.settle_run(connection, Scope(run.account_id), run))
         return run
 
@@ -175,16 +181,16 @@ def _request(run: TinkerRun, job: Job) -> dict[str, Any]:
     lora = document.get("lora_config")
     if isinstance(lora, dict) and lora.get("rank") is None:
         document["lora_config"] = {**lora, "rank": _DEFAULT_RANK}
-    return for_names_of(document, job)
+    return with_known_name(document, job)
 
 
-def for_names_of(document: dict[str, Any], job: Job) -> dict[str, Any]:
-    """A request in which its base model has a name that the trainer knows: it may have been given another one since."""
+def with_known_name(document: dict[str, Any], job: Job) -> dict[str, Any]:
+    """A request that calls its base model as the trainer does: the client may use a name that was added since."""
     workload = job.spec.get("workload") or {}
     known = {None, workload.get("base_model"), *(workload.get("aliases") or ())}
     return document if document.get("base_model") in known else {**document, "base_model": workload["base_model"]}
 
 
 def _message(answer: dict[str, Any]) -> str:
-    said = answer.get("error") or answer.get("detail") or "the trainer refused to make the model"
+    said = answer.get("error") or answer.get("detail") or "the trainer refused to create the model"
     return str(said.get("message", said)) if isinstance(said, dict) else str(said)

@@ -9,19 +9,17 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, Update, delete, func, insert, select, tuple_, update
 
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Mode, WeightsPath
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.retention import COMMITTED
-from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.tinker.names import (
-    PLACE_OF_KIND,
     SESSION_OVER,
-    Category,
     RunState,
     TinkerRun,
     TinkerSampler,
     TinkerSession,
-    WeightsPath,
 )
 from trainmaster.server.store import schema
 from trainmaster.server.store.checkpoints import RECORDS as CHECKPOINTS
@@ -31,10 +29,6 @@ from trainmaster.server.store.scope import Scope
 _sessions, _runs, _samplers = schema.tinker_sessions, schema.tinker_runs, schema.tinker_samplers
 
 _checkpoints = schema.checkpoints
-
-DOOR = "tinker"
-"""What checkpoints say that were asked for through this door."""
-
 
 _SESSIONS = select(*(_sessions.c[name] for name in TinkerSession.__dataclass_fields__))
 _RUNS = select(*(_runs.c[name] for name in TinkerRun.__dataclass_fields__))
@@ -257,8 +251,8 @@ def weights(
         query = query.where(_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name)
     found: dict[tuple[str, str, str], Checkpoint] = {}
     for row in connection.execute(scope.limit(query, _checkpoints.c.account_id)):
-        checkpoint = CHECKPOINTS.from_row(row)
-        if checkpoint.attributes.get("door") == DOOR:
+        checkpoint = checkpoint_from_row(row)
+        if checkpoint.attributes.get("door") == TINKER:
             model_id = str(checkpoint.attributes.get("model_id"))
             found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)
     return list(found.values())

@@ -1,15 +1,13 @@
-"""The table of the Tinker door's routes, which also lists who answers each of them; small requests and answers.
+"""The table of the Tinker door's routes, which says who answers each of them; those that are refused; small requests.
 
 Public clients retry 409, so a conflict that will not go away gets 400.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -18,17 +16,21 @@ from pydantic import BaseModel
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError, Problem, RefusedError, SpecError
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.http.proxy import BrokenOffError
+from trainmaster.server.doors.bodies import Body
+from trainmaster.server.doors.futures import MAX_SMALL_BYTES, Category, accepted_failure, ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, door_of
-from trainmaster.server.doors.tinker.names import Category, failure_id
 from trainmaster.server.http.auth import Principal, guard, require
 from trainmaster.server.http.errors import BadGatewayError
+from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import Handler
 
 PREFIX = "/api/v1"
+MAX_PAGE = 1000
+_MAX_DIGITS = 12
 
 Endpoint = Callable[[Request, TinkerDoor, Principal], Awaitable[Response]]
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class By(StrEnum):
@@ -48,13 +50,13 @@ class DoorRoute:
     path: str
     by: By
     note: str
-    """What there is to know; of a refused one, why."""
+    """For the compatibility page; of a refused route, why it is."""
     scope: KeyScope
     handler: Handler
 
 
 ROUTES: list[DoorRoute] = []
-"""All of them, in the order of their declaration."""
+"""In the order of their declaration."""
 
 
 def answer(
@@ -98,16 +100,6 @@ def _handler(endpoint: Endpoint, scope: KeyScope) -> Handler:
     return handler
 
 
-MAX_SMALL_BYTES = 1 << 20
-"""Of requests that are read here: a name, a path, some metadata."""
-MAX_PAGE = 1000
-_MOST_DIGITS = 12
-_LONGEST_MESSAGE = 4096
-"""Of a failure whose future's id holds it."""
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
 async def read(request: Request, model: type[ModelT]) -> ModelT:
     """A small request.
 
@@ -118,10 +110,10 @@ async def read(request: Request, model: type[ModelT]) -> ModelT:
 
 
 async def read_document(request: Request) -> dict[str, Any]:
-    """The object that a small request holds; nothing stands for an empty one.
+    """The object in a small request; empty where there is no body.
 
     Raises:
-        SpecError: it is none.
+        SpecError: the body is something else.
     """
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body) if body.strip() else {}
@@ -131,36 +123,51 @@ async def read_document(request: Request) -> dict[str, Any]:
 
 
 def page_of(request: Request, default: int) -> tuple[int, int]:
-    """The limit and the offset that a list is asked for with.
+    """The limit and the offset of a list.
 
     Raises:
         SpecError: one is no number, or out of bounds.
     """
     found = []
     for name, usual, low, high in (("limit", default, 1, MAX_PAGE), ("offset", 0, 0, 2**31 - 1)):
-        said = request.query_params.get(name, str(usual))
-        if not said.isdecimal() or len(said) > _MOST_DIGITS or not low <= int(said) <= high:
+        given = request.query_params.get(name, str(usual))
+        if not given.isdecimal() or len(given) > _MAX_DIGITS or not low <= int(given) <= high:
             raise SpecError([Problem(field=name, message=f"must be from {low} to {high}")])
-        found.append(int(said))
+        found.append(int(given))
     return found[0], found[1]
 
 
-def ok(document: object, status: int = HTTPStatus.OK) -> Response:
-    """An answer as JSON, without an envelope."""
-    return Response(json.dumps(document), status_code=status, media_type="application/json")
+REFUSED = {
+    ("GET", "/audit"): "this server keeps no audit log; GET /v1/events has all that happened to jobs",
+    ("GET", "/billing/usage/events"): "nothing is billed here; `trainmaster usage` has GPU- and CPU-hours",
+    ("POST", "/auth/token"): "keys are used as they are here; there are no tokens to exchange them for",
+    ("DELETE", "/auth/apikey/me"): "a key does not revoke itself here; `trainmaster keys revoke` does",
+    ("POST", "/copy_weights"): "weights are not copied here; publish them, and load them by their path",
+}
+_NO_TRACES = "no traces are kept here; `trainmaster metrics JOB` has what the trainer measures"
+_NO_CUSTOM_LOSSES = "losses of one's own run at the client"
 
 
-def failed(message: str, category: str) -> Response:
-    """The answer of a future that failed."""
-    return ok({"error": message, "category": category})
+def _refuse(method: str, path: str, why: str, by: By = By.REFUSED) -> None:
+    @answer(method, path, KeyScope.VIEW, by=by, note=why)
+    async def refuse(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
+        raise RefusedError(why)
 
 
-def try_again(request_id: str, *, queue_state: str = "active", reason: str | None = None) -> Response:
-    """The answer of a future that is pending: 408, as clients log a warning for each that comes with 200."""
-    document = {"type": "try_again", "request_id": request_id, "queue_state": queue_state}
-    return ok({**document, "queue_state_reason": reason} if reason else document, HTTPStatus.REQUEST_TIMEOUT)
+for (_method, _path), _why in REFUSED.items():
+    _refuse(_method, _path, _why)
+_refuse("POST", "/join_sampling_session", "copies of a sampling client choose their numbers themselves", By.UNUSED)
 
 
-def accepted_failure(message: str, category: Category, **fields: Any) -> Response:
-    """Take a request that has failed already: its sender learns it from the future, where it looks for errors."""
-    return ok({"request_id": failure_id(message[:_LONGEST_MESSAGE], category), **fields})
+@answer("GET", "/sessions/{session_id}/trace_export", KeyScope.VIEW, by=By.REFUSED, note=_NO_TRACES)
+async def trace_export(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
+    """Clients poll until there is a trace, or until they are told that there will be none."""
+    return ok({"status": "failed", "error": _NO_TRACES})
+
+
+@answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=By.UNUSED, note=_NO_CUSTOM_LOSSES)
+async def create_custom_loss(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
+    """Refused through its future, where clients look for errors."""
+    async with Body(request, principal.account_id) as body:
+        await body.drain()
+    return accepted_failure(_NO_CUSTOM_LOSSES, Category.USER)

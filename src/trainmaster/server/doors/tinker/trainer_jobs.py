@@ -1,8 +1,8 @@
 """Which job serves the models of plain Tinker clients, and starting it.
 
-There is one for each account, base model and mode. It is an ordinary job with a handle that follows from the model:
-made when the first model is asked for, used as long as it runs, resumed when it was parked for want of use or has
-ended. What is to be done follows from the job as it is; asking again does no harm.
+There is one for each account, base model and mode. It is an ordinary job whose handle follows from the model. It is
+submitted when the first model is asked for, used as long as it runs, and resumed when it was parked for want of use or
+has ended. Every operation may be repeated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.coordinator.base_models import BaseModel, BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
@@ -33,19 +34,20 @@ from trainmaster.server.core.shapes import ChosenShape, Reference, Shapes
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
-from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK, Mode
-from trainmaster.server.doors.tinker.names import Category
+from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK
+from trainmaster.server.doors.futures import Category
+from trainmaster.server.doors.trainers import status_of
 from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 MANAGED_BY = "tinker-door"
-"""The label of jobs that are made here."""
+"""The label of these jobs."""
 ACTIVE_QUEUE = "active"
 PAUSED_CAPACITY = "paused_capacity"
-"""What clients call the state of a queue that moves, and of one that waits for machines."""
+"""Clients' names for the state of a queue that moves, and of one that waits for machines."""
 UNWANTED = "every session that it was started for has ended before it began"
-"""What jobs say that were cancelled here."""
+"""The message of jobs that were cancelled here."""
 TEMPERED = "--tempered-logprobs"
 _HANDLE_LENGTH = 63
 
@@ -60,23 +62,22 @@ class TrainerFailedError(TrainmasterError):
         self.category = category
 
 
-class TrainerLetGoError(TrainerFailedError):
-    """The trainer was cancelled while it waited, as nobody was known to want it; whoever does may ask anew."""
+class TrainerCancelledError(TrainerFailedError):
+    """The trainer was cancelled while it waited, as nobody was known to want it; a client that does may ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where the trainer of a model stands."""
+class TrainerStatus:
+    """How far the trainer of a model is."""
 
     job: Job | None
     ready: bool = False
-    """It answers."""
-    begun: bool = False
-    """It was seen to run, to wait or to start: when it ends from now on, that is news."""
+    started: bool = False
+    """It runs, waits or starts: if it ends from now on, the request has failed."""
 
 
 class TinkerTrainers:
-    """Finds and starts trainers. Its methods wait for the database, and belong into threads."""
+    """Finds and starts trainers. The methods block on the database: call them in a thread."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class TinkerTrainers:
         tempered_logprobs: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what jobs are made with; `shape` names a training shape, and empty leaves the choice to us."""
+        """`shape` is the training shape of new jobs; empty: the server chooses."""
         self._tempered = tempered_logprobs
         self._database = database
         self._commands = commands
@@ -101,11 +102,7 @@ class TinkerTrainers:
         self._clock = clock
 
     def model(self, name: str, account_id: str) -> BaseModel:
-        """The base model that an account means by a name.
-
-        Raises:
-            TrainerFailedError: there is none; says which there are.
-        """
+        """Raises TrainerFailedError, which names the base models that there are, where there is no such model."""
         found = self._models.find(name, account_id)
         if found is None:
             known = self._models.names
@@ -114,8 +111,7 @@ class TinkerTrainers:
         return found
 
     def context_length(self, scope: Scope, base_model: str) -> int | None:
-        """The longest sequence that a client can have of a base model: that of the trainer that it has in the account,
-        or would get; None where no trainer can be made."""
+        """The context length of the account's trainer, existing or not; None where no trainer can be started."""
         try:
             model = self.model(base_model, scope.account)
             longest = model.require()
@@ -126,48 +122,48 @@ class TinkerTrainers:
         except TrainmasterError:
             return None
 
-    def stand(
-        self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, begun_job: str | None = None
-    ) -> Standing:
-        """See to it that a trainer runs, or will; say how far it is.
+    def ensure(
+        self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, started_job: str | None = None
+    ) -> TrainerStatus:
+        """Have a trainer run; how far it is.
 
         Args:
             scope: of one account.
             base_model: as its client calls it.
             mode: what the trainer's models may do.
             created_by: who asks.
-            begun_job: the job that was seen to have begun for the same request. It is not started a second time.
+            started_job: the job that was started for the same request. It is not started a second time.
 
         Raises:
             TrainerFailedError: it cannot be started, or has ended since.
-            TrainerLetGoError: it was let go of since.
+            TrainerCancelledError: it was cancelled since, because nobody was known to want it.
         """
         model = self.model(base_model, scope.account)
-        if begun_job is not None:
-            job = self._find(scope, begun_job)
+        if started_job is not None:
+            job = self._find(scope, started_job)
             if job is None:
-                raise TrainerFailedError(f"its trainer, job {begun_job}, was deleted")
-            return self._begun(job)
+                raise TrainerFailedError(f"its trainer, job {started_job}, was deleted")
+            return self._status(job)
         job = self._find(scope, handle_of(model, mode))
         if job is None:
-            return self._submitted(scope, model, mode, created_by)
+            return self._submit(scope, model, mode, created_by)
         if job.workload_kind != KIND:
             raise TrainerFailedError(
                 f"job {job.job_id} has the handle {job.handle} and is no trainer: delete it, or give it another handle",
                 Category.USER,
             )
-        return self._resumed(scope, job) if _may_resume(job) else self._begun(job, stopping_is_news=False)
+        return self._resume(scope, job) if _may_resume(job) else self._status(job, stopping_is_news=False)
 
-    def let_go(self, scope: Scope, job_id: str) -> None:
-        """Cancel a job that waits for its turn; one that has begun may serve the next, and is parked by itself."""
+    def cancel_waiting(self, scope: Scope, job_id: str) -> None:
+        """Cancel a job that waits in the queue. One that has started may serve the next client, or is parked."""
         job = self._find(scope, job_id)
         if job is not None and job.workload_kind == KIND and job.status in WAITING:
-            # It may begin or end at the same moment, which is as well.
+            # It may start or end at the same moment.
             with contextlib.suppress(InvalidTransitionError, JobNotFoundError):
                 self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
 
     def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
-        """What a model waits for: the state of its queue, as clients know it, and why."""
+        """The queue state of a model, and what it waits for."""
         if job_id is None:
             return PAUSED_CAPACITY, "its trainer is about to be started"
         with self._database.read() as connection:
@@ -181,33 +177,33 @@ class TinkerTrainers:
         why = self._explainer.explain(scope, job, now=self._clock()).explanation
         return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
 
-    def _begun(self, job: Job, *, stopping_is_news: bool = True) -> Standing:
+    def _status(self, job: Job, *, stopping_is_news: bool = True) -> TrainerStatus:
         if job.status in ACTIVE and job.desired is not Desired.RUN:
-            # It will be resumed when it has stopped; until then nobody can.
-            return Standing(job=job, begun=stopping_is_news)
+            # It can be resumed when it has stopped.
+            return TrainerStatus(job=job, started=stopping_is_news)
         if job.status in ACTIVE | WAITING:
-            return Standing(job=job, ready=job.endpoint is not None, begun=True)
+            return TrainerStatus(job=job, ready=job.endpoint is not None, started=True)
         if job.status is JobStatus.CANCELLED and job.message == UNWANTED:
-            raise TrainerLetGoError(_ended(job))
+            raise TrainerCancelledError(_ended(job))
         raise TrainerFailedError(_ended(job))
 
-    def _submitted(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> Standing:
+    def _submit(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> TrainerStatus:
         try:
             request = self._request(scope.account, model, mode)
-            return self._begun(self._commands.submit(scope, request, created_by=created_by).result().job)
+            return self._status(self._commands.submit(scope, request, created_by=created_by).result().job)
         except HandleTakenError:
-            return Standing(job=None)  # somebody was faster; look again
+            return TrainerStatus(job=None)  # somebody was faster; look again
         except TrainerFailedError:
             raise
         except TrainmasterError as error:
             whose = Category.USER if isinstance(error, RefusedError) else Category.SERVER
             raise TrainerFailedError(f"its trainer cannot be made: {error.message}", whose) from None
 
-    def _resumed(self, scope: Scope, job: Job) -> Standing:
+    def _resume(self, scope: Scope, job: Job) -> TrainerStatus:
         try:
-            return self._begun(self._commands.resume(scope, job.job_id).result().job)
+            return self._status(self._commands.resume(scope, job.job_id).result().job)
         except (InvalidTransitionError, JobNotFoundError):
-            return Standing(job=None)  # somebody was faster; look again
+            return TrainerStatus(job=None)  # somebody was faster; look again
         except TrainerFailedError:
             raise
         except TrainmasterError as error:
@@ -249,7 +245,7 @@ class TinkerTrainers:
 
 
 def handle_of(model: BaseModel, mode: Mode) -> str:
-    """The handle of the job that serves a model: named after its directory, which all of its names share."""
+    """The handle of the job that serves a model: made of the model's directory, which all of its names share."""
     tail = f"{mode.replace('_', '-')}-{hashlib.sha256(os.fsencode(model.path)).hexdigest()[:8]}"
     plain = re.sub(r"[^a-z0-9]+", "-", _directory_name(Path(model.path)).lower()).strip("-")
     room = _HANDLE_LENGTH - len("tinker--") - len(tail)
@@ -257,18 +253,17 @@ def handle_of(model: BaseModel, mode: Mode) -> str:
 
 
 def _directory_name(path: Path) -> str:
-    """What a directory is called; of a snapshot in the cache of the hub, what the model is called there."""
+    """The name of a directory; of a snapshot in the Hub's cache, the model's name there."""
     cached = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
     return path.parent.parent.name.removeprefix("models--") if cached else path.name
 
 
 def _may_resume(job: Job) -> bool:
-    """Whether it stands still for a reason that the next model ends; who paused it by hand resumes it by hand."""
+    """Whether the next model may resume it; a job that was paused by hand is resumed by hand."""
     return job.status in TERMINAL or (job.status is JobStatus.PAUSED and job.reason is Reason.INACTIVE)
 
 
 def _ended(job: Job) -> str:
     if job.status is JobStatus.PAUSED and job.reason is not Reason.INACTIVE:
         return f"its trainer, job {job.job_id}, is paused; go on with `trainmaster resume {job.job_id}`"
-    why = ": ".join(part for part in (job.reason, job.message) if part)
-    return f"its trainer, job {job.job_id}, is {job.status}" + (f" ({why})" if why else "")
+    return f"its trainer, job {job.job_id}, is {status_of(job)}"

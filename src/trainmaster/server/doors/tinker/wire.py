@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, Mode
 from trainmaster.server.core.job import Checkpoint
-from trainmaster.server.core.workloads.trainer_service import Mode
 from trainmaster.server.doors.tinker.door import path_of
-from trainmaster.server.doors.tinker.names import PLACE_OF_KIND, RunState, TinkerRun, TinkerSession
+from trainmaster.server.doors.tinker.names import RunState, TinkerRun, TinkerSession
 
 NO_NUL = r"^[^\x00]*$"
 """Not every database takes that character."""

@@ -20,12 +20,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from trainmaster.protocol.trainer_requests import WeightsPath
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ForbiddenError, NotFoundError, RefusedError
 from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
-from trainmaster.server.doors.tinker.names import WeightsPath
-from trainmaster.server.doors.tinker.router import answer, ok
+from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import instant
 from trainmaster.server.http.artifacts import MANIFEST, Artifact, Place, checkpoint_place, files, open_file
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard

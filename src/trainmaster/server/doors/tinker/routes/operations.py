@@ -1,46 +1,40 @@
-"""What is asked of models: passed on to their trainers, and their futures.
+"""Operations on models, which their trainers carry out, and the futures of operations.
 
-A client counts what it asks of a model, and its trainer does it in that order. So what came this far is acknowledged,
-and what is wrong with it is said through its future.
+A client numbers what it asks of a model, and the trainer works in that order. So a request that came this far is
+accepted, and its future says what is wrong with it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import time
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, owner_of_future, trainer_of_future
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.bodies import Body, is_plain, plain_id, text_field
-from trainmaster.server.http.proxy import BrokenOffError
-from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.doors.tinker.names import (
-    Category,
-    RunState,
-    TinkerRun,
-    created_model,
-    failure_of,
-    model_of_future,
-    trainer_of_future,
-)
-from trainmaster.server.doors.tinker.router import (
+from trainmaster.server.doors.futures import (
     MAX_SMALL_BYTES,
-    By,
+    REGISTERED_WITHIN_S,
+    Category,
     accepted_failure,
-    answer,
     failed,
+    failure_of,
     ok,
-    read_document,
+    poll,
+    text_of,
     try_again,
+    wait_until,
 )
-from trainmaster.server.doors.trainers import SOURCE, TrainerGoneError
+from trainmaster.server.doors.tinker.door import TinkerDoor
+from trainmaster.server.doors.tinker.names import RunState, TinkerRun, created_model
+from trainmaster.server.doors.tinker.router import By, answer, read_document
 from trainmaster.server.doors.tinker.wire import OfModel
+from trainmaster.server.doors.trainers import TrainerGoneError, location_of
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import parse_json, read_body
 
@@ -48,72 +42,41 @@ _log = logging.getLogger(__name__)
 
 HOLD_S = 20.0
 """How long a poll of a future is held: clients ask again at once, and give up on an answer after 45 s."""
-BREAK_S = 1.0
-"""How long a poll is held whose trainer broke off: by then it is known whether it has ended."""
-REGISTER_WITHIN_S = 10.0
-"""What a trainer saved is on record as soon as the leader has read of it: a moment later, where all is well."""
-LOOK_EVERY_S = 0.02
 _SAVES = frozenset({"SaveWeights", "SaveWeightsForSampler", "SaveWeightsExternal"})
-"""What clients call the requests whose results are paths of weights."""
-
-
+"""Clients' names for requests whose results are paths of weights."""
 _OF_A_NEW_MODEL = ("base_model", "user_metadata", "optimizer_config")
-"""Fields of a load_weights that makes a model."""
+"""Fields of a load_weights that creates a model."""
+_SMALL_OPERATIONS = {
+    "optim_step": "",
+    "save_weights": "",
+    "save_weights_for_sampler": "",
+    "save_weights_external": "a PEFT adapter or a transformers checkpoint; age recipients may be native keys, "
+    "no SSH keys",
+    "unload_model": "of clients before 0.26",
+}
+"""Operations whose body is small JSON, with the note on each."""
 
 
 @answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
+@answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.25")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A pass through a model."""
     async with Body(request, principal.account_id) as body:
         run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
-        return await _passed(request, door, run, body)
+        return await _pass_on(request, door, run, body)
 
 
-@answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.25")
-async def forward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A pass without gradients."""
-    return await forward_backward(request, door, principal)
+async def _small_operation(request: Request, door: TinkerDoor, principal: Principal) -> Response:
+    body = await read_body(request, MAX_SMALL_BYTES)
+    run = await door.sessions.run(principal.scope, parse(OfModel, parse_json(body)).model_id)
+    return await _pass_on(request, door, run, body)
 
 
-@answer("POST", "/optim_step", KeyScope.MANAGE, by=By.TRAINER)
-async def optim_step(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A step of a model's optimizer."""
-    return await _small(request, door, principal)
-
-
-@answer("POST", "/save_weights", KeyScope.MANAGE, by=By.TRAINER)
-async def save_weights(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Save a model, to go on from."""
-    return await _small(request, door, principal)
-
-
-@answer("POST", "/save_weights_for_sampler", KeyScope.MANAGE, by=By.TRAINER)
-async def save_weights_for_sampler(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Save a model, to sample from."""
-    return await _small(request, door, principal)
-
-
-@answer(
-    "POST",
-    "/save_weights_external",
-    KeyScope.MANAGE,
-    by=By.TRAINER,
-    note="a PEFT adapter or a transformers checkpoint; age recipients may be native keys, no SSH keys",
-)
-async def save_weights_external(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Export a model, to be downloaded."""
-    return await _small(request, door, principal)
-
-
-@answer("POST", "/unload_model", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.26")
-async def unload_model(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Let go of a model."""
-    return await _small(request, door, principal)
+for _name, _note in _SMALL_OPERATIONS.items():
+    answer("POST", f"/{_name}", KeyScope.MANAGE, by=By.TRAINER, note=_note)(_small_operation)
 
 
 @answer("POST", "/load_weights", KeyScope.MANAGE, by=By.TRAINER, note="the server says where the weights lie")
 async def load_weights(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Load what was saved into a model."""
     document = await read_document(request)
     if document.get("model_id") is None and document.get("session_id") is not None:
         message = "this server makes a model first (create_model) and loads weights into it then"
@@ -123,20 +86,19 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
         return accepted_failure(message, Category.USER)
     run = await door.sessions.run(principal.scope, parse(OfModel, document).model_id)
     token = document.pop("weights_access_token", None)
-    extra: dict[bytes, bytes] = {}
+    extra: dict[str, str] = {}
     try:
-        path = str(document.get("path"))
         lent_by = token if isinstance(token, str) and is_plain(token) else None
-        found = await door.weights(principal.scope, path, access_token=lent_by)
-        extra[SOURCE] = door.source(found.checkpoint).encode()
+        found = await door.weights(principal.scope, str(document.get("path")), access_token=lent_by)
+        extra[SOURCE_HEADER] = location_of(door.context, found.checkpoint)
     except NotFoundError:
-        pass  # its trainer says so through the future, and counts the request
-    return await _passed(request, door, run, json.dumps(document).encode(), extra=extra)
+        pass  # the trainer says so through the future, and counts the request
+    return await _pass_on(request, door, run, json.dumps(document).encode(), extra=extra)
 
 
 @answer("POST", "/retrieve_future", KeyScope.VIEW, by=By.TRAINER, note="of create_model by the server")
 async def retrieve_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What came of a request; held until there is something to say."""
+    """Held until there is an outcome, or for `HOLD_S`."""
     body = await read_body(request, MAX_SMALL_BYTES)
     request_id = _request_id(body)
     if (failure := failure_of(request_id)) is not None:
@@ -147,81 +109,69 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
     if trainer is None:
         raise NotFoundError(f"there is no future {request_id[:128]}")
     await door.trainers.require(principal.account_id, trainer.job_id)
-    try:
-        response = await door.trainers.pass_on(request, trainer, body)
+
+    async def ask() -> Response:
+        response = await door.trainers.pass_on(request, trainer, body, door=TINKER)
         if request.headers.get("x-tinker-request-type") in _SAVES:
-            await _registered(door, principal, response)
+            await _wait_until_registered(door, principal, text_of(bytes(getattr(response, "body", b"")), "path"))
         return response
-    except TrainerGoneError as gone:
-        message = await door.epitaph(gone, principal.account_id, model_of_future(request_id))
-        return failed(message, Category.SERVER)
-    except BrokenOffError:
-        await asyncio.sleep(BREAK_S)
-        return try_again(request_id)
+
+    async def lost(how_it_ended: str) -> str:
+        return await door.explain_loss(how_it_ended, principal.account_id, owner_of_future(request_id))
+
+    return await poll(request_id, ask(), lost)
 
 
 @answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="of samples")
 async def cancel_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Nobody waits for a sample any more."""
     body = await read_body(request, MAX_SMALL_BYTES)
     trainer = trainer_of_future(_request_id(body))
     if trainer is None:
         return ok({})
     await door.trainers.require(principal.account_id, trainer.job_id)
     try:
-        return await door.trainers.pass_on(request, trainer, body)
+        return await door.trainers.pass_on(request, trainer, body, door=TINKER)
     except TrainerGoneError:
         return ok({})
 
 
-async def _small(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    body = await read_body(request, MAX_SMALL_BYTES)
-    run = await door.sessions.run(principal.scope, parse(OfModel, parse_json(body)).model_id)
-    return await _passed(request, door, run, body)
-
-
-async def _passed(
-    request: Request, door: TinkerDoor, run: TinkerRun, body: Body | bytes, *, extra: dict[bytes, bytes] | None = None
+async def _pass_on(
+    request: Request, door: TinkerDoor, run: TinkerRun, body: Body | bytes, *, extra: dict[str, str] | None = None
 ) -> Response:
-    """The answer of the trainer that has a model; when there is none any more, a future that says so."""
-    door.use.used(run.model_id)
+    """The response of the model's trainer; where there is none any more, a future that says so."""
+    door.heartbeats.used(run.model_id)
     try:
         if run.trainer is None:
-            return await _refused(body, _not_made(run), Category.USER, run)
+            return await _refuse(body, _why_not_created(run), Category.USER, run)
         content = await body.content() if isinstance(body, Body) else body
-        return await door.trainers.pass_on(request, run.trainer, content, extra=extra)
+        return await door.trainers.pass_on(request, run.trainer, content, door=TINKER, extra=extra)
     except TrainerGoneError as gone:
-        return await _refused(body, await door.epitaph(gone, run.account_id, run.model_id), Category.SERVER, run)
+        message = await door.explain_loss(gone.message, run.account_id, run.model_id)
+        return await _refuse(body, message, Category.SERVER, run)
 
 
-async def _refused(body: Body | bytes, message: str, category: Category, run: TinkerRun) -> Response:
+async def _refuse(body: Body | bytes, message: str, category: Category, run: TinkerRun) -> Response:
     if isinstance(body, Body):
-        await body.drain()  # a client hears no answer before it has said everything
+        await body.drain()
     return accepted_failure(message, category, model_id=run.model_id)
 
 
-def _not_made(run: TinkerRun) -> str:
+def _why_not_created(run: TinkerRun) -> str:
     if run.state is RunState.FAILED:
         return f"model {run.model_id} was never made: {run.error}"
     return f"model {run.model_id} is not made yet; wait for its create_model"
 
 
-async def _registered(door: TinkerDoor, principal: Principal, response: Response) -> None:
-    """Wait until what a trainer saved is on record: its client may ask for it next."""
-    try:
-        document = json.loads(bytes(getattr(response, "body", b"{}")))
-    except (ValueError, RecursionError):
-        return  # the outcome of something else: what it is called is the client's word
-    path = document.get("path") if isinstance(document, dict) else None
-    deadline = time.monotonic() + REGISTER_WITHIN_S
-    while isinstance(path, str) and time.monotonic() < deadline:
+async def _wait_until_registered(door: TinkerDoor, principal: Principal, path: str) -> None:
+    async def is_registered() -> bool:
         try:
             await door.weights(principal.scope, path)
-            return
         except NotFoundError:
-            await asyncio.sleep(LOOK_EVERY_S)
-    if isinstance(path, str):
-        _log.warning("%s is saved, and not on record after %.0f s", path, REGISTER_WITHIN_S)
+            return False
+        return True
+
+    if path and not await wait_until(is_registered):
+        _log.warning("%s is saved, and not on record after %.0f s", path, REGISTERED_WITHIN_S)
 
 
 async def _creation(door: TinkerDoor, principal: Principal, request_id: str, model_id: str) -> Response:

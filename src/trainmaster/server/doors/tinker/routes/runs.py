@@ -14,17 +14,18 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trainmaster.protocol.trainer_requests import Mode, WeightsPath, model_id_of
 from trainmaster.server.coordinator import checkpoints
 from trainmaster.server.coordinator.commands import Outcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.core.workloads.trainer_service import Mode
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun, WeightsPath, creation_id, mode_of, model_id_of
-from trainmaster.server.doors.tinker.router import answer, ok, page_of, read, read_document
+from trainmaster.server.doors.tinker.names import RunState, TinkerRun, creation_id, mode_of
+from trainmaster.server.doors.tinker.router import answer, page_of, read, read_document
 from trainmaster.server.doors.tinker.wire import (
     NO_PROJECT,
     CreateModel,
@@ -56,7 +57,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
     )
     kept = await door.context.write(lambda connection: records.open_run(connection, principal.scope, run))
     if kept.state is RunState.PENDING:
-        door.creations.begin(kept, created_by=principal.name)
+        door.creations.start(kept, created_by=principal.name)
     return ok({"request_id": creation_id(kept.model_id), "model_id": kept.model_id})
 
 

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.names import TinkerSession
-from trainmaster.server.doors.tinker.router import answer, ok, page_of, read
+from trainmaster.server.doors.tinker.router import answer, page_of, read
 from trainmaster.server.doors.tinker.wire import (
     NO_PROJECT,
     AssignProject,
@@ -63,7 +64,7 @@ async def session_heartbeat(request: Request, door: TinkerDoor, principal: Princ
     """A client is there, and with it a use for its trainers."""
     wanted = await read(request, OfSession)
     session = await door.sessions.require(principal.scope, wanted.session_id)
-    door.use.heard(wanted.session_id)
+    door.heartbeats.heard(wanted.session_id)
     for trainer in session.trainers:
         door.trainers.touch(trainer.job_id)
     return ok({"type": "session_heartbeat"})
@@ -81,7 +82,7 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
         records.finish_session(connection, principal.scope, session_id, at=now, finish=finish)
 
     await door.context.write(work)
-    await door.use.end(session_id)
+    await door.heartbeats.end(session_id)
     return ok({})
 
 
@@ -224,7 +225,7 @@ async def get_server_capabilities(request: Request, door: TinkerDoor, principal:
         return [
             {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
             for name in door.context.models.names
-            if (length := door.supply.context_length(principal.scope, name)) is not None
+            if (length := door.trainer_jobs.context_length(principal.scope, name)) is not None
         ]
 
     # Models may lie on a disk that does not answer, which must not keep everybody else waiting.
