@@ -23,7 +23,6 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.core.submission import new_job_id, submit
 from trainmaster.server.doors.tinker import records as tinker
 from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.doors.tinker.sessions import collect_sessions

@@ -251,7 +251,7 @@ def weights(
         query = query.where(_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name)
     found: dict[tuple[str, str, str], Checkpoint] = {}
     for row in connection.execute(scope.limit(query, _checkpoints.c.account_id)):
-        checkpoint = checkpoint_from_row(row)
+        checkpoint = CHECKPOINTS.from_row(row)
         if checkpoint.attributes.get("door") == TINKER:
             model_id = str(checkpoint.attributes.get("model_id"))
             found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)
